@@ -1,0 +1,91 @@
+"""Labelled images grouped by class, and classes grouped by split."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vsm.errors import DataError
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Per-channel mean and standard deviation of pixels scaled to [0, 1]."""
+
+    mean: tuple[float, ...]
+    standard_deviation: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ImageDataset:
+    """Images of one size, stored class after class.
+
+    Attributes:
+        name: what the user calls it, e.g. ``glyphs``.
+        images: uint8 ``[num_images, height, width, channels]``, possibly memory-mapped.
+        class_names: one name a class; a class id is a position in this tuple.
+        class_starts: int64 ``[num_classes + 1]``; class ``c`` owns images
+            ``class_starts[c]:class_starts[c + 1]``.
+        splits: the class ids of each split; splits are disjoint.
+        normalisation: constants applied when pixels become floats.
+        origin: where the images came from, for people.
+    """
+
+    name: str
+    images: npt.NDArray[np.uint8]
+    class_names: tuple[str, ...]
+    class_starts: npt.NDArray[np.int64]
+    splits: Mapping[Split, npt.NDArray[np.int64]]
+    normalisation: Normalisation
+    origin: str = ""
+    _channel_constants: tuple[Tensor, Tensor] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        constants = (
+            torch.tensor(self.normalisation.mean).view(-1, 1, 1) * 255,
+            torch.tensor(self.normalisation.standard_deviation).view(-1, 1, 1) * 255,
+        )
+        object.__setattr__(self, "_channel_constants", constants)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """``(channels, height, width)``, as a backbone sees it."""
+        _, height, width, channels = self.images.shape
+        return channels, height, width
+
+    @property
+    def class_sizes(self) -> npt.NDArray[np.int64]:
+        """Number of images of every class."""
+        return np.diff(self.class_starts)
+
+    def classes(self, split: Split) -> npt.NDArray[np.int64]:
+        """Return the class ids of ``split``, or say which splits there are."""
+        if split not in self.splits:
+            known = ", ".join(self.splits)
+            raise DataError(f"split: {self.name} has the splits {known}; got {split!r}")
+        return self.splits[split]
+
+    def image_ids(self, class_id: int) -> npt.NDArray[np.int64]:
+        """Return the positions in ``images`` that show class ``class_id``."""
+        return np.arange(self.class_starts[class_id], self.class_starts[class_id + 1])
+
+    def load(self, image_ids: Tensor | npt.NDArray[np.int64]) -> Tensor:
+        """Return the pixels of ``image_ids`` as uint8 ``[*image_ids.shape, C, H, W]``.
+
+        The result is channels-last in memory, because that is how images are stored.
+        """
+        positions = np.asarray(image_ids)
+        pixels = torch.from_numpy(self.images[positions.reshape(-1)])  # [B, H, W, C]
+        return pixels.permute(0, 3, 1, 2).unflatten(0, positions.shape)
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Turn uint8 pixels ``[..., C, H, W]`` into normalised floats of the same shape."""
+        mean, standard_deviation = (c.to(pixels.device) for c in self._channel_constants)
+        return pixels.float().sub_(mean).div_(standard_deviation)

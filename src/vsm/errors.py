@@ -1,0 +1,21 @@
+"""The exceptions a user can meet; each message names what was wrong and how to mend it."""
+
+
+class VsmError(Exception):
+    """Base of every error this package raises on purpose; the command line exits with code 2."""
+
+
+class SettingsError(VsmError, ValueError):
+    """A setting has a value that cannot work."""
+
+
+class DataError(VsmError):
+    """A dataset is missing, damaged, or does not hold what was asked of it."""
+
+
+class EpisodeError(VsmError, ValueError):
+    """An episode was requested that the dataset cannot supply."""
+
+
+class RunError(VsmError):
+    """A run directory is missing, damaged, or in the way."""
