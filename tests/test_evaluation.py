@@ -84,7 +84,9 @@ def test_accuracy_nll_and_interval_come_from_the_episodes(
     result = evaluate(model, None, sampler, 40, seed=0)
     per_episode = result.correct.double().mean(1)
     assert result.accuracy.mean == pytest.approx(per_episode.mean().item())
-    assert result.accuracy.ci95 == pytest.approx(1.96 * per_episode.std().item() / 40**0.5, rel=1e-3)
+    assert result.accuracy.ci95 == pytest.approx(
+        1.96 * per_episode.std().item() / 40**0.5, rel=1e-3
+    )
     assert result.nll == pytest.approx(-result.log_likelihood.mean().item(), rel=1e-5)
 
 

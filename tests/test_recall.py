@@ -15,7 +15,11 @@ TASKS, WAY, SLOTS, WIDTH, SAMPLES = 2, 3, 7, 5, 11
 KINDS = [
     ("rote", "soft", "bound"),
     ("transformed", "soft", "bound"),
-    *(("vsm", kind, kl) for kind in ("soft", "mixture", "gumbel") for kl in ("bound", "monte_carlo")),
+    *(
+        ("vsm", kind, kl)
+        for kind in ("soft", "mixture", "gumbel")
+        for kl in ("bound", "monte_carlo")
+    ),
 ]
 
 
@@ -189,8 +193,8 @@ def test_soft_divergence_is_that_of_the_matched_gaussian_from_the_prior(
     weights = recollection.weights[0, 1]
     mean = (weights.unsqueeze(-1) * slots.mean).sum(0)
     variance = (weights.unsqueeze(-1) * (slots.variance + slots.mean**2)).sum(0) - mean**2
-    matched = torch.distributions.Normal(mean, variance.sqrt())  # type: ignore[no-untyped-call]
-    target = torch.distributions.Normal(prior.mean[0, 1], prior.variance[0, 1].sqrt())  # type: ignore[no-untyped-call]
+    matched = torch.distributions.Normal(mean, variance.sqrt())
+    target = torch.distributions.Normal(prior.mean[0, 1], prior.variance[0, 1].sqrt())
     expected = torch.distributions.kl_divergence(matched, target).sum()
     torch.testing.assert_close(recollection.divergence[0, 1], expected)
 
@@ -215,14 +219,15 @@ def test_monte_carlo_divergence_equals_a_direct_estimate(
     recollection = recall(support_mean, content, None, 300, generator())
     slots, prior = slot_gaussians(recall, content), slot_gaussians(recall, support_mean)
     density = torch.distributions.MixtureSameFamily(
-        torch.distributions.Categorical(recollection.weights[1, 2]),  # type: ignore[no-untyped-call]
-        torch.distributions.Independent(  # type: ignore[no-untyped-call]
-            torch.distributions.Normal(slots.mean, slots.variance.sqrt()), 1  # type: ignore[no-untyped-call]
+        torch.distributions.Categorical(recollection.weights[1, 2]),
+        torch.distributions.Independent(
+            torch.distributions.Normal(slots.mean, slots.variance.sqrt()),
+            1,
         ),
     )
     target = DiagonalGaussian(prior.mean[1, 2], prior.log_variance[1, 2])
     samples = recollection.samples[1, 2]
-    expected = (density.log_prob(samples) - target.log_prob(samples)).mean()  # type: ignore[no-untyped-call]
+    expected = (density.log_prob(samples) - target.log_prob(samples)).mean()
     torch.testing.assert_close(recollection.divergence[1, 2], expected)
 
 

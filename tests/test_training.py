@@ -193,9 +193,7 @@ def test_memory_holds_training_classes_alone_and_one_slot_for_each(
     assert set(ids) <= set(tiny_dataset.classes("train").tolist())
 
 
-def test_capacity_bounds_the_memory(
-    tiny_settings: RunSettings, tiny_dataset: ImageDataset
-) -> None:
+def test_capacity_bounds_the_memory(tiny_settings: RunSettings, tiny_dataset: ImageDataset) -> None:
     settings = replace(tiny_settings, memory=MemorySettings(capacity=4))
     _, state, _ = step_through(settings, tiny_dataset, 6)
     assert state.memory is not None

@@ -26,8 +26,8 @@ BatchNormMode = Literal["inductive", "transductive"]
 Advance = Callable[[int], None]
 
 
-def _ignore(_: int) -> None:
-    pass
+def unwatched(_: int) -> None:
+    """Count for nobody."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Evaluation:
 
 @torch.no_grad()
 def embed_images(
-    model: FewShotModel, dataset: ImageDataset, image_ids: Tensor, advance: Advance = _ignore
+    model: FewShotModel, dataset: ImageDataset, image_ids: Tensor, advance: Advance = unwatched
 ) -> Tensor:
     """Embed images ``[B]`` in evaluation mode: ``[B, D]``."""
     with evaluation_mode(model):
@@ -85,7 +85,7 @@ def evaluate(
     num_episodes: int,
     seed: int,
     batch_norm: BatchNormMode = "inductive",
-    advance: Advance = _ignore,
+    advance: Advance = unwatched,
 ) -> Evaluation:
     """Classify the first ``num_episodes`` of the sampler's seeded list of episodes.
 

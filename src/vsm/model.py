@@ -54,10 +54,11 @@ class FewShotModel(nn.Module):
             self.classifier = PrototypeClassifier(settings.model)
             if settings.method != "protonet":
                 self.prior = GaussianNetwork(width, settings.model)  # θ
+            self.inference: GaussianNetwork | MemoryConditionedNetwork | None = None  # φ
             if settings.method == "vpn":
                 self.inference = GaussianNetwork(width, settings.model)
             if settings.uses_memory:
-                self.inference = MemoryConditionedNetwork(width, settings.model)  # φ
+                self.inference = MemoryConditionedNetwork(width, settings.model)
                 self.recall = RECALLS[settings.method](width, settings)  # λ and ψ
                 self.consolidation = Consolidation(width, settings.memory)  # w of Eq. 11
 
@@ -112,7 +113,7 @@ class FewShotModel(nn.Module):
     def _infer(
         self, support_mean: Tensor, recollection: Recollection | None
     ) -> GaussianMixture | None:
-        if self.settings.method == "protonet":
+        if self.inference is None:
             return None
         if recollection is None:
             return GaussianMixture(self.inference(support_mean).unsqueeze(-2))

@@ -1,4 +1,4 @@
-"""The multi-layer perceptrons of the paper's architecture table: linear, ELU, linear, ELU, linear."""
+"""The perceptrons of the paper's architecture table: linear, ELU, linear, ELU, linear."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F

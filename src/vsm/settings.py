@@ -26,7 +26,7 @@ class ModelSettings:
     hidden_units: int = 256
     """Width of the hidden layers of the inference and prior networks."""
     residual: bool = True
-    """Let the networks add to their input, so that they start as the identity; the paper's do not."""
+    """Networks add to their input and start as the identity; the paper's do not."""
     initial_log_variance: float = -4.0
     """Log-variance of every Gaussian before training; 0 leaves the default initialisation."""
     normalise_features: bool = False
@@ -48,9 +48,9 @@ class MemorySettings:
     """How the memory is addressed, recalled, updated and bounded."""
 
     recall: Literal["soft", "mixture", "gumbel"] = "soft"
-    """How the latent memory m is drawn: one moment-matched Gaussian, ancestral, or Gumbel-softmax."""
+    """How the latent memory m is drawn: from one Gaussian, ancestrally, or by Gumbel-softmax."""
     soft_variance: Literal["moment_matched", "averaged"] = "moment_matched"
-    """Variance of soft recall: that of the mixture, or the plain average of the slots' variances."""
+    """Variance of soft recall: the mixture's, or the plain average of the slots' variances."""
     gumbel_temperature: float = 0.5
     """Temperature of the relaxed one-hot weights of Gumbel recall."""
     addressing: Literal["cosine", "dot"] = "cosine"
@@ -68,9 +68,9 @@ class MemorySettings:
     update_activation: Literal["identity", "softmax", "relu", "tanh"] = "identity"
     """σ of Eq. 12."""
     retention: float = 0.7
-    """α of Eq. 13: how much of the old content stays (the paper: 0.7 for 1-shot, 0.8 for 5-shot)."""
+    """α of Eq. 13: how much old content stays (the paper: 0.7 for 1-shot, 0.8 for 5-shot)."""
     mask: Literal["none", "own", "task"] = "task"
-    """Slots hidden from a class while training: none, its own, or those of all classes of its task."""
+    """Slots hidden from a class in training: none, its own, or those of its whole task."""
     capacity: int | None = None
     """Largest number of slots; unset: one for every class ever seen."""
     capacity_policy: Literal["first_come", "least_recently_updated"] = "first_come"
@@ -187,9 +187,7 @@ class RunSettings:
             raise SettingsError(
                 f"method: expected one of {', '.join(METHODS)}, got {self.method!r}"
             )
-        _require_positive(
-            self, "way", "shot", "queries", "tasks", "steps", "checkpoint_every"
-        )
+        _require_positive(self, "way", "shot", "queries", "tasks", "steps", "checkpoint_every")
 
     @property
     def uses_memory(self) -> bool:

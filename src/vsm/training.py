@@ -87,7 +87,7 @@ def train(
             batch = sampler.draw(settings.tasks, generator(settings.seed, "episodes", state.step))
             measured = training_step(model, optimiser, dataset, batch, state)
             progress.step(state.step, measured["loss"])
-            if state.step % LOG_EVERY == 0:
+            if state.step % LOG_EVERY == 0 or state.step == 1:
                 log({"step": state.step, "seconds": time.monotonic() - started, **measured})
             if state.step % settings.validation.every == 0 or state.step == settings.steps:
                 memory = settled_memory(model, state)
@@ -152,7 +152,7 @@ def training_step(
     terms = objective(prediction, prior, settings.objective)
 
     optimiser.zero_grad(set_to_none=True)
-    terms.total.backward()  # type: ignore[no-untyped-call]
+    terms.total.backward()
     gradient_norm = _clip(model, settings.optimiser.clip_norm)
     optimiser.step()
 

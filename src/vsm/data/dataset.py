@@ -83,7 +83,8 @@ class ImageDataset:
         """
         positions = np.asarray(image_ids)
         pixels = torch.from_numpy(self.images[positions.reshape(-1)])  # [B, H, W, C]
-        return pixels.permute(0, 3, 1, 2).unflatten(0, positions.shape)
+        shaped: Tensor = pixels.permute(0, 3, 1, 2).unflatten(0, positions.shape)
+        return shaped
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Turn uint8 pixels ``[..., C, H, W]`` into normalised floats of the same shape."""

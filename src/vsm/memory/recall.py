@@ -77,7 +77,9 @@ class RoteRecall(Recall):
         weights = self.addressing(support_mean, content, hidden)
         average = torch.where(_addressed(weights).unsqueeze(-1), weights @ content, support_mean)
         return Recollection(
-            self.transform(average).unsqueeze(-2), weights, support_mean.new_zeros(weights.shape[:2])
+            self.transform(average).unsqueeze(-2),
+            weights,
+            support_mean.new_zeros(weights.shape[:2]),
         )
 
     def transform(self, average: Tensor) -> Tensor:
@@ -183,7 +185,9 @@ class VariationalRecall(Recall):
             slots.mean.index_select(0, chosen.flatten()).view(tasks, way, num_samples, -1),
             slots.log_variance.index_select(0, chosen.flatten()).view(tasks, way, num_samples, -1),
         )
-        return drawn.where(addressed.unsqueeze(-1), prior.unsqueeze(-2)).sample(1, random).squeeze(-2)
+        return (
+            drawn.where(addressed.unsqueeze(-1), prior.unsqueeze(-2)).sample(1, random).squeeze(-2)
+        )
 
     def _relaxed(
         self,
@@ -202,7 +206,9 @@ class VariationalRecall(Recall):
         relaxed = relaxed * (weights > 0).unsqueeze(-2)  # hidden slots stay hidden: [T, N, J, A]
         variance = (relaxed @ slots.variance).masked_fill(~addressed[..., None, None], 1.0)
         drawn = DiagonalGaussian(relaxed @ slots.mean, variance.log())
-        return drawn.where(addressed.unsqueeze(-1), prior.unsqueeze(-2)).sample(1, random).squeeze(-2)
+        return (
+            drawn.where(addressed.unsqueeze(-1), prior.unsqueeze(-2)).sample(1, random).squeeze(-2)
+        )
 
     def _mixture_divergence(
         self, weights: Tensor, slots: DiagonalGaussian, prior: DiagonalGaussian, samples: Tensor

@@ -68,7 +68,7 @@ class DiagonalGaussian:
         return DiagonalGaussian(self.mean.unsqueeze(axis), self.log_variance.unsqueeze(axis))
 
     def where(self, condition: Tensor, other: "DiagonalGaussian") -> "DiagonalGaussian":
-        """Keep this distribution where ``condition`` ``[...]`` holds and take ``other`` elsewhere."""
+        """Keep this one where ``condition`` ``[...]`` holds and take ``other`` elsewhere."""
         keep = condition.unsqueeze(-1)
         return DiagonalGaussian(
             torch.where(keep, self.mean, other.mean),
