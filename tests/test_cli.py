@@ -173,6 +173,10 @@ def test_settings_cannot_change_on_resume_except_for_more_steps(
     place = str(runs / "a")
     assert main(["train", "--output", place, "--resume", "--memory.retention", "0.1"]) == 2
     assert "memory.retention: the run in" in capsys.readouterr().err
+    assert main(["train", "--output", place, "--resume", "--steps", "20"]) == 2
+    assert "steps: the run in" in capsys.readouterr().err  # the cosine schedule depends on them
+    assert main(["train", "--output", place, "--resume", "--overwrite"]) == 2
+    assert "contradict each other" in capsys.readouterr().err
     assert main(["train", "--output", place, "--resume", "--json"]) == 0
     assert one_json_object(capsys.readouterr().out)["run"] == place
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.backbones import Conv4
+from vsm.backbones import BACKBONES
 from vsm.classifier import PrototypeClassifier
 from vsm.memory import RECALLS, Consolidation, Memory, Recollection
 from vsm.networks import GaussianNetwork, MemoryConditionedNetwork
@@ -47,7 +47,7 @@ class FewShotModel(nn.Module):
         super().__init__()
         self.settings = settings
         with default_generator(settings.seed, "weights"):
-            self.backbone = Conv4(
+            self.backbone = BACKBONES[settings.model.backbone](
                 image_shape, settings.model.channels, settings.model.keep_probability
             )
             width = self.num_features = self.backbone.num_features

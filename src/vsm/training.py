@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from vsm.configuration import settings_to_yaml
 from vsm.data import EpisodeBatch, EpisodeSampler, ImageDataset, open_dataset
 from vsm.errors import RunError
 from vsm.evaluation import Evaluation, evaluate
@@ -234,6 +235,7 @@ def _open_run(
             "--overwrite, or choose another --output"
         )
     if run.exists() and run.resume.is_file():
+        write_text(run.config, settings_to_yaml(settings))  # more steps may have been asked for
         return run, load_resume(run, model, optimiser)
     run.create(settings)
     memory = Memory.empty(model.num_features) if settings.uses_memory else None

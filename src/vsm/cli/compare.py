@@ -8,6 +8,7 @@ import jsonargparse
 
 from vsm.cli.evaluate import SCORE_COLUMNS, add_episode_arguments, score_cells
 from vsm.cli.output import counting, print_json, print_table
+from vsm.errors import SettingsError
 
 if TYPE_CHECKING:
     from vsm.comparison import MeasuredRun
@@ -22,6 +23,8 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Measure several runs on identical episodes."""
     parsed = parser.parse_args(arguments)
+    if len(parsed.runs) < 2:
+        raise SettingsError("runs: two or more are compared, got one; vsm evaluate measures one")
 
     from vsm.comparison import EpisodeProtocol, evaluate_run
     from vsm.runtime import keep_allocations

@@ -79,7 +79,11 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 def _clear(output: Path, overwrite: bool) -> None:
     """Make way for a new demo, but never remove a folder that is not a demo's."""
-    is_demo = all(child.name in {*METHODS_SHOWN, "report.html"} for child in output.iterdir())
+    is_demo = all(
+        child.name == "report.html"
+        or (child.name in METHODS_SHOWN and (child / "config.yaml").is_file())
+        for child in output.iterdir()
+    )
     if not is_demo:
         raise RunError(f"output: {output} holds something else; choose another --output")
     if not overwrite and any(output.iterdir()):

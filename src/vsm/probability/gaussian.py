@@ -18,6 +18,11 @@ def bounded_log_variance(unbounded: Tensor) -> Tensor:
     return LOG_VARIANCE_BOUND * unbounded / (LOG_VARIANCE_BOUND + unbounded.abs())
 
 
+def unbounded_log_variance(bounded: float) -> float:
+    """Return what :func:`bounded_log_variance` maps to ``bounded``, its inverse for one number."""
+    return LOG_VARIANCE_BOUND * bounded / (LOG_VARIANCE_BOUND - abs(bounded))
+
+
 @dataclass(frozen=True)
 class DiagonalGaussian:
     """Independent normals over the last axis; all other axes are batch axes.
