@@ -1,5 +1,6 @@
 """The pictures of a report, drawn with matplotlib."""
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -167,6 +168,7 @@ def learning_curves(metrics: dict[str, list[dict[str, Any]]]) -> Figure:
             ms=3,
         )
     loss.set_ylabel("training cross entropy (nats)")
+    loss.set_yscale("log")
     accuracy.set_ylabel("validation accuracy (%)")
     for axes in (loss, accuracy):
         axes.set_xlabel("step")
@@ -175,11 +177,11 @@ def learning_curves(metrics: dict[str, list[dict[str, Any]]]) -> Figure:
     return figure
 
 
-def _smoothed(values: list[float], keep: float = 0.85) -> list[float]:
-    smooth: list[float] = []
-    for value in values:
-        smooth.append(value if not smooth else keep * smooth[-1] + (1 - keep) * value)
-    return smooth
+def _smoothed(values: list[float], reach: int = 4) -> list[float]:
+    """Median over each value and its neighbours up to ``reach`` away."""
+    return [
+        statistics.median(values[max(0, at - reach) : at + reach + 1]) for at in range(len(values))
+    ]
 
 
 def memory_growth(rows: list[dict[str, Any]]) -> Figure:
