@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vsm.data.augmentation import NO_AUGMENTATION, Augmentation
 from vsm.errors import DataError
 
 Split = Literal["train", "validation", "test"]
@@ -36,6 +37,7 @@ class ImageDataset:
         splits: the class ids of each split; splits are disjoint.
         normalisation: constants applied when pixels become floats.
         origin: where the images came from, for people.
+        augmentation: how training images are varied; see :meth:`augment`.
     """
 
     name: str
@@ -45,6 +47,7 @@ class ImageDataset:
     splits: Mapping[Split, npt.NDArray[np.int64]]
     normalisation: Normalisation
     origin: str = ""
+    augmentation: Augmentation = NO_AUGMENTATION
     _channel_constants: tuple[Tensor, Tensor] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -83,7 +86,14 @@ class ImageDataset:
         """
         positions = np.asarray(image_ids)
         pixels = torch.from_numpy(self.images[positions.reshape(-1)])  # [B, H, W, C]
-        return pixels.permute(0, 3, 1, 2).unflatten(0, positions.shape)
+        return pixels.permute(0, 3, 1, 2).view(*positions.shape, *self.image_shape)
+
+    def augment(self, pixels: Tensor, random: torch.Generator) -> Tensor:
+        """Vary training images ``[..., C, H, W]`` by this dataset's preset, each on its own.
+
+        Shape, dtype and memory layout are kept. Evaluation never calls this.
+        """
+        return self.augmentation(pixels.flatten(0, -4), random).view(pixels.shape)
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Turn uint8 pixels ``[..., C, H, W]`` into normalised floats of the same shape."""

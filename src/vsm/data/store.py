@@ -22,6 +22,7 @@ from vsm.errors import DataError
 from vsm.files import atomic_directory
 
 FORMAT = 1
+VERIFIED_AT_ONCE = 4096  # images
 
 
 def data_root() -> Path:
@@ -91,17 +92,44 @@ def write(
 def _write_images(
     path: Path, batches: Iterable[npt.NDArray[np.uint8]], shape: tuple[int, ...]
 ) -> str:
+    """Write an ``.npy`` file batch by batch and return the checksum of its pixels.
+
+    Ordinary writes, not a memory map: a full disk is then an error that can be reported, where a
+    write to a mapped page would end the process.
+    """
     checksum = hashlib.sha256()
-    array = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
     filled = 0
-    for batch in batches:
-        array[filled : filled + len(batch)] = batch
-        checksum.update(np.ascontiguousarray(batch).data)
-        filled += len(batch)
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for batch in batches:
+            if batch.dtype != np.uint8 or batch.shape[1:] != shape[1:]:
+                raise ValueError(f"expected uint8 images {shape[1:]}, got {batch.shape[1:]}")
+            pixels = np.ascontiguousarray(batch).data
+            file.write(pixels)
+            checksum.update(pixels)
+            filled += len(batch)
+        file.flush()
+        os.fsync(file.fileno())
     if filled != shape[0]:
         raise DataError(f"expected {shape[0]} images, got {filled}")
-    array.flush()
     return checksum.hexdigest()
+
+
+def verify(name: str) -> None:
+    """Raise :class:`DataError` unless the pixels of a prepared dataset match their checksum."""
+    index = read_index(name)
+    images = read(name).images
+    checksum = hashlib.sha256()
+    for start in range(0, len(images), VERIFIED_AT_ONCE):
+        checksum.update(np.ascontiguousarray(images[start : start + VERIFIED_AT_ONCE]).data)
+    if checksum.hexdigest() != index["sha256"]:
+        raise _damaged(name, data_root() / name, "the checksum does not match")
+
+
+def prepared_names() -> list[str]:
+    """Return the folder names of all prepared datasets."""
+    return sorted(path.parent.name for path in data_root().glob("[!.]*/index.json"))
 
 
 def read_index(name: str) -> dict[str, Any]:
