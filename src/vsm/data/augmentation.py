@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601: how bright red, green and blue look
@@ -38,45 +39,38 @@ class Augmentation:
         return pixels
 
     def _crop_and_flip(self, pixels: Tensor, random: torch.Generator) -> Tensor:
-        """Look every output pixel up in the padded input: one gather for crop and flip."""
+        """Choose, for every image, one window of its padded original or mirror image."""
         batch, _, height, width = pixels.shape
         padding = self.crop_padding
-        offsets = torch.randint(2 * padding + 1, (2, batch, 1), generator=random)
-        flipped = torch.rand(batch, 1, generator=random) < self.flip_probability
-        across = torch.arange(width)
-        rows = torch.arange(height) + offsets[0]  # [B, H]
-        columns = torch.where(flipped, across.flip(0), across) + offsets[1]  # [B, W]
-        padded = torch.nn.functional.pad(pixels.permute(0, 2, 3, 1), (0, 0, *[padding] * 4))
-        width += 2 * padding
-        first = torch.arange(batch).view(-1, 1, 1) * (height + 2 * padding) * width
-        where = first + rows.unsqueeze(2) * width + columns.unsqueeze(1)  # [B, H, W]
-        gathered = padded.flatten(0, 2)[where.to(pixels.device)]  # [B, H, W, C]
-        return gathered.permute(0, 3, 1, 2)
+        top, left = torch.randint(2 * padding + 1, (2, batch), generator=random).to(pixels.device)
+        mirrored = torch.rand(batch, generator=random) < self.flip_probability
+        padded = F.pad(pixels.permute(0, 2, 3, 1), (0, 0, *[padding] * 4))
+        both = torch.stack([padded, padded.flip(2)])  # [2, B, H + 2P, W + 2P, C]
+        windows = both.unfold(2, height, 1).unfold(3, width, 1)  # [2, B, 2P+1, 2P+1, C, H, W]
+        images = torch.arange(batch, device=pixels.device)
+        chosen: Tensor = windows[mirrored.long().to(pixels.device), images, top, left]
+        return chosen.contiguous(memory_format=torch.channels_last)
 
     def _change_colours(self, pixels: Tensor, random: torch.Generator) -> Tensor:
-        """Apply saturation, contrast and brightness as one affine map of a pixel's channels.
+        """Change saturation, then contrast, then brightness, and clip once at the end.
 
-        With grey value ``g = wᵀx``, its mean over the image ``m`` and factors ``s, c, b``:
-        ``x ↦ b (c (s x + (1 - s) g) + (1 - c) m)``, clipped once to 0…255 at the end.
+        With grey value ``g = wᵀx``, its mean ``m`` over the image and factors ``s, c, b``, a pixel
+        ``x`` becomes ``b (c (s x + (1 - s) g) + (1 - c) m)``.
         """
         batch, channels, height, width = pixels.shape
-        ranges = torch.tensor([self.brightness, self.contrast, self.saturation]).view(3, 1, 1)
-        factors = 1 + ranges * (2 * torch.rand(3, batch, 1, generator=random) - 1)
-        b, c, s = factors.to(pixels.device)  # each [B, 1]
+        ranges = torch.tensor([[self.brightness], [self.contrast], [self.saturation]])
+        factors = 1 + ranges * (2 * torch.rand(3, batch, generator=random) - 1)
+        b, c, s = factors.unsqueeze(2).to(pixels.device)  # each [B, 1]
         weights = torch.tensor(LUMA if channels == 3 else [1 / channels] * channels)
-        weights = weights.to(pixels.device)
         values = pixels.permute(0, 2, 3, 1).flatten(1, 2).float()  # [B, HW, C]
-        mean_grey = (values.mean(1) @ weights).unsqueeze(1)  # [B, 1]
-        mixing = (1 - s).unsqueeze(2) * weights.unsqueeze(1)  # [B, C, 1], the same for all outputs
-        identity = torch.eye(channels, device=pixels.device)
-        matrix = (b * c).unsqueeze(2) * (s.unsqueeze(2) * identity + mixing)  # [B, C, C]
-        offset = (b * (1 - c) * mean_grey).unsqueeze(2)  # [B, 1, 1]
-        changed = torch.baddbmm(offset, values, matrix)
-        changed.clamp_(0, 255)
+        grey = values @ weights.to(pixels.device)  # [B, HW]
+        constant = b * (1 - c) * grey.mean(1, keepdim=True)  # [B, 1]
         if not pixels.is_floating_point():
-            changed.round_()
-        changed = changed.to(pixels.dtype).view(batch, height, width, channels)
-        return changed.permute(0, 3, 1, 2)
+            constant += 0.5  # conversion to integers cuts off; so it rounds
+        shared = torch.addcmul(constant, grey, b * c * (1 - s))  # [B, HW], for all channels
+        changed = torch.addcmul(shared.unsqueeze(2), values, (b * c * s).unsqueeze(2))
+        changed = changed.clamp_(0, 255).to(pixels.dtype)
+        return changed.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
 NO_AUGMENTATION = Augmentation()

@@ -64,7 +64,7 @@ _CIFAR_100_FILE = PublicFile(
     size_limit=256 << 20,
 )
 _OMNIGLOT_NEEDS = "images_background.zip and images_evaluation.zip, or the folders inside them"
-_OMNIGLOT_NORMALISATION = Normalisation(mean=(0.08,), standard_deviation=(0.2,))
+_OMNIGLOT_NORMALISATION = Normalisation(mean=(0.0839,), standard_deviation=(0.2393,))
 _MINI_IMAGENET_NORMALISATION = Normalisation(
     mean=(0.4721, 0.4533, 0.4100), standard_deviation=(0.2772, 0.2678, 0.2845)
 )
@@ -91,7 +91,7 @@ CATALOGUE: dict[str, Entry] = {
         needs=f"the CIFAR-FS zip cifar100.zip or {cifar_fs.ARCHIVE}, or either unpacked",
         read=cifar_fs.read,
         normalisation=Normalisation(
-            mean=(0.5071, 0.4866, 0.4409), standard_deviation=(0.2673, 0.2564, 0.2762)
+            mean=(0.5088, 0.4917, 0.4437), standard_deviation=(0.2674, 0.2564, 0.2772)
         ),
         augmentation=natural(crop_padding=4),
         downloads=(_CIFAR_100_FILE,),

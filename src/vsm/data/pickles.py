@@ -11,7 +11,6 @@ import pickle
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -117,27 +116,31 @@ def _element_type(described: object) -> np.dtype[Any]:
 # The stand-ins below are instances without attributes, so that a pickle cannot change them either.
 
 
-@dataclass(frozen=True, slots=True)
 class _MakeElementType:
+    __slots__ = ()
+
     def __call__(self, code: str | bytes, *_: object) -> _ElementType:
         return _ElementType(code)
 
 
-@dataclass(frozen=True, slots=True)
 class _ArrayMarker:
     """Stands for ``numpy.ndarray``, which pickles only pass on to ``_reconstruct``."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True)
+
 class _MakeArray:
+    __slots__ = ()
+
     def __call__(self, kind: object, *_: object) -> _Array:
         if not isinstance(kind, _ArrayMarker):
             raise pickle.UnpicklingError(f"unsupported array type {kind!r}")
         return _Array((0,), np.uint8)
 
 
-@dataclass(frozen=True, slots=True)
 class _FromBuffer:
+    __slots__ = ()
+
     def __call__(
         self, data: bytes, dtype: object, shape: tuple[int, ...], order: str
     ) -> npt.NDArray[Any]:
@@ -145,23 +148,26 @@ class _FromBuffer:
         return values.reshape(shape, order="F" if text(order) == "F" else "C")
 
 
-@dataclass(frozen=True, slots=True)
 class _Scalar:
+    __slots__ = ()
+
     def __call__(self, dtype: object, data: bytes) -> Any:
         return np.frombuffer(data, _element_type(dtype))[0]
 
 
-@dataclass(frozen=True, slots=True)
 class _Latin1:
     """Stands for ``_codecs.encode``, by which old protocols spell bytes."""
+
+    __slots__ = ()
 
     def __call__(self, value: str | bytes, _: object) -> bytes:
         return value if isinstance(value, bytes) else value.encode("latin1")
 
 
-@dataclass(frozen=True, slots=True)
 class _EmptyBytes:
     """Stands for ``bytes``, which old protocols call for empty ones; sizes are not accepted."""
+
+    __slots__ = ()
 
     def __call__(self) -> bytes:
         return b""
