@@ -17,7 +17,7 @@ from data_layouts import python2_pickle
 from vsm.data import pickles
 from vsm.errors import DataError
 
-ARRAYS = [
+ARRAYS: list[np.ndarray[Any, Any]] = [
     np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
     np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),
     np.arange(5, dtype=">i4"),
