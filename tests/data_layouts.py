@@ -4,7 +4,7 @@ import io
 import os
 import pickle
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,21 +85,20 @@ def _python2(value: Any) -> bytes:
     if isinstance(value, dict):
         return b"}(" + b"".join(_python2(k) + _python2(v) for k, v in value.items()) + b"u"
     assert isinstance(value, np.ndarray)
-    empty = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
-    shape = b"(" + b"".join(map(_python2, value.shape)) + b"t"
-    code = value.dtype.str[1:].encode()
-    element = b"cnumpy\ndtype\nU" + bytes([len(code)]) + code + b"K\x00K\x01\x87R"
-    element += (
-        b"(K\x03U\x01" + value.dtype.str[:1].encode() + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xff"
-    )
-    return (
-        empty
-        + b"(K\x01"
-        + shape
-        + element
-        + b"K\x00tb\x89"
-        + _python2(value.tobytes().decode("latin1"))
-        + b"tb"
+    order, code = value.dtype.str[:1].encode(), value.dtype.str[1:].encode()
+    return b"".join(
+        (
+            b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01(",
+            *map(_python2, value.shape),
+            b"tcnumpy\ndtype\nU"
+            + bytes([len(code)])
+            + code
+            + b"K\x00K\x01\x87R(K\x03U\x01"
+            + order,
+            b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89",
+            _python2(value.tobytes().decode("latin1")),
+            b"tb",
+        )
     )
 
 
@@ -107,8 +106,3 @@ def leftovers(root: Path) -> list[str]:
     """Return everything below ``root`` but finished datasets and downloads."""
     done = {path.parent for path in root.glob("*/index.json")}
     return [str(p) for p in root.iterdir() if p not in done] if root.exists() else []
-
-
-def names_of(lists: Mapping[Any, Iterable[str]]) -> dict[str, list[str]]:
-    """Return class lists with plain keys, to compare with what files say."""
-    return {str(split): list(names) for split, names in lists.items()}

@@ -78,7 +78,11 @@ def from_files(
 
 
 def keep_present(
-    class_lists: ClassLists, sizes: Mapping[str, int], expected: int, allow_missing: bool
+    class_lists: ClassLists,
+    sizes: Mapping[str, int],
+    expected: int,
+    allow_missing: bool,
+    unit: str = "images",
 ) -> ClassLists:
     """Compare what was found with what was published.
 
@@ -87,6 +91,7 @@ def keep_present(
         sizes: images found of each class; absent classes may be absent here.
         expected: images a class should have.
         allow_missing: go on with the classes that have any images.
+        unit: what is counted, for messages.
 
     Raises:
         DataError: if images are missing and that is not allowed; says how many, and the first.
@@ -97,7 +102,7 @@ def keep_present(
     if short and not (allow_missing and any(present.values())):
         first = next(iter(short))
         raise DataError(
-            f"{sum(short.values()):,} of {expected * len(names):,} images are missing, first of "
+            f"{sum(short.values()):,} of {expected * len(names):,} {unit} are missing, first of "
             f"class {first!r} ({sizes.get(first, 0)} of {expected}); complete the files"
             + ", or pass --allow-missing to go without them"
             * any(present.values())

@@ -8,7 +8,9 @@ written into a temporary folder first and renamed into place, so it is whole or 
 import hashlib
 import json
 import os
+import shutil
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +25,7 @@ from vsm.files import atomic_directory
 
 FORMAT = 1
 VERIFIED_AT_ONCE = 4096  # images
+ABANDONED_SECONDS = 86_400  # no preparation is still writing after a day
 
 
 def data_root() -> Path:
@@ -67,6 +70,7 @@ def write(
         origin: one line for people: file, seed or address the images came from.
     """
     target = data_root() / name
+    _sweep(target)
     try:
         with atomic_directory(target) as folder:
             checksum = _write_images(folder / "images.npy", images, (num_images, *image_shape))
@@ -116,6 +120,13 @@ def _write_images(
     return checksum.hexdigest()
 
 
+def _sweep(target: Path) -> None:
+    """Remove what a preparation of ``target`` that was killed, not interrupted, left long ago."""
+    for abandoned in target.parent.glob(f".{target.name}.*"):
+        if time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
+            shutil.rmtree(abandoned, ignore_errors=True)
+
+
 def verify(name: str) -> None:
     """Raise :class:`DataError` unless the pixels of a prepared dataset match their checksum."""
     index = read_index(name)
@@ -152,7 +163,7 @@ def read(name: str) -> ImageDataset:
     folder = data_root() / name
     try:
         images = np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise _damaged(name, folder, str(error)) from error
     starts = np.concatenate([[0], np.cumsum(index["class_sizes"], dtype=np.int64)])
     if images.dtype != np.uint8 or images.ndim != 4 or len(images) != starts[-1]:

@@ -53,7 +53,7 @@ def _from_images(tree: Tree, allow_missing: bool) -> Preparation:
             "folders named by synset, such as n01530575; pass the folder that does with --from"
         )
     # ImageNet's classes differ in size, so only whole classes can be known to be missing.
-    lists = keep_present(lists, sizes, 1, allow_missing)
+    lists = keep_present(lists, sizes, 1, allow_missing, unit="classes")
     chosen = {name: files[name] for names in lists.values() for name in names}
     return from_files(tree, chosen, lists, FORMAT, _origin(tree.location, sizes, lists))
 
