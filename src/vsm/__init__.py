@@ -1,0 +1,56 @@
+"""Few-shot learning with a long-term memory.
+
+The system of "Learning to Learn Variational Semantic Memory" (NeurIPS 2020). Names are imported when
+first used, so that ``import vsm`` costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vsm.data import EpisodeSampler, ImageDataset, open_dataset
+    from vsm.errors import VsmError
+    from vsm.evaluation import Evaluation, evaluate
+    from vsm.memory import Memory
+    from vsm.model import FewShotModel
+    from vsm.runs import TrainedModel, load_run
+    from vsm.settings import RunSettings
+    from vsm.training import train
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "EpisodeSampler": "vsm.data",
+    "Evaluation": "vsm.evaluation",
+    "FewShotModel": "vsm.model",
+    "ImageDataset": "vsm.data",
+    "Memory": "vsm.memory",
+    "RunSettings": "vsm.settings",
+    "TrainedModel": "vsm.runs",
+    "VsmError": "vsm.errors",
+    "evaluate": "vsm.evaluation",
+    "load_run": "vsm.runs",
+    "open_dataset": "vsm.data",
+    "train": "vsm.training",
+}
+
+__all__ = [
+    "EpisodeSampler",
+    "Evaluation",
+    "FewShotModel",
+    "ImageDataset",
+    "Memory",
+    "RunSettings",
+    "TrainedModel",
+    "VsmError",
+    "evaluate",
+    "load_run",
+    "open_dataset",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'vsm' has no attribute {name!r}")

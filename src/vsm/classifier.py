@@ -1,0 +1,62 @@
+"""Class probabilities from prototypes: Eq. 1."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vsm.settings import ModelSettings
+
+Distance = Literal["squared_euclidean", "cosine"]
+
+
+def pairwise_distance(queries: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
+    """d of Eq. 1 between every query and every prototype, by one matrix product a task.
+
+    Args:
+        queries: ``[T, B, D]``.
+        prototypes: ``[T, N, L, D]``.
+        distance: squared Euclidean, or one minus the cosine.
+
+    Returns:
+        ``[T, B, N, L]``.
+    """
+    if distance == "cosine":
+        queries, prototypes = F.normalize(queries, dim=-1), F.normalize(prototypes, dim=-1)
+    products = (queries @ prototypes.flatten(1, 2).mT).unflatten(-1, prototypes.shape[1:3])
+    if distance == "cosine":
+        return 1 - products
+    query_norms = queries.square().sum(-1)[..., None, None]
+    prototype_norms = prototypes.square().sum(-1).unsqueeze(1)
+    return query_norms + prototype_norms - 2 * products
+
+
+class PrototypeClassifier(nn.Module):
+    """Softmax over negative distances; sample ℓ of all N classes forms one classifier."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.distance: Distance = settings.distance
+        self.log_temperature = nn.Parameter(
+            torch.tensor(math.log(settings.temperature)), requires_grad=settings.learn_temperature
+        )
+
+    def forward(self, queries: Tensor, prototypes: Tensor) -> Tensor:
+        """Eq. 1 for every sample of the prototypes.
+
+        Args:
+            queries: ``[T, B, D]``.
+            prototypes: ``[T, N, L, D]``.
+
+        Returns:
+            Log-probabilities ``[T, B, N, L]``, normalised over N.
+        """
+        distances = pairwise_distance(queries, prototypes, self.distance)
+        return F.log_softmax(-distances * (-self.log_temperature).exp(), dim=-2)
+
+
+def predictive(log_probabilities: Tensor) -> Tensor:
+    """Average the L probability vectors: log-probabilities ``[T, B, N, L]`` to ``[T, B, N]``."""
+    return torch.logsumexp(log_probabilities, -1) - math.log(log_probabilities.shape[-1])

@@ -1,0 +1,9 @@
+"""The command line: parsing, printing and exit codes; no mathematics.
+
+Exit codes: 0 done, 2 a mistake in what was asked (one line says which), 130 stopped by Ctrl-C,
+143 by SIGTERM. Results go to standard output, everything else to standard error.
+"""
+
+from vsm.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,77 @@
+"""Find the command, parse its arguments, run it."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+from vsm import __version__
+from vsm.errors import VsmError
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+COMMANDS = {
+    "demo": "train protonet, vpn and vsm on glyphs, compare them on unseen alphabets, write a report",
+    "train": "train a model and leave a run directory",
+    "evaluate": "measure a run on seeded episodes of unseen classes",
+    "compare": "measure several runs on identical episodes, with paired differences",
+}
+DESCRIPTION = "Few-shot learning with a long-term memory (Learning to Learn Variational Semantic Memory)."
+
+
+class Command(Protocol):
+    """What a module of this package that holds a command offers."""
+
+    def add_arguments(self, parser: "ArgumentParser") -> None:
+        """Declare the command's arguments."""
+
+    def run(self, parser: "ArgumentParser", arguments: Sequence[str]) -> None:
+        """Parse the arguments and do the work."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``vsm`` and return its exit code."""
+    words = [_with_underscores(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    if not words or words[0] not in COMMANDS:
+        return _top_level(words)
+    import jsonargparse  # here, so that `vsm --help` answers at once
+
+    name, *rest = words
+    module = cast(Command, importlib.import_module(f"vsm.cli.{name}"))
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = jsonargparse.ArgumentParser(
+        prog=f"vsm {name}", usage=f"vsm {name} ...", description=COMMANDS[name]
+    )
+    module.add_arguments(parser)
+    try:
+        module.run(parser, rest)
+    except VsmError as error:
+        print(f"vsm {name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"vsm {name}: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _top_level(words: Sequence[str]) -> int:
+    """Answer ``--help``, ``--version``, nothing at all, or an unknown command."""
+    if words and words[0] == "--version":
+        print(f"vsm {__version__}")
+        return 0
+    if words and words[0] not in ("--help", "-h"):
+        print(f"vsm: unknown command {words[0]!r}; known: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    listing = "\n".join(f"  {name:<10} {purpose}" for name, purpose in COMMANDS.items())
+    print(f"usage: vsm COMMAND ... | --help | --version\n\n{DESCRIPTION}\n\ncommands:\n{listing}")
+    print("\nEach command has its own --help.")
+    return 0 if words else 2
+
+
+def _with_underscores(word: str) -> str:
+    """Let ``--batch-norm`` stand for ``--batch_norm``."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word[2:].partition("=")
+    return f"--{name.replace('-', '_')}{equals}{value}"

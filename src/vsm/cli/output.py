@@ -1,0 +1,102 @@
+"""What people see: progress bars and tables on a terminal, or one JSON object for programs."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from vsm.evaluation import Advance, Evaluation
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print exactly one JSON object on standard output."""
+    print(json.dumps(value, ensure_ascii=False))
+
+
+def console() -> Console:
+    """Return the console for everything that is not a result."""
+    return Console(file=sys.stderr)
+
+
+def _bar(quiet: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console(),
+        disable=quiet,
+    )
+
+
+class TrainingBar:
+    """A bar with time left, the smoothed loss, and a line for each validation."""
+
+    def __init__(self, title: str, num_steps: int, quiet: bool = False) -> None:
+        self._progress = _bar(quiet)
+        self._task = self._progress.add_task(title, total=num_steps, note="")
+        self._title = title
+        self._loss: float | None = None
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def step(self, step: int, loss: float) -> None:
+        """Move the bar."""
+        self._loss = loss if self._loss is None else 0.95 * self._loss + 0.05 * loss
+        self._progress.update(self._task, completed=step, note=f"loss {self._loss:.3f}")
+
+    def validated(self, step: int, evaluation: "Evaluation", is_best: bool) -> None:
+        """Print a validation above the bar."""
+        if self._progress.disable:
+            return
+        score = evaluation.accuracy
+        self._progress.console.print(
+            f"{self._title} step {step}: validation {score.mean:.1%} ± {score.ci95:.1%}"
+            f"{' (best so far)' if is_best else ''}",
+            highlight=False,
+        )
+
+
+@contextmanager
+def counting(title: str, total: int, quiet: bool) -> Iterator["Advance"]:
+    """Show a bar that counts to ``total`` while the block runs."""
+    with _bar(quiet) as progress:
+        task = progress.add_task(title, total=total, note="")
+        yield lambda count: progress.advance(task, count)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table on standard output; the first column is left-aligned, the others right."""
+    table = Table(title=title, title_justify="left")
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="right" if position else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console(file=sys.stdout).print(table)

@@ -1,0 +1,105 @@
+"""``vsm train``."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+
+from vsm.cli.output import TrainingBar, print_json
+from vsm.configuration import instantiate, preset_path, settings_to_dict
+from vsm.errors import SettingsError
+from vsm.settings import RunSettings
+
+RESUMABLE_CHANGES = {"steps"}
+
+
+def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
+    """Declare the run's settings and where it goes."""
+    parser.add_argument("--output", type=Path, required=True, help="The run directory to write.")
+    parser.add_argument(
+        "--config", action="config", help="YAML settings; may be repeated, later ones win."
+    )
+    parser.add_argument("--preset", type=str, help="Shipped settings by name, e.g. paper-1shot.")
+    parser.add_argument(
+        "--resume", action="store_true", help="Go on from the last state in --output, if any."
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="Replace a run that --output already holds."
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="Print one JSON object when done, and no progress."
+    )
+    parser.add_class_arguments(RunSettings)
+
+
+def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Train."""
+    parsed = parser.parse_args(_with_preset(arguments))
+    stored = parsed.output / "config.yaml"
+    if parsed.resume and stored.is_file():
+        parsed = parser.parse_args(["--config", str(stored), *_with_preset(arguments)])
+    settings = instantiate(parsed)
+    if parsed.resume and stored.is_file():
+        _refuse_changes(settings, stored)
+
+    from vsm.interruption import Interrupted
+    from vsm.runs import RunDirectory
+    from vsm.runtime import keep_allocations
+    from vsm.training import train
+
+    keep_allocations()
+    if parsed.overwrite and not parsed.resume:
+        RunDirectory(parsed.output).config.unlink(missing_ok=True)
+    try:
+        with TrainingBar(settings.method, settings.steps, quiet=parsed.json) as bar:
+            finished = train(settings, parsed.output, parsed.resume, bar)
+    except Interrupted as interruption:
+        print(f"vsm train: {interruption}", file=sys.stderr)
+        sys.exit(interruption.exit_code)
+    validations = [row for row in finished.read_metrics() if "validation" in row]
+    best = max(validations, key=lambda row: row["validation"]["accuracy"])
+    if parsed.json:
+        print_json({"run": str(parsed.output), "best_step": best["step"], **best["validation"]})
+    else:
+        score = best["validation"]
+        print(
+            f"{parsed.output}: best validation accuracy {score['accuracy']:.1%} "
+            f"± {score['ci95']:.1%} at step {best['step']}; measure it on unseen classes with: "
+            f"vsm evaluate {parsed.output}"
+        )
+
+
+def _with_preset(arguments: Sequence[str]) -> list[str]:
+    """Put the file of ``--preset NAME`` where it is named, as a ``--config``."""
+    words: list[str] = []
+    remaining = iter(arguments)
+    for word in remaining:
+        name, equals, value = word.partition("=")
+        if name == "--preset":
+            chosen = value if equals else next(remaining, "")
+            words += ["--config", str(preset_path(chosen))]
+        else:
+            words.append(word)
+    return words
+
+
+def _refuse_changes(settings: RunSettings, stored: Path) -> None:
+    """A resumed run keeps its settings; only more steps may be asked for."""
+    from vsm.configuration import settings_from_files
+
+    before = _flat(settings_to_dict(settings_from_files(stored)))
+    for key, value in _flat(settings_to_dict(settings)).items():
+        if value != before[key] and key not in RESUMABLE_CHANGES:
+            raise SettingsError(
+                f"{key}: the run in {stored.parent} was begun with {before[key]!r}, got {value!r}; "
+                "leave it out to resume, or choose another --output"
+            )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat

@@ -1,0 +1,172 @@
+"""Measuring a model on seeded episodes; the memory is only read.
+
+Inductive features do not depend on the episode, so each image is embedded once and thousands of
+episodes are drawn from the cached features.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vsm.classifier import predictive
+from vsm.data import EpisodeBatch, EpisodeSampler, ImageDataset
+from vsm.memory import Memory
+from vsm.model import FewShotModel
+from vsm.seeding import generator
+from vsm.statistics import Estimate, Reliability, estimate, reliability
+
+EMBEDDING_BATCH = 256
+ELEMENTS_AT_ONCE = 20_000_000  # log-probabilities held at a time; bounds memory for 20-way tasks
+
+BatchNormMode = Literal["inductive", "transductive"]
+Advance = Callable[[int], None]
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Outcomes of E episodes of B queries each.
+
+    Attributes:
+        correct: boolean ``[E, B]``.
+        confidence: probability of the predicted class ``[E, B]``.
+        log_likelihood: log-probability of the true class ``[E, B]``.
+    """
+
+    correct: Tensor
+    confidence: Tensor
+    log_likelihood: Tensor
+
+    @property
+    def episode_accuracies(self) -> Tensor:
+        """``[E]``, in double precision."""
+        return self.correct.double().mean(1)
+
+    @property
+    def accuracy(self) -> Estimate:
+        """Mean accuracy with its interval over episodes."""
+        return estimate(self.episode_accuracies)
+
+    @property
+    def nll(self) -> float:
+        """Mean negative log-likelihood of the averaged probabilities, in nats."""
+        return -self.log_likelihood.double().mean().item()
+
+    @property
+    def reliability(self) -> Reliability:
+        """Confidence against accuracy over all queries."""
+        return reliability(self.confidence.flatten(), self.correct.flatten())
+
+
+@torch.no_grad()
+def embed_images(
+    model: FewShotModel, dataset: ImageDataset, image_ids: Tensor, advance: Advance = _ignore
+) -> Tensor:
+    """Embed images ``[B]`` in evaluation mode: ``[B, D]``."""
+    with evaluation_mode(model):
+        parts = []
+        for part in image_ids.split(EMBEDDING_BATCH):
+            parts.append(model.embed(dataset.normalise(dataset.load(part))))
+            advance(len(part))
+        return torch.cat(parts)
+
+
+def evaluate(
+    model: FewShotModel,
+    memory: Memory | None,
+    sampler: EpisodeSampler,
+    num_episodes: int,
+    seed: int,
+    batch_norm: BatchNormMode = "inductive",
+    advance: Advance = _ignore,
+) -> Evaluation:
+    """Classify the first ``num_episodes`` of the sampler's seeded list of episodes.
+
+    ``transductive`` batch norm uses each episode's own statistics, so its queries see each other;
+    every episode is embedded anew and results carry that name.
+    """
+    outcomes = []
+    with torch.no_grad(), evaluation_mode(model):
+        embed = _embedder(model, sampler, batch_norm)
+        for block, batch in enumerate(sampler.evaluation_episodes(num_episodes, seed)):
+            random = generator(seed, "evaluation-noise", block)
+            per_task = (sampler.way**2) * sampler.queries * model.num_prototype_samples
+            for part in _parts(batch, max(1, ELEMENTS_AT_ONCE // per_task)):
+                features = embed(part.image_ids)  # [T, N, K + Q, D]
+                support, queries = features.split([sampler.shot, sampler.queries], 2)
+                prediction = model(support, queries, memory, random)
+                outcomes.append(_outcome(predictive(prediction.log_probabilities)))
+                advance(len(part.class_ids))
+    return Evaluation(*(torch.cat(values) for values in zip(*outcomes, strict=True)))
+
+
+def _parts(batch: EpisodeBatch, size: int) -> Iterator[EpisodeBatch]:
+    for class_ids, image_ids in zip(*(ids.split(size) for ids in batch), strict=True):
+        yield EpisodeBatch(class_ids, image_ids)
+
+
+def _outcome(log_probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Correctness, confidence and log-likelihood ``[T, B]`` of averaged ``[T, B, N]``."""
+    num_tasks, num_queries, way = log_probabilities.shape
+    labels = torch.arange(way).repeat_interleave(num_queries // way).expand(num_tasks, -1)
+    best = log_probabilities.max(-1)
+    likelihood = log_probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return best.indices == labels, best.values.exp(), likelihood
+
+
+def _embedder(
+    model: FewShotModel, sampler: EpisodeSampler, batch_norm: BatchNormMode
+) -> Callable[[Tensor], Tensor]:
+    """Return a function from image ids ``[T, N, K + Q]`` to features ``[T, N, K + Q, D]``."""
+    dataset = sampler.dataset
+    if batch_norm == "inductive":
+        image_ids = sampler.image_ids()
+        features = embed_images(model, dataset, image_ids)
+        row = torch.zeros(len(dataset.images), dtype=torch.int64)
+        row[image_ids] = torch.arange(len(image_ids))
+        return lambda wanted: features[row[wanted]]
+
+    def embed_each_episode(wanted: Tensor) -> Tensor:
+        with batch_statistics(model):
+            return torch.stack(
+                [
+                    model.embed(dataset.normalise(dataset.load(episode.flatten()))).unflatten(
+                        0, episode.shape
+                    )
+                    for episode in wanted
+                ]
+            )
+
+    return embed_each_episode
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put ``model`` in evaluation mode inside the block and back into its own after."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+@contextmanager
+def batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Make batch norm use the batch's own statistics, and leave the running ones untouched."""
+    layers = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    before = [(layer.training, layer.track_running_stats) for layer in layers]
+    try:
+        for layer in layers:
+            layer.training, layer.track_running_stats = True, False
+        yield
+    finally:
+        for layer, (training, tracking) in zip(layers, before, strict=True):
+            layer.training, layer.track_running_stats = training, tracking

@@ -1,0 +1,71 @@
+"""Where to look in the memory: Eq. 9."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vsm.settings import MemorySettings
+
+DEFAULT_SCALE = {"cosine": 30.0, "dot": 1.0}
+
+
+class Addressing(nn.Module):
+    """λ_a = softmax_a(scale · g(M_a, S)), with g the cosine or the dot product.
+
+    Raw dot products of many post-ReLU features saturate to one-hot, and cosines alone are almost
+    uniform; hence the cosine with a learnable scale that starts sharp. Post-ReLU features also
+    share a large common part, which makes every cosine close to one: by default they are compared
+    relative to the mean of all slots.
+    """
+
+    def __init__(self, settings: MemorySettings) -> None:
+        super().__init__()
+        self.similarity = settings.addressing
+        self.centre = settings.centre_addressing
+        self.top_k = settings.top_k
+        scale = settings.addressing_scale or DEFAULT_SCALE[settings.addressing]
+        self.log_scale = nn.Parameter(
+            torch.tensor(math.log(scale)), requires_grad=settings.learn_addressing_scale
+        )
+
+    def logits(self, support_mean: Tensor, content: Tensor, hidden: Tensor | None) -> Tensor:
+        """Return scale · g with −∞ at slots that may not be addressed.
+
+        Args:
+            support_mean: ``[T, N, D]``.
+            content: M ``[A, D]``.
+            hidden: boolean ``[T, N, A]``, or nothing.
+
+        Returns:
+            ``[T, N, A]``.
+        """
+        if self.centre and content.shape[0]:
+            centre = content.mean(0)
+            support_mean, content = support_mean - centre, content - centre
+        if self.similarity == "cosine":
+            support_mean, content = F.normalize(support_mean, dim=-1), F.normalize(content, dim=-1)
+        logits = self.log_scale.exp() * (support_mean @ content.mT)
+        if hidden is not None:
+            logits = logits.masked_fill(hidden, -torch.inf)
+        if self.top_k is not None and self.top_k < content.shape[0]:
+            best = logits.topk(self.top_k, dim=-1).indices
+            dropped = torch.ones_like(logits, dtype=torch.bool).scatter_(-1, best, False)
+            logits = logits.masked_fill(dropped, -torch.inf)
+        return logits
+
+    def forward(self, support_mean: Tensor, content: Tensor, hidden: Tensor | None) -> Tensor:
+        """Eq. 9: return λ ``[T, N, A]``; a row whose slots are all hidden is zero throughout."""
+        return masked_softmax(self.logits(support_mean, content, hidden))
+
+
+def masked_softmax(logits: Tensor) -> Tensor:
+    """Softmax over the last axis; rows of nothing but −∞ become zeros, with finite gradients."""
+    nothing = torch.isneginf(logits).all(-1, keepdim=True)
+    return logits.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
+
+
+def entropy(weights: Tensor) -> Tensor:
+    """Return −Σ λ log λ in nats over the last axis: ``[...]``."""
+    return torch.special.entr(weights).sum(-1)

@@ -1,0 +1,121 @@
+"""How the memory takes in what was seen: Eqs. 11-13, appending, and capacity."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vsm.memory.state import Memory, Observations
+from vsm.settings import MemorySettings
+
+LEAKY_SLOPE = 0.2
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda content: content,
+    "softmax": lambda content: content.softmax(-1),
+    "relu": F.relu,
+    "tanh": torch.tanh,
+}
+
+
+class Consolidation(nn.Module):
+    """Old memory and observations in, new memory out; the only code that changes a memory.
+
+    Seen classes are updated (Eqs. 11-13), unseen ones append their mean feature. All samples of a
+    class in one batch of observations are nodes of one graph, whichever tasks they came from.
+
+    The training step calls this inside its own graph on the previous step's observations and then
+    recalls from the result, so the attention vector w receives gradient although stored slots and
+    observed features are constants.
+    """
+
+    def __init__(self, num_features: int, settings: MemorySettings) -> None:
+        super().__init__()
+        self.update = settings.update
+        self.activation = ACTIVATIONS[settings.update_activation]
+        self.retention = settings.retention
+        self.capacity = settings.capacity
+        self.capacity_policy = settings.capacity_policy
+        if self.update == "attention":
+            bound = (2 * num_features) ** -0.5
+            self.attention_memory = nn.Parameter(torch.empty(num_features).uniform_(-bound, bound))
+            self.attention_sample = nn.Parameter(torch.empty(num_features).uniform_(-bound, bound))
+
+    def forward(self, memory: Memory, observations: Observations, step: int) -> Memory:
+        """Return the memory after it has taken in ``observations`` at ``step``."""
+        features, class_ids = observations
+        classes, node_class = torch.unique(class_ids, return_inverse=True)  # [C], [P]
+        counts = torch.bincount(node_class, minlength=len(classes))  # [C]
+        match = classes.unsqueeze(-1) == memory.class_ids  # [C, A]
+        seen = match.any(-1)  # [C]
+        slots = match.long().argmax(-1)[seen] if len(memory) else classes[seen]  # [C_seen]
+        means = _segment_sum(features, node_class, len(classes)) / counts.unsqueeze(-1)
+
+        content, updated_counts, updated_at = memory.content, memory.counts, memory.last_update
+        if len(slots):
+            old = content.index_select(0, slots)
+            new = self._new_content(old, means[seen], *_only(seen, features, node_class))
+            # Eq. 13. A difference is added rather than rows assigned, to keep it one graph.
+            change = (1 - self.retention) * (new - old)
+            content = content.index_add(0, slots, change)
+            updated_counts = updated_counts.index_add(0, slots, counts[seen])
+            updated_at = updated_at.index_fill(0, slots, step)
+        unseen = ~seen
+        return self._within_capacity(
+            Memory(
+                torch.cat([content, means[unseen]]),
+                torch.cat([memory.class_ids, classes[unseen]]),
+                torch.cat([updated_counts, counts[unseen]]),
+                torch.cat([updated_at, torch.full_like(classes[unseen], step)]),
+            )
+        )
+
+    def _new_content(
+        self, old: Tensor, means: Tensor, features: Tensor, node_class: Tensor
+    ) -> Tensor:
+        """M̄_c of Eq. 12, or the plain mean of the class's samples: ``[C, D]``.
+
+        Args:
+            old: M_c ``[C, D]``.
+            means: ``[C, D]``.
+            features: nodes ``[P, D]``.
+            node_class: which of the C classes each node belongs to ``[P]``.
+        """
+        if self.update == "mean":
+            return means
+        own = torch.arange(len(old), device=old.device)
+        nodes = torch.cat([old, features])  # node 0 of every graph is M_c itself
+        segment = torch.cat([own, node_class])
+        weights = self.attention_weights(old, nodes, segment).unsqueeze(-1)
+        return self.activation(_segment_sum(weights * nodes, segment, len(old)))
+
+    def attention_weights(self, old: Tensor, nodes: Tensor, segment: Tensor) -> Tensor:
+        """Eq. 11: β = softmax over each class's nodes of LeakyReLU(wᵀ[M_c, h_i]): ``[P]``."""
+        from_memory = (old @ self.attention_memory).index_select(0, segment)
+        scores = F.leaky_relu(from_memory + nodes @ self.attention_sample, LEAKY_SLOPE)
+        highest = torch.full_like(scores[: len(old)], -torch.inf).scatter_reduce(
+            0, segment, scores.detach(), "amax"
+        )
+        exponentials = (scores - highest.index_select(0, segment)).exp()
+        totals = _segment_sum(exponentials, segment, len(old))
+        return exponentials / totals.index_select(0, segment)
+
+    def _within_capacity(self, memory: Memory) -> Memory:
+        if self.capacity is None or len(memory) <= self.capacity:
+            return memory
+        if self.capacity_policy == "first_come":
+            return memory.keep(torch.arange(self.capacity))
+        newest_first = memory.last_update.argsort(descending=True, stable=True)
+        return memory.keep(newest_first[: self.capacity].sort().values)
+
+
+def _segment_sum(values: Tensor, segment: Tensor, num_segments: int) -> Tensor:
+    """Sum rows of ``values [P, ...]`` that share a segment: ``[num_segments, ...]``."""
+    return values.new_zeros(num_segments, *values.shape[1:]).index_add(0, segment, values)
+
+
+def _only(chosen: Tensor, features: Tensor, node_class: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep the nodes of chosen classes ``[C]`` and renumber their classes without gaps."""
+    nodes = chosen[node_class]
+    return features[nodes], (chosen.cumsum(0) - 1)[node_class[nodes]]

@@ -1,0 +1,233 @@
+"""What comes back from the memory: Eqs. 8-10 and the alternatives of the paper's Table 2.
+
+Every recall fulfils the contract of :class:`Recall`. Choosing one is a look-up in :data:`RECALLS`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vsm.memory.addressing import Addressing
+from vsm.networks import GaussianNetwork, Perceptron
+from vsm.probability import DiagonalGaussian
+from vsm.probability.mixture import pairwise_log_prob, weighted_moments
+from vsm.settings import MemorySettings, ModelSettings, ObjectiveSettings, RunSettings
+
+
+class Recollection(NamedTuple):
+    """What the memory offers each class of a batch.
+
+    Attributes:
+        samples: m ``[T, N, J, D]``; deterministic recalls give J = 1.
+        weights: λ ``[T, N, A]``, all zero where nothing could be addressed.
+        divergence: KL of the latent memory, in nats ``[T, N]``; zero where nothing was addressed.
+    """
+
+    samples: Tensor
+    weights: Tensor
+    divergence: Tensor
+
+
+class Recall(nn.Module, ABC):
+    """The contract: support means and memory content in, a recollection out, nothing changed."""
+
+    addressing: Addressing
+
+    @abstractmethod
+    def forward(
+        self,
+        support_mean: Tensor,
+        content: Tensor,
+        hidden: Tensor | None,
+        num_samples: int,
+        random: torch.Generator,
+    ) -> Recollection:
+        """Recall for every class of a batch.
+
+        Args:
+            support_mean: h̄ ``[T, N, D]``.
+            content: M ``[A, D]``; A may be 0.
+            hidden: boolean ``[T, N, A]``, slots that may not be addressed, or nothing.
+            num_samples: J.
+            random: source of every draw.
+        """
+
+
+class RoteRecall(Recall):
+    """The addressed average M̄ = Σ λ_a M_a itself; the support mean where nothing is addressed."""
+
+    def __init__(self, memory: MemorySettings) -> None:
+        super().__init__()
+        self.addressing = Addressing(memory)
+
+    def forward(
+        self,
+        support_mean: Tensor,
+        content: Tensor,
+        hidden: Tensor | None,
+        num_samples: int,
+        random: torch.Generator,
+    ) -> Recollection:
+        """See :class:`Recall`; there is one value and nothing to draw."""
+        del num_samples, random
+        weights = self.addressing(support_mean, content, hidden)
+        average = torch.where(_addressed(weights).unsqueeze(-1), weights @ content, support_mean)
+        return Recollection(
+            self.transform(average).unsqueeze(-2), weights, support_mean.new_zeros(weights.shape[:2])
+        )
+
+    def transform(self, average: Tensor) -> Tensor:
+        """Return M̄ as it is."""
+        return average
+
+
+class TransformedRecall(RoteRecall):
+    """A perceptron of the addressed average, T(M̄)."""
+
+    def __init__(self, num_features: int, memory: MemorySettings, model: ModelSettings) -> None:
+        super().__init__(memory)
+        self.transformation = Perceptron(num_features, model)
+
+    def transform(self, average: Tensor) -> Tensor:
+        """Return T(M̄)."""
+        transformed: Tensor = self.transformation(average)
+        return transformed
+
+
+class VariationalRecall(Recall):
+    """The latent memory m ~ Σ λ_a p_ψ(m | M_a) of Eqs. 8-10, drawn in one of three ways.
+
+    ``soft`` draws from one Gaussian with the mixture's mean and variance, so λ learns through
+    both. ``mixture`` is ancestral, a ~ Cat(λ) and then N(μ_a, σ_a²), literally Eq. 10: the choice
+    of a passes no gradient to λ, which learns through the divergence alone. ``gumbel`` relaxes the
+    choice to weights w_j (Table 11) and draws from N(Σ w_j μ, Σ w_j σ²).
+
+    Where nothing can be addressed, m is drawn from p_ψ(m | h̄) and the divergence is zero.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        memory: MemorySettings,
+        model: ModelSettings,
+        objective: ObjectiveSettings,
+    ) -> None:
+        super().__init__()
+        self.addressing = Addressing(memory)
+        self.network = GaussianNetwork(num_features, model)  # ψ, shared by prior and posterior
+        self.kind = memory.recall
+        self.soft_variance = memory.soft_variance
+        self.gumbel_temperature = memory.gumbel_temperature
+        self.kl = objective.kl
+
+    def forward(
+        self,
+        support_mean: Tensor,
+        content: Tensor,
+        hidden: Tensor | None,
+        num_samples: int,
+        random: torch.Generator,
+    ) -> Recollection:
+        """See :class:`Recall`."""
+        weights = self.addressing(support_mean, content, hidden)  # [T, N, A]
+        slots: DiagonalGaussian = self.network(content)  # [A, D]
+        prior: DiagonalGaussian = self.network(support_mean)  # [T, N, D]
+        if self.kind == "soft":
+            latent = self._soft(weights, slots).where(_addressed(weights), prior)
+            return Recollection(latent.sample(num_samples, random), weights, latent.kl(prior))
+        if self.kind == "mixture":
+            samples = self._ancestral(weights, slots, prior, num_samples, random)
+            divergence = self._mixture_divergence(weights, slots, prior, samples)
+            return Recollection(samples, weights, divergence)
+        samples = self._relaxed(weights, slots, prior, num_samples, random)
+        ancestral = (
+            self._ancestral(weights, slots, prior, num_samples, random)
+            if self.kl == "monte_carlo"
+            else samples
+        )
+        divergence = self._mixture_divergence(weights, slots, prior, ancestral)
+        return Recollection(samples, weights, divergence)
+
+    def _soft(self, weights: Tensor, slots: DiagonalGaussian) -> DiagonalGaussian:
+        """One Gaussian ``[T, N, D]``: mean Σλμ, variance Σλ(σ² + μ²) − (Σλμ)² or Σλσ²."""
+        moments = weighted_moments(weights, slots)
+        if self.soft_variance == "averaged":
+            moments = moments._replace(variance_of_means=torch.zeros_like(moments.mean))
+        # Unaddressed rows have no variance; they are replaced by the prior, and their log must
+        # not poison the gradient.
+        safe = moments.mean_variance.masked_fill(~_addressed(weights).unsqueeze(-1), 1.0)
+        return moments._replace(mean_variance=safe).matched()
+
+    def _ancestral(
+        self,
+        weights: Tensor,
+        slots: DiagonalGaussian,
+        prior: DiagonalGaussian,
+        num_samples: int,
+        random: torch.Generator,
+    ) -> Tensor:
+        """m_j ~ N(μ_a, σ_a²) with a ~ Cat(λ): ``[T, N, J, D]``."""
+        tasks, way, num_slots = weights.shape
+        if num_slots == 0:
+            return prior.sample(num_samples, random)
+        addressed = _addressed(weights)
+        chances = weights.detach().masked_fill(~addressed.unsqueeze(-1), 1.0)
+        chosen = torch.multinomial(
+            chances.flatten(0, 1).cpu(), num_samples, replacement=True, generator=random
+        ).to(weights.device)
+        drawn = DiagonalGaussian(
+            slots.mean.index_select(0, chosen.flatten()).view(tasks, way, num_samples, -1),
+            slots.log_variance.index_select(0, chosen.flatten()).view(tasks, way, num_samples, -1),
+        )
+        return drawn.where(addressed.unsqueeze(-1), prior.unsqueeze(-2)).sample(1, random).squeeze(-2)
+
+    def _relaxed(
+        self,
+        weights: Tensor,
+        slots: DiagonalGaussian,
+        prior: DiagonalGaussian,
+        num_samples: int,
+        random: torch.Generator,
+    ) -> Tensor:
+        """m_j ~ N(Σ w_j μ, Σ w_j σ²) with Gumbel-softmax weights w_j: ``[T, N, J, D]``."""
+        addressed = _addressed(weights)
+        log_weights = weights.clamp_min(torch.finfo(weights.dtype).tiny).log().unsqueeze(-2)
+        uniform = torch.rand(*weights.shape[:2], num_samples, weights.shape[-1], generator=random)
+        gumbel = -torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7))).to(weights)
+        relaxed = F.softmax((log_weights + gumbel) / self.gumbel_temperature, -1)
+        relaxed = relaxed * (weights > 0).unsqueeze(-2)  # hidden slots stay hidden: [T, N, J, A]
+        variance = (relaxed @ slots.variance).masked_fill(~addressed[..., None, None], 1.0)
+        drawn = DiagonalGaussian(relaxed @ slots.mean, variance.log())
+        return drawn.where(addressed.unsqueeze(-1), prior.unsqueeze(-2)).sample(1, random).squeeze(-2)
+
+    def _mixture_divergence(
+        self, weights: Tensor, slots: DiagonalGaussian, prior: DiagonalGaussian, samples: Tensor
+    ) -> Tensor:
+        """KL(Σ λ_a p_ψ(m | M_a) ‖ p_ψ(m | h̄)), by bound or from ancestral samples: ``[T, N]``."""
+        addressed = _addressed(weights)
+        if self.kl == "bound":
+            divergence = weighted_moments(weights, slots).bound_on_kl(prior)
+        else:
+            log_weights = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
+            log_densities = pairwise_log_prob(samples, slots) + log_weights.unsqueeze(-2)
+            if weights.shape[-1] == 0:
+                return prior.mean.new_zeros(weights.shape[:2])
+            log_q = torch.logsumexp(log_densities, -1)  # [T, N, J]
+            divergence = (log_q - prior.unsqueeze(-2).log_prob(samples)).mean(-1)
+        return torch.where(addressed, divergence, torch.zeros_like(divergence))
+
+
+def _addressed(weights: Tensor) -> Tensor:
+    """Tell which rows of λ ``[T, N, A]`` address anything at all: boolean ``[T, N]``."""
+    return weights.detach().sum(-1) > 0
+
+
+RECALLS: dict[str, Callable[[int, RunSettings], Recall]] = {
+    "rote": lambda _, run: RoteRecall(run.memory),
+    "transformed": lambda width, run: TransformedRecall(width, run.memory, run.model),
+    "vsm": lambda width, run: VariationalRecall(width, run.memory, run.model, run.objective),
+}

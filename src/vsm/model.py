@@ -1,0 +1,137 @@
+"""The model: features → recall → prototype distribution → class probabilities.
+
+All T tasks of a batch run as one tensor program. The memory is a value that is handed in; nothing
+here changes it.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vsm.backbones import Conv4
+from vsm.classifier import PrototypeClassifier
+from vsm.memory import RECALLS, Consolidation, Memory, Recollection
+from vsm.networks import GaussianNetwork, MemoryConditionedNetwork
+from vsm.probability import GaussianMixture
+from vsm.seeding import default_generator
+from vsm.settings import RunSettings
+
+
+class Prediction(NamedTuple):
+    """One forward pass over T tasks.
+
+    Attributes:
+        log_probabilities: ``[T, N·Q, N, L]``, for each sample of the prototypes.
+        prototypes: z ``[T, N, L, D]``.
+        posterior: q̃(z | M, S), components ``[T, N, C, D]``; nothing for mean prototypes.
+        recollection: what the memory offered; nothing for methods without memory.
+    """
+
+    log_probabilities: Tensor
+    prototypes: Tensor
+    posterior: GaussianMixture | None
+    recollection: Recollection | None
+
+
+class FewShotModel(nn.Module):
+    """ProtoNet, the variational prototype network, or one of the memories, by ``settings.method``.
+
+    Args:
+        settings: the whole run's; the model reads method, model, memory, sampling and objective.
+        image_shape: ``(channels, height, width)``.
+    """
+
+    def __init__(self, settings: RunSettings, image_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.settings = settings
+        with default_generator(settings.seed, "weights"):
+            self.backbone = Conv4(
+                image_shape, settings.model.channels, settings.model.keep_probability
+            )
+            width = self.num_features = self.backbone.num_features
+            self.classifier = PrototypeClassifier(settings.model)
+            if settings.method != "protonet":
+                self.prior = GaussianNetwork(width, settings.model)  # θ
+            if settings.method == "vpn":
+                self.inference = GaussianNetwork(width, settings.model)
+            if settings.uses_memory:
+                self.inference = MemoryConditionedNetwork(width, settings.model)  # φ
+                self.recall = RECALLS[settings.method](width, settings)  # λ and ψ
+                self.consolidation = Consolidation(width, settings.memory)  # w of Eq. 11
+
+    def embed(self, images: Tensor, random: torch.Generator | None = None) -> Tensor:
+        """Map normalised images ``[B, C, H, W]`` to features ``[B, D]``."""
+        features: Tensor = self.backbone(images, random)
+        return F.normalize(features, dim=-1) if self.settings.model.normalise_features else features
+
+    def forward(
+        self,
+        support: Tensor,
+        queries: Tensor,
+        memory: Memory | None,
+        random: torch.Generator,
+        hidden: Tensor | None = None,
+    ) -> Prediction:
+        """Classify queries by prototypes inferred from support features and memory.
+
+        Args:
+            support: features ``[T, N, K, D]``.
+            queries: features ``[T, N, Q, D]``.
+            memory: read, never written; nothing for methods without one.
+            random: source of every draw of m and z.
+            hidden: boolean ``[T, N, A]``, slots that may not be addressed.
+        """
+        support_mean = support.mean(2)  # [T, N, D]
+        recollection = self._recall(support_mean, memory, hidden, random)  # Eqs. 8, 9
+        posterior = self._infer(support_mean, recollection)  # Eqs. 7, 10
+        if posterior is None:
+            prototypes = support_mean.unsqueeze(-2)  # [T, N, 1, D]
+        else:
+            prototypes = posterior.sample(self.num_prototype_samples, random)  # [T, N, L, D]
+        log_probabilities = self.classifier(queries.flatten(1, 2), prototypes)  # Eq. 1
+        return Prediction(log_probabilities, prototypes, posterior, recollection)
+
+    def _recall(
+        self,
+        support_mean: Tensor,
+        memory: Memory | None,
+        hidden: Tensor | None,
+        random: torch.Generator,
+    ) -> Recollection | None:
+        if not self.settings.uses_memory:
+            return None
+        if memory is None:
+            raise ValueError(f"memory: the method {self.settings.method} needs one, got none")
+        recollection: Recollection = self.recall(
+            support_mean, memory.content, hidden, self.num_memory_samples, random
+        )
+        return recollection
+
+    def _infer(
+        self, support_mean: Tensor, recollection: Recollection | None
+    ) -> GaussianMixture | None:
+        if self.settings.method == "protonet":
+            return None
+        if recollection is None:
+            return GaussianMixture(self.inference(support_mean).unsqueeze(-2))
+        return GaussianMixture(self.inference(recollection.samples, support_mean))
+
+    @property
+    def num_prototype_samples(self) -> int:
+        """L, for training or for evaluation."""
+        sampling = self.settings.sampling
+        return sampling.train_prototypes if self.training else sampling.evaluation_prototypes
+
+    @property
+    def num_memory_samples(self) -> int:
+        """J, for training or for evaluation.
+
+        In evaluation no KL is taken over the J components, and L < J prototypes come from L
+        distinct ones; samples of m that no prototype would use are not drawn.
+        """
+        sampling = self.settings.sampling
+        if self.training:
+            return sampling.train_memory
+        return min(sampling.evaluation_memory, sampling.evaluation_prototypes)

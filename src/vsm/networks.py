@@ -1,0 +1,93 @@
+"""The multi-layer perceptrons of the paper's architecture table: linear, ELU, linear, ELU, linear."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vsm.probability import DiagonalGaussian, bounded_log_variance
+from vsm.settings import ModelSettings
+
+
+class GaussianHead(nn.Module):
+    """The layers after the first one, shared in form by ψ, φ and θ: ELU, linear, ELU, linear.
+
+    Args:
+        num_features: D.
+        settings: width, residual form and initial log-variance.
+    """
+
+    def __init__(self, num_features: int, settings: ModelSettings) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(settings.hidden_units, settings.hidden_units)
+        self.output = nn.Linear(settings.hidden_units, 2 * num_features)
+        self.initial_log_variance = settings.initial_log_variance
+        self.residual = settings.residual
+        if settings.residual:
+            nn.init.zeros_(self.output.weight)
+            nn.init.zeros_(self.output.bias)
+
+    def forward(self, first_layer: Tensor, identity: Tensor) -> DiagonalGaussian:
+        """Map pre-activations of the first layer to a Gaussian.
+
+        Args:
+            first_layer: ``[..., hidden_units]``.
+            identity: what a residual mean is added to, broadcastable to ``[..., D]``.
+        """
+        output = self.output(F.elu(self.hidden(F.elu(first_layer))))
+        mean, log_variance = output.chunk(2, -1)
+        if self.residual:
+            mean = mean + identity
+        return DiagonalGaussian(
+            mean, bounded_log_variance(log_variance + self.initial_log_variance)
+        )
+
+
+class GaussianNetwork(nn.Module):
+    """A diagonal Gaussian given one vector: p_ψ(m | M_a), p_θ(z | h(x)), and VPN's q(z | S).
+
+    256–256–256–2·256 with ELU in the paper.
+    """
+
+    def __init__(self, num_features: int, settings: ModelSettings) -> None:
+        super().__init__()
+        self.first = nn.Linear(num_features, settings.hidden_units)
+        self.head = GaussianHead(num_features, settings)
+
+    def forward(self, condition: Tensor) -> DiagonalGaussian:
+        """Map ``[..., D]`` to a Gaussian over ``[..., D]``."""
+        gaussian: DiagonalGaussian = self.head(self.first(condition), condition)
+        return gaussian
+
+
+class MemoryConditionedNetwork(nn.Module):
+    """q_φ(z | m, S) of Eqs. 7 and 10 on [m, support mean]: 512–256–256–2·256 with ELU.
+
+    The first layer of a concatenation is a sum, W_m·m + W_s·h̄ + b, so the support's half is
+    computed once a class and not once a sample of m.
+    """
+
+    def __init__(self, num_features: int, settings: ModelSettings) -> None:
+        super().__init__()
+        self.first_memory = nn.Linear(num_features, settings.hidden_units, bias=False)
+        self.first_support = nn.Linear(num_features, settings.hidden_units)
+        self.head = GaussianHead(num_features, settings)
+
+    def forward(self, memory_samples: Tensor, support_mean: Tensor) -> DiagonalGaussian:
+        """Map samples of m ``[T, N, J, D]`` and support means ``[T, N, D]`` to ``[T, N, J, D]``."""
+        from_support = self.first_support(support_mean).unsqueeze(-2)  # [T, N, 1, H]
+        first_layer = self.first_memory(memory_samples) + from_support  # [T, N, J, H]
+        gaussian: DiagonalGaussian = self.head(first_layer, support_mean.unsqueeze(-2))
+        return gaussian
+
+
+class Perceptron(nn.Sequential):
+    """A deterministic network of the same form, T(·) of the transformed memory."""
+
+    def __init__(self, num_features: int, settings: ModelSettings) -> None:
+        width = settings.hidden_units
+        super().__init__(
+            nn.Linear(num_features, width),
+            nn.ELU(),
+            nn.Linear(width, width),
+            nn.ELU(),
+            nn.Linear(width, num_features),
+        )

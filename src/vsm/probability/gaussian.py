@@ -1,0 +1,76 @@
+"""Diagonal Gaussians: the distribution of every latent variable in the model."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LOG_VARIANCE_BOUND = 10.0
+LOG_TWO_PI = math.log(2 * math.pi)
+
+
+def bounded_log_variance(unbounded: Tensor) -> Tensor:
+    """Squash to (-10, 10) by b·x / (b + |x|), whose slope is 1 at zero and never reaches zero.
+
+    A hard clamp would stop the gradient of every variance that touched it.
+    """
+    return LOG_VARIANCE_BOUND * unbounded / (LOG_VARIANCE_BOUND + unbounded.abs())
+
+
+@dataclass(frozen=True)
+class DiagonalGaussian:
+    """Independent normals over the last axis; all other axes are batch axes.
+
+    Attributes:
+        mean: ``[..., D]``.
+        log_variance: ``[..., D]``.
+    """
+
+    mean: Tensor
+    log_variance: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        """``[..., D]``."""
+        return self.log_variance.exp()
+
+    @property
+    def precision(self) -> Tensor:
+        """``[..., D]``."""
+        return (-self.log_variance).exp()
+
+    def sample(self, num_samples: int, random: torch.Generator) -> Tensor:
+        """Draw reparameterised samples.
+
+        Returns:
+            ``[..., num_samples, D]``, differentiable in mean and log-variance.
+        """
+        mean = self.mean.unsqueeze(-2)
+        noise = torch.randn(
+            *self.mean.shape[:-1], num_samples, self.mean.shape[-1], generator=random
+        )
+        return torch.addcmul(mean, (0.5 * self.log_variance).exp().unsqueeze(-2), noise.to(mean))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-density of ``value`` ``[..., D]`` summed over D: ``[...]``."""
+        squares = (value - self.mean).square() * self.precision
+        return -0.5 * (squares + self.log_variance + LOG_TWO_PI).sum(-1)
+
+    def kl(self, other: "DiagonalGaussian") -> Tensor:
+        """Return KL(self ‖ other) in nats, summed over D: ``[...]``."""
+        log_ratio = self.log_variance - other.log_variance
+        squares = (self.mean - other.mean).square() * other.precision
+        return 0.5 * (log_ratio.exp() + squares - 1 - log_ratio).sum(-1)
+
+    def unsqueeze(self, axis: int) -> "DiagonalGaussian":
+        """Insert a batch axis."""
+        return DiagonalGaussian(self.mean.unsqueeze(axis), self.log_variance.unsqueeze(axis))
+
+    def where(self, condition: Tensor, other: "DiagonalGaussian") -> "DiagonalGaussian":
+        """Keep this distribution where ``condition`` ``[...]`` holds and take ``other`` elsewhere."""
+        keep = condition.unsqueeze(-1)
+        return DiagonalGaussian(
+            torch.where(keep, self.mean, other.mean),
+            torch.where(keep, self.log_variance, other.log_variance),
+        )

@@ -1,0 +1,139 @@
+"""Mixtures of diagonal Gaussians, their sampling, and their divergence from one Gaussian.
+
+KL(mixture ‖ Gaussian) has no closed form. Two estimates are offered:
+
+* the convexity bound Σ_k w_k KL(N_k ‖ N), which exceeds the KL by the mutual information
+  I(z; k) ≤ log C, and needs only four weighted moments over the components;
+* an unbiased Monte Carlo estimate, whose densities are computed by matrix products.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vsm.probability.gaussian import LOG_TWO_PI, DiagonalGaussian
+
+
+class Moments(NamedTuple):
+    """Weighted moments over the components of a mixture, each ``[..., D]``."""
+
+    mean: Tensor
+    mean_variance: Tensor
+    variance_of_means: Tensor
+    mean_log_variance: Tensor
+
+    def bound_on_kl(self, other: DiagonalGaussian) -> Tensor:
+        """Return Σ_k w_k KL(N_k ‖ other), summed over D.
+
+        ``other`` may have more batch axes than the mixture, by broadcasting: with mixtures
+        ``[T, N, 1, D]`` and ``other`` ``[T, N, Q, D]`` the result is ``[T, N, Q]``.
+        """
+        spread = self.mean_variance + self.variance_of_means
+        squares = (spread + (self.mean - other.mean).square()) * other.precision
+        return 0.5 * (other.log_variance - self.mean_log_variance + squares - 1).sum(-1)
+
+    def unsqueeze(self, axis: int) -> "Moments":
+        """Insert a batch axis."""
+        return Moments(*(moment.unsqueeze(axis) for moment in self))
+
+    def matched(self) -> DiagonalGaussian:
+        """Return the Gaussian with the mixture's mean and variance."""
+        return DiagonalGaussian(self.mean, (self.mean_variance + self.variance_of_means).log())
+
+
+def weighted_moments(weights: Tensor, components: DiagonalGaussian) -> Moments:
+    """Moments of mixtures that share components: ``weights [..., C]`` over ``components [C, D]``.
+
+    The variance of the means is taken about their plain average before weighting, because
+    E[μ²] − E[μ]² of features far from zero cancels catastrophically in single precision.
+    """
+    centre = _centre(components.mean, -2)
+    centred = components.mean - centre
+    mean = weights @ centred
+    variance_of_means = (weights @ centred.square() - mean.square()).clamp_min(0)
+    return Moments(
+        mean + centre,
+        weights @ components.variance,
+        variance_of_means,
+        weights @ components.log_variance,
+    )
+
+
+def _centre(means: Tensor, axis: int) -> Tensor:
+    """Average ``means`` over ``axis`` without gradient; zero where the axis is empty."""
+    detached = means.detach()
+    return detached.mean(axis) if means.shape[axis] else detached.sum(axis)
+
+
+@dataclass(frozen=True)
+class GaussianMixture:
+    """An equally weighted mixture, as in Eq. 10: (1/C) Σ_c N_c.
+
+    Attributes:
+        components: mean and log-variance ``[..., C, D]``.
+    """
+
+    components: DiagonalGaussian
+
+    @property
+    def num_components(self) -> int:
+        """C."""
+        return self.components.mean.shape[-2]
+
+    def moments(self) -> Moments:
+        """Return the equally weighted moments over the components, each ``[..., D]``."""
+        mean = self.components.mean.mean(-2)
+        return Moments(
+            mean,
+            self.components.variance.mean(-2),
+            (self.components.mean - mean.unsqueeze(-2)).square().mean(-2),
+            self.components.log_variance.mean(-2),
+        )
+
+    def sample(self, num_samples: int, random: torch.Generator) -> Tensor:
+        """Draw stratified, reparameterised samples.
+
+        Every component gives ⌊L/C⌋ of the L samples; the remainder comes from distinct components
+        chosen at random, a fresh choice for every batch element. Each sample by itself is
+        distributed as the mixture.
+
+        Returns:
+            ``[..., L, D]``.
+        """
+        *batch, count, width = self.components.mean.shape
+        repeats, remainder = divmod(num_samples, count)
+        order = torch.rand(*batch, count, generator=random).argsort(-1)  # [..., C]
+        chosen = torch.cat([order] * repeats + [order[..., :remainder]], -1)  # [..., L]
+        # Which sample came from which component must say nothing about its position: the L-th
+        # samples of all classes form one classifier. `order` is random, so positions are too.
+        index = chosen.unsqueeze(-1).expand(*batch, num_samples, width).to(self.components.mean.device)
+        mean = self.components.mean.gather(-2, index)
+        log_variance = self.components.log_variance.gather(-2, index)
+        noise = torch.randn(*batch, num_samples, width, generator=random).to(mean)
+        return torch.addcmul(mean, (0.5 * log_variance).exp(), noise)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-density of ``value`` ``[..., L, D]``: ``[..., L]``."""
+        log_densities = pairwise_log_prob(value, self.components)  # [..., L, C]
+        weights = -torch.log(torch.tensor(float(self.num_components)))
+        return torch.logsumexp(log_densities, -1) + weights
+
+
+def pairwise_log_prob(values: Tensor, components: DiagonalGaussian) -> Tensor:
+    """Log-density of every value under every component, by matrix products.
+
+    Args:
+        values: ``[..., L, D]``.
+        components: ``[..., C, D]``.
+
+    Returns:
+        ``[..., L, C]``.
+    """
+    centre = _centre(components.mean, -2).unsqueeze(-2)
+    values, means = values - centre, components.mean - centre
+    precision = components.precision
+    squares = values.square() @ precision.mT - 2 * values @ (means * precision).mT
+    constants = (means.square() * precision + components.log_variance + LOG_TWO_PI).sum(-1)
+    return -0.5 * (squares + constants.unsqueeze(-2))

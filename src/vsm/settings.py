@@ -1,0 +1,214 @@
+"""Every setting of a run, typed; the line under a field is its ``--help``.
+
+Nothing here imports torch, so that the command line answers at once. Letters in brackets are the
+paper's symbols.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from vsm.errors import SettingsError
+
+Method = Literal["protonet", "vpn", "rote", "transformed", "vsm"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The network around the memory."""
+
+    backbone: Literal["conv4"] = "conv4"
+    """Feature extractor; conv4 adapts its depth to 28, 32 or 84 pixel images."""
+    channels: int = 64
+    """Channels of every convolution; 64 gives the paper's 256 features."""
+    keep_probability: float = 1.0
+    """Chance that an activation survives dropout (the paper's table: 0.9 Omniglot, 0.5 others)."""
+    hidden_units: int = 256
+    """Width of the hidden layers of the inference and prior networks."""
+    residual: bool = True
+    """Let the networks add to their input, so that they start as the identity; the paper's do not."""
+    initial_log_variance: float = -4.0
+    """Log-variance of every Gaussian before training; 0 leaves the default initialisation."""
+    normalise_features: bool = False
+    """Scale every feature vector to length one."""
+    distance: Literal["squared_euclidean", "cosine"] = "squared_euclidean"
+    """d of Eq. 1 between a query's features and a prototype."""
+    temperature: float = 1.0
+    """Distances are divided by this before the softmax."""
+    learn_temperature: bool = False
+    """Train the temperature with the other parameters."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "channels", "hidden_units", "temperature")
+        _require_between(self, 0.0, 1.0, "keep_probability", low_open=True)
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """How the memory is addressed, recalled, updated and bounded."""
+
+    recall: Literal["soft", "mixture", "gumbel"] = "soft"
+    """How the latent memory m is drawn: one moment-matched Gaussian, ancestral, or Gumbel-softmax."""
+    soft_variance: Literal["moment_matched", "averaged"] = "moment_matched"
+    """Variance of soft recall: that of the mixture, or the plain average of the slots' variances."""
+    gumbel_temperature: float = 0.5
+    """Temperature of the relaxed one-hot weights of Gumbel recall."""
+    addressing: Literal["cosine", "dot"] = "cosine"
+    """Similarity g of Eq. 9 between a slot and the support mean."""
+    centre_addressing: bool = True
+    """Compare relative to the mean of all slots, since post-ReLU features share a common part."""
+    addressing_scale: float | None = None
+    """Factor on the similarity before the softmax; unset: 30 for cosine, 1 for dot."""
+    learn_addressing_scale: bool = True
+    """Train that factor with the other parameters."""
+    top_k: int | None = None
+    """Address only the k most similar slots."""
+    update: Literal["attention", "mean"] = "attention"
+    """New content of a slot: graph attention over its samples (Eqs. 11-12), or their mean."""
+    update_activation: Literal["identity", "softmax", "relu", "tanh"] = "identity"
+    """σ of Eq. 12."""
+    retention: float = 0.7
+    """α of Eq. 13: how much of the old content stays (the paper: 0.7 for 1-shot, 0.8 for 5-shot)."""
+    mask: Literal["none", "own", "task"] = "task"
+    """Slots hidden from a class while training: none, its own, or those of all classes of its task."""
+    capacity: int | None = None
+    """Largest number of slots; unset: one for every class ever seen."""
+    capacity_policy: Literal["first_come", "least_recently_updated"] = "first_come"
+    """When full: ignore new classes, or drop the slot whose last update is the oldest."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "gumbel_temperature", "addressing_scale", "top_k", "capacity")
+        _require_between(self, 0.0, 1.0, "retention")
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """Monte Carlo samples, separately for training and for evaluation."""
+
+    train_memory: int = 150
+    """Latent memories m drawn for a class in training (J)."""
+    train_prototypes: int = 100
+    """Prototypes z drawn for a class in training (L)."""
+    evaluation_memory: int = 150
+    """J at validation and test."""
+    evaluation_prototypes: int = 100
+    """L at validation and test."""
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            self, "train_memory", "train_prototypes", "evaluation_memory", "evaluation_prototypes"
+        )
+
+
+@dataclass(frozen=True)
+class ObjectiveSettings:
+    """Weights and estimators of Eq. 14."""
+
+    beta_z: float = 1e-3
+    """Weight of the KL of the prototypes (its KL is summed over features)."""
+    beta_m: float = 1e-3
+    """Weight of the KL of the latent memory."""
+    kl: Literal["bound", "monte_carlo"] = "bound"
+    """KL of a mixture: the convexity bound, or an unbiased Monte Carlo estimate."""
+    likelihood: Literal["mean_of_logs", "log_of_mean"] = "mean_of_logs"
+    """Average over prototype samples outside the log as in Eq. 14, or inside it."""
+
+    def __post_init__(self) -> None:
+        for name in ("beta_z", "beta_m"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"{name}: must not be negative, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class OptimiserSettings:
+    """Adam and its schedule."""
+
+    learning_rate: float = 1e-3
+    """Step size (the paper: 2.5e-4 for 1-shot, 1e-4 for 5-shot)."""
+    schedule: Literal["constant", "cosine", "step"] = "cosine"
+    """Learning rate over the run: constant as in the paper, cosine to zero, or halved in steps."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly from zero."""
+    halve_every: int = 2000
+    """Steps between halvings of the `step` schedule."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay (AdamW)."""
+    clip_norm: float | None = None
+    """Largest norm of the gradient; unset: no clipping."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "learning_rate", "halve_every", "clip_norm")
+
+
+@dataclass(frozen=True)
+class ValidationSettings:
+    """Validation while training; the best model by it is kept."""
+
+    every: int = 500
+    """Steps between validations; the last step is always validated."""
+    episodes: int = 400
+    """Episodes of each validation."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "every", "episodes")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """All that defines a training run; written to config.yaml in its directory."""
+
+    data: str = "glyphs"
+    """Dataset by name."""
+    method: Method = "vsm"
+    """protonet (means), vpn (Eq. 4), or a memory: rote, transformed, vsm."""
+    way: int = 5
+    """Classes of an episode (N)."""
+    shot: int = 1
+    """Support images of a class (K)."""
+    queries: int = 15
+    """Query images of a class (Q) in training and validation."""
+    tasks: int = 8
+    """Episodes of one training step (T)."""
+    steps: int = 2000
+    """Training steps."""
+    seed: int = 0
+    """The one seed from which all randomness is derived."""
+    checkpoint_every: int = 100
+    """Steps between saves of the state from which --resume continues."""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    memory: MemorySettings = field(default_factory=MemorySettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    validation: ValidationSettings = field(default_factory=ValidationSettings)
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise SettingsError(
+                f"method: expected one of {', '.join(METHODS)}, got {self.method!r}"
+            )
+        _require_positive(
+            self, "way", "shot", "queries", "tasks", "steps", "checkpoint_every"
+        )
+
+    @property
+    def uses_memory(self) -> bool:
+        """Whether the method has a long-term memory."""
+        return self.method in ("rote", "transformed", "vsm")
+
+
+def _require_positive(settings: object, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value <= 0:
+            raise SettingsError(f"{name}: must be greater than 0, got {value}")
+
+
+def _require_between(
+    settings: object, low: float, high: float, *names: str, low_open: bool = False
+) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if not low <= value <= high or (low_open and value == low):
+            bracket = "(" if low_open else "["
+            raise SettingsError(f"{name}: must lie in {bracket}{low}, {high}], got {value}")

@@ -1,0 +1,258 @@
+"""Training, top to bottom: set-up → steps → validation → checkpoints.
+
+One step: sampler → episode → features → consolidation of the previous step's observations →
+recall → prototypes → probabilities → objective → optimiser; its own features then become the
+pending observations of the next step. So the attention vector of Eq. 11 learns, and no task
+recalls what its own queries wrote.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from vsm.data import EpisodeBatch, EpisodeSampler, ImageDataset, open_dataset
+from vsm.errors import RunError
+from vsm.evaluation import Evaluation, evaluate
+from vsm.files import write_text
+from vsm.interruption import Interrupted, stop_request
+from vsm.memory import Memory, Observations
+from vsm.memory.addressing import entropy
+from vsm.model import FewShotModel
+from vsm.objective import objective
+from vsm.runs import (
+    RunDirectory,
+    TrainingState,
+    load_resume,
+    save_best,
+    save_resume,
+    settled_memory,
+)
+from vsm.seeding import generator
+from vsm.settings import OptimiserSettings, RunSettings
+
+LOG_EVERY = 10
+VALIDATION_SEED = 0
+
+
+class Progress(Protocol):
+    """What the loop tells whoever watches."""
+
+    def step(self, step: int, loss: float) -> None:
+        """A step is done."""
+
+    def validated(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
+        """A validation is done."""
+
+
+class Silence:
+    """Nobody watches."""
+
+    def step(self, step: int, loss: float) -> None:
+        """Say nothing."""
+
+    def validated(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
+        """Say nothing."""
+
+
+def train(
+    settings: RunSettings, output: Path, resume: bool = False, progress: Progress | None = None
+) -> RunDirectory:
+    """Train a model and leave a run directory.
+
+    Args:
+        settings: all that defines the run; the same settings give the same run, bit for bit.
+        output: the run directory.
+        resume: go on from the last state in ``output``, if there is one.
+        progress: told of every step and validation.
+
+    Raises:
+        Interrupted: after saving, when the process was asked to stop.
+    """
+    progress = progress or Silence()
+    dataset = open_dataset(settings.data)
+    sampler, validation = training_samplers(settings, dataset)
+    model = FewShotModel(settings, dataset.image_shape)
+    optimiser = build_optimiser(model, settings.optimiser)
+    run, state = _open_run(settings, output, resume, model, optimiser)
+    started = time.monotonic()
+    with _metrics_log(run, state.step) as log, stop_request() as stop:
+        while state.step < settings.steps:
+            state.step += 1
+            batch = sampler.draw(settings.tasks, generator(settings.seed, "episodes", state.step))
+            measured = training_step(model, optimiser, dataset, batch, state)
+            progress.step(state.step, measured["loss"])
+            if state.step % LOG_EVERY == 0:
+                log({"step": state.step, "seconds": time.monotonic() - started, **measured})
+            if state.step % settings.validation.every == 0 or state.step == settings.steps:
+                memory = settled_memory(model, state)
+                result = evaluate(
+                    model, memory, validation, settings.validation.episodes, VALIDATION_SEED
+                )
+                is_best = result.accuracy.mean > state.best_accuracy
+                if is_best:
+                    state.best_step, state.best_accuracy = state.step, result.accuracy.mean
+                    save_best(run, model, memory, state.step, dataset.class_names)
+                log({"step": state.step, "validation": _summary(result)})
+                progress.validated(state.step, result, is_best)
+            at_end = state.step == settings.steps
+            if state.step % settings.checkpoint_every == 0 or at_end or stop:
+                save_resume(run, model, optimiser, state)
+            if stop.signal_number is not None and not at_end:
+                raise Interrupted(
+                    stop.signal_number,
+                    f"stopped and saved at step {state.step} of {settings.steps}; "
+                    f"go on with: vsm train --output {output} --resume",
+                )
+    return run
+
+
+def training_samplers(
+    settings: RunSettings, dataset: ImageDataset
+) -> tuple[EpisodeSampler, EpisodeSampler]:
+    """Return the samplers of training and validation episodes."""
+    shape = (settings.way, settings.shot, settings.queries)
+    validation_way = min(settings.way, len(dataset.classes("validation")))
+    return (
+        EpisodeSampler(dataset, "train", *shape),
+        EpisodeSampler(dataset, "validation", validation_way, *shape[1:]),
+    )
+
+
+def training_step(
+    model: FewShotModel,
+    optimiser: torch.optim.Optimizer,
+    dataset: ImageDataset,
+    batch: EpisodeBatch,
+    state: TrainingState,
+) -> dict[str, float]:
+    """Do step ``state.step`` on ``batch``; change model, optimiser, and the memory in ``state``.
+
+    Returns:
+        What is logged: the terms of the objective, accuracy, and signs of the memory's health.
+    """
+    settings = model.settings
+    model.train()
+    set_learning_rate(optimiser, settings.optimiser, state.step, settings.steps)
+    random = generator(settings.seed, "noise", state.step)
+
+    images = dataset.normalise(dataset.load(batch.image_ids).flatten(0, 2))  # [T·N·(K+Q), C, H, W]
+    features = model.embed(images, random).unflatten(0, batch.image_ids.shape)  # [T, N, K+Q, D]
+    support, queries = features.split([settings.shot, settings.queries], 2)
+
+    memory = _consolidate_pending(model, state)  # Eqs. 11-13, inside this step's graph
+    hidden = None if memory is None else memory.hidden_from(batch.class_ids, settings.memory.mask)
+    prediction = model(support, queries, memory, random, hidden)
+    prior = model.prior(queries) if prediction.posterior is not None else None
+    terms = objective(prediction, prior, settings.objective)
+
+    optimiser.zero_grad(set_to_none=True)
+    terms.total.backward()  # type: ignore[no-untyped-call]
+    gradient_norm = _clip(model, settings.optimiser.clip_norm)
+    optimiser.step()
+
+    measured = {
+        "loss": terms.total.item(),
+        "cross_entropy": terms.cross_entropy.item(),
+        "kl_z": terms.kl_z.item(),
+        "kl_m": terms.kl_m.item(),
+        "gradient_norm": gradient_norm,
+        "learning_rate": optimiser.param_groups[0]["lr"],
+    }
+    if memory is not None and prediction.recollection is not None:
+        state.memory = memory.detach()
+        nodes = batch.class_ids.unsqueeze(-1).expand(batch.image_ids.shape)
+        state.pending = Observations(features.detach().flatten(0, 2), nodes.flatten())
+        measured |= {
+            "address_entropy": entropy(prediction.recollection.weights.detach()).mean().item(),
+            "address_scale": model.recall.addressing.log_scale.exp().item(),
+            "slots": float(len(memory)),
+        }
+        if settings.memory.update == "attention":
+            measured["attention_gradient_norm"] = _norm(
+                model.consolidation.attention_memory, model.consolidation.attention_sample
+            )
+    return measured
+
+
+def _consolidate_pending(model: FewShotModel, state: TrainingState) -> Memory | None:
+    if state.memory is None or state.pending is None:
+        return state.memory
+    consolidated: Memory = model.consolidation(state.memory, state.pending, state.step - 1)
+    return consolidated
+
+
+def build_optimiser(model: FewShotModel, settings: OptimiserSettings) -> torch.optim.Optimizer:
+    """Return Adam over the parameters that learn."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(
+        learning, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+    )
+
+
+def set_learning_rate(
+    optimiser: torch.optim.Optimizer, settings: OptimiserSettings, step: int, num_steps: int
+) -> None:
+    """Set the learning rate of ``step``, counted from 1."""
+    factor = min(1.0, step / settings.warmup_steps) if settings.warmup_steps else 1.0
+    if settings.schedule == "cosine":
+        factor *= 0.5 * (1 + math.cos(math.pi * (step - 1) / num_steps))
+    elif settings.schedule == "step":
+        factor *= 0.5 ** ((step - 1) // settings.halve_every)
+    for group in optimiser.param_groups:
+        group["lr"] = settings.learning_rate * factor
+
+
+def _clip(model: FewShotModel, largest: float | None) -> float:
+    """Scale the gradient down to ``largest`` if it is longer; return its norm before that."""
+    limit = math.inf if largest is None else largest
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), limit, foreach=True).item()
+
+
+def _norm(*parameters: torch.nn.Parameter) -> float:
+    gradients = [p.grad.norm() for p in parameters if p.grad is not None]
+    return torch.stack(gradients).norm().item() if gradients else 0.0
+
+
+def _open_run(
+    settings: RunSettings,
+    output: Path,
+    resume: bool,
+    model: FewShotModel,
+    optimiser: torch.optim.Optimizer,
+) -> tuple[RunDirectory, TrainingState]:
+    """Begin a run, or take up the one in ``output`` at its last state."""
+    run = RunDirectory(output)
+    if run.exists() and not resume:
+        raise RunError(
+            f"output: {output} already holds a run; go on with --resume, replace it with "
+            "--overwrite, or choose another --output"
+        )
+    if run.exists() and run.resume.is_file():
+        return run, load_resume(run, model, optimiser)
+    run.create(settings)
+    memory = Memory.empty(model.num_features) if settings.uses_memory else None
+    return run, TrainingState(step=0, memory=memory, pending=None)
+
+
+@contextmanager
+def _metrics_log(run: RunDirectory, step: int) -> Iterator[Any]:
+    """Yield a function that appends a row; rows after ``step`` belong to work that was lost."""
+    kept = [row for row in run.read_metrics() if row["step"] <= step]
+    write_text(run.metrics, "".join(json.dumps(row) + "\n" for row in kept))
+    with run.metrics.open("a", encoding="utf-8") as file:
+
+        def log(row: dict[str, Any]) -> None:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+        yield log
+
+
+def _summary(result: Evaluation) -> dict[str, float]:
+    return {"accuracy": result.accuracy.mean, "ci95": result.accuracy.ci95, "nll": result.nll}

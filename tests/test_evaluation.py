@@ -1,0 +1,118 @@
+"""Evaluation: cached features, identical episodes, memory left alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vsm.data import EpisodeSampler, ImageDataset
+from vsm.evaluation import batch_statistics, embed_images, evaluate
+from vsm.memory import Memory
+from vsm.model import FewShotModel
+from vsm.settings import METHODS, Method, RunSettings
+
+
+def build(settings: RunSettings, dataset: ImageDataset, method: Method = "vsm") -> FewShotModel:
+    model = FewShotModel(replace(settings, method=method), dataset.image_shape)
+    # Give batch norm running statistics that differ from a batch's own.
+    model.embed(dataset.normalise(dataset.load(torch.arange(60))))
+    return model
+
+
+def memory_for(model: FewShotModel) -> Memory:
+    ids = torch.arange(5)
+    content = torch.rand(5, model.num_features, generator=torch.Generator().manual_seed(0))
+    return Memory(content, ids, ids, ids)
+
+
+def test_cached_features_equal_embedding_every_episode_anew(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    model = build(tiny_settings, tiny_dataset, "protonet")
+    sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
+    measured = evaluate(model, None, sampler, 7, seed=0)
+    model.eval()
+    rows = []
+    for batch in sampler.evaluation_episodes(7, 0):
+        for image_ids in batch.image_ids:
+            images = tiny_dataset.normalise(tiny_dataset.load(image_ids.flatten()))
+            features = model.embed(images).unflatten(0, (1, 3, 3))
+            out = model(features[:, :, :1], features[:, :, 1:], None, torch.Generator())
+            rows.append(out.log_probabilities[0, :, :, 0])
+    log_probabilities = torch.stack(rows)  # [E, B, N]
+    labels = torch.tensor([0, 0, 1, 1, 2, 2]).expand(7, -1)
+    assert torch.equal(measured.correct, log_probabilities.argmax(-1) == labels)
+    torch.testing.assert_close(
+        measured.log_likelihood, log_probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    )
+    torch.testing.assert_close(measured.confidence, log_probabilities.exp().amax(-1))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_evaluation_is_deterministic_and_leaves_model_and_memory_alone(
+    method: Method, tiny_settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    model = build(tiny_settings, tiny_dataset, method)
+    memory = memory_for(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    content = memory.content.clone()
+    sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
+    one = evaluate(model, memory, sampler, 60, seed=0)
+    two = evaluate(model, memory, sampler, 60, seed=0)
+    assert torch.equal(one.log_likelihood, two.log_likelihood)
+    assert torch.equal(memory.content, content)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.training
+
+
+def test_a_longer_evaluation_begins_with_the_shorter_one(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    model = build(tiny_settings, tiny_dataset, "protonet")
+    sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
+    long = evaluate(model, None, sampler, 110, seed=0)
+    short = evaluate(model, None, sampler, 100, seed=0)
+    assert torch.equal(long.correct[:100], short.correct)
+    assert len(long.correct) == 110
+
+
+def test_accuracy_nll_and_interval_come_from_the_episodes(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    model = build(tiny_settings, tiny_dataset, "vpn")
+    sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
+    result = evaluate(model, None, sampler, 40, seed=0)
+    per_episode = result.correct.double().mean(1)
+    assert result.accuracy.mean == pytest.approx(per_episode.mean().item())
+    assert result.accuracy.ci95 == pytest.approx(1.96 * per_episode.std().item() / 40**0.5, rel=1e-3)
+    assert result.nll == pytest.approx(-result.log_likelihood.mean().item(), rel=1e-5)
+
+
+def test_transductive_batch_norm_uses_the_episodes_statistics_and_keeps_the_running_ones(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    model = build(tiny_settings, tiny_dataset, "protonet")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
+    inductive = evaluate(model, None, sampler, 5, seed=0)
+    transductive = evaluate(model, None, sampler, 5, seed=0, batch_norm="transductive")
+    assert not torch.allclose(inductive.log_likelihood, transductive.log_likelihood)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    images = tiny_dataset.normalise(tiny_dataset.load(torch.arange(9)))
+    model.eval()
+    with batch_statistics(model):
+        inside = model.embed(images)
+    model.train()
+    torch.testing.assert_close(inside, model.embed(images))
+
+
+def test_embedding_in_parts_equals_embedding_at_once(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build(tiny_settings, tiny_dataset, "protonet")
+    ids = torch.arange(50)
+    whole = embed_images(model, tiny_dataset, ids)
+    monkeypatch.setattr("vsm.evaluation.EMBEDDING_BATCH", 7)
+    counted: list[int] = []
+    torch.testing.assert_close(embed_images(model, tiny_dataset, ids, counted.append), whole)
+    assert sum(counted) == 50

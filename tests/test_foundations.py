@@ -1,0 +1,102 @@
+"""Seeding, atomic files, statistics, run-time set-up."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from vsm.files import atomic_directory, atomic_path, write_text
+from vsm.runtime import keep_allocations
+from vsm.seeding import default_generator, derive_seed, generator
+from vsm.statistics import estimate, reliability
+
+
+def test_seeds_depend_on_every_part_and_their_order() -> None:
+    seeds = [
+        derive_seed(0),
+        derive_seed(1),
+        derive_seed(0, "a"),
+        derive_seed(0, "b"),
+        derive_seed(0, "a", "b"),
+        derive_seed(0, "b", "a"),
+        derive_seed(0, "a", 1),
+        derive_seed(0, "a1"),
+    ]
+    assert len(set(seeds)) == len(seeds)
+    assert derive_seed(0, "noise", 3) == derive_seed(0, "noise", 3)
+
+
+def test_generators_of_one_name_draw_the_same() -> None:
+    one, two = (torch.rand(4, generator=generator(0, "x")) for _ in range(2))
+    assert torch.equal(one, two)
+
+
+def test_the_default_generator_is_restored() -> None:
+    torch.manual_seed(0)
+    with default_generator(5, "weights"):
+        inside = torch.rand(2)
+    after = torch.rand(2)
+    torch.manual_seed(0)
+    assert torch.equal(after, torch.rand(2))
+    with default_generator(5, "weights"):
+        assert torch.equal(inside, torch.rand(2))
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path: Path) -> None:
+    target = tmp_path / "file.txt"
+    write_text(target, "old")
+
+    def fail() -> None:
+        with atomic_path(target) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        fail()
+    assert target.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_a_folder_that_another_process_made_first_is_kept(tmp_path: Path) -> None:
+    target = tmp_path / "folder"
+    with atomic_directory(target) as ours:
+        (ours / "who").write_text("ours")
+        target.mkdir()
+        (target / "who").write_text("theirs")
+    assert (target / "who").read_text() == "theirs"
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_the_interval_covers_the_true_mean_95_times_in_100(random: torch.Generator) -> None:
+    hits = 0
+    for _ in range(1000):
+        one = estimate(torch.randn(200, generator=random) + 3)
+        hits += abs(one.mean - 3) <= one.ci95
+    assert 930 <= hits <= 970
+
+
+def test_calibration_error_equals_a_plain_loop(random: torch.Generator) -> None:
+    confidence = torch.rand(500, generator=random)
+    correct = torch.rand(500, generator=random) < 0.6
+    expected = 0.0
+    for b in range(15):
+        inside = [
+            i for i in range(500) if b / 15 < confidence[i].item() <= (b + 1) / 15
+        ]
+        if inside:
+            mean_confidence = sum(confidence[i].item() for i in inside) / len(inside)
+            accuracy = sum(correct[i].item() for i in inside) / len(inside)
+            expected += len(inside) / 500 * abs(accuracy - mean_confidence)
+    measured = reliability(confidence, correct).expected_calibration_error
+    assert measured == pytest.approx(expected, abs=1e-6)
+
+
+def test_confident_and_right_is_calibrated_and_confident_and_wrong_is_not() -> None:
+    certain = torch.ones(10)
+    assert reliability(certain, torch.ones(10)).expected_calibration_error == 0
+    assert reliability(certain, torch.zeros(10)).expected_calibration_error == 1
+
+
+def test_the_allocator_setting_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VSM_KEEP_ALLOCATIONS", "0")
+    assert keep_allocations() is False

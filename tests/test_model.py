@@ -1,0 +1,183 @@
+"""The forward pass: limits in which methods coincide, symmetries, and robustness."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from vsm.classifier import predictive
+from vsm.memory import Memory
+from vsm.model import FewShotModel, Prediction
+from vsm.networks import MemoryConditionedNetwork
+from vsm.objective import objective
+from vsm.settings import (
+    METHODS,
+    MemorySettings,
+    Method,
+    ModelSettings,
+    RunSettings,
+    SamplingSettings,
+)
+
+TASKS, WAY, SHOT, QUERIES, SLOTS = 2, 3, 2, 4, 9
+IMAGE = (1, 28, 28)
+WIDTH = 16  # four channels on a 2×2 grid
+
+
+def build(method: Method, residual: bool = False, **memory: object) -> FewShotModel:
+    settings = RunSettings(
+        method=method,
+        model=ModelSettings(
+            channels=4, hidden_units=8, residual=residual, initial_log_variance=0.0
+        ),
+        memory=replace(MemorySettings(), **memory),  # type: ignore[arg-type]
+        sampling=SamplingSettings(6, 5, 6, 5),
+    )
+    return FewShotModel(settings, IMAGE).double()
+
+
+def features(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return scale * torch.rand(*shape, WIDTH, generator=random).double()
+
+
+def memory_of(num_slots: int, scale: float = 1.0) -> Memory:
+    ids = torch.arange(num_slots)
+    return Memory(features(num_slots, seed=3, scale=scale), ids, ids + 1, ids)
+
+
+def forward(
+    model: FewShotModel, memory: Memory | None = None, scale: float = 1.0, seed: int = 0
+) -> Prediction:
+    prediction: Prediction = model(
+        features(TASKS, WAY, SHOT, seed=1, scale=scale),
+        features(TASKS, WAY, QUERIES, seed=2, scale=scale),
+        memory_of(SLOTS, scale) if memory is None else memory,
+        torch.Generator().manual_seed(seed),
+    )
+    return prediction
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_probabilities_are_normalised(method: Method) -> None:
+    probabilities = predictive(forward(build(method)).log_probabilities).exp()
+    assert probabilities.shape == (TASKS, WAY * QUERIES, WAY)
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(TASKS, WAY * QUERIES).double())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_slots", [0, 1, SLOTS])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e4])
+def test_losses_and_gradients_stay_finite(method: Method, num_slots: int, scale: float) -> None:
+    model = build(method)
+    prediction = forward(model, memory_of(num_slots, scale), scale)
+    queries = features(TASKS, WAY, QUERIES, seed=2, scale=scale)
+    prior = model.prior(queries) if method != "protonet" else None
+    terms = objective(prediction, prior, model.settings.objective)
+    assert terms.total.isfinite()
+    if terms.total.requires_grad:
+        terms.total.backward()  # type: ignore[no-untyped-call]
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all(), name
+
+
+def test_without_weights_on_the_memory_vsm_is_the_variational_prototype_network() -> None:
+    vsm, vpn = build("vsm"), build("vpn")
+    assert isinstance(vsm.inference, MemoryConditionedNetwork)
+    vsm.inference.first_memory.weight.data.zero_()
+    vpn.inference.first.load_state_dict(vsm.inference.first_support.state_dict())
+    vpn.inference.head.load_state_dict(vsm.inference.head.state_dict())
+    components = forward(vsm).posterior
+    single = forward(vpn).posterior
+    assert components is not None
+    assert single is not None
+    for attribute in ("mean", "log_variance"):
+        torch.testing.assert_close(
+            getattr(components.components, attribute),
+            getattr(single.components, attribute).expand(TASKS, WAY, 6, WIDTH),
+        )
+
+
+@pytest.mark.parametrize("method", ["vpn", "rote", "transformed", "vsm"])
+def test_with_identity_inference_and_no_variance_every_method_is_protonet(method: Method) -> None:
+    model = build(method, residual=True)  # residual networks start as the identity
+    model.inference.head.initial_log_variance = -1e9
+    expected = predictive(forward(build("protonet")).log_probabilities)
+    # The bound on log-variance leaves a standard deviation of exp(-5) for the samples.
+    measured = predictive(forward(model).log_probabilities)
+    torch.testing.assert_close(measured, expected, rtol=0, atol=0.05)
+
+
+def test_protonet_classifies_by_the_mean_of_the_support() -> None:
+    prediction = forward(build("protonet"))
+    support = features(TASKS, WAY, SHOT, seed=1)
+    torch.testing.assert_close(prediction.prototypes.squeeze(2), support.mean(2))
+
+
+@pytest.mark.parametrize("method", ["rote", "transformed", "vsm"])
+def test_memory_changes_the_prediction_and_is_not_changed_by_it(method: Method) -> None:
+    model = build(method)
+    memory = memory_of(SLOTS)
+    before = memory.content.clone()
+    one = forward(model, memory).log_probabilities
+    assert torch.equal(memory.content, before)
+    other = Memory(memory.content.flip(-1), memory.class_ids, memory.counts, memory.last_update)
+    assert not torch.allclose(one, forward(model, other).log_probabilities)
+
+
+@pytest.mark.parametrize("method", ["rote", "transformed", "vsm"])
+def test_the_order_of_slots_does_not_matter(method: Method) -> None:
+    model = build(method)
+    memory = memory_of(SLOTS)
+    shuffled = memory.keep(torch.randperm(SLOTS, generator=torch.Generator().manual_seed(5)))
+    torch.testing.assert_close(
+        forward(model, memory).log_probabilities, forward(model, shuffled).log_probabilities
+    )
+
+
+def test_a_memory_method_without_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match="memory: the method vsm needs one"):
+        build("vsm")(
+            features(1, 2, 1, seed=0), features(1, 2, 1, seed=0), None, torch.Generator()
+        )
+
+
+def test_splitting_the_first_layer_equals_concatenating_its_inputs() -> None:
+    network = MemoryConditionedNetwork(
+        WIDTH, ModelSettings(hidden_units=8, residual=False)
+    ).double()
+    samples, support = features(TASKS, WAY, 6, seed=0), features(TASKS, WAY, seed=1)
+    joined = torch.cat([samples, support.unsqueeze(2).expand(-1, -1, 6, -1)], -1)
+    weight = torch.cat([network.first_memory.weight, network.first_support.weight], 1)
+    first = torch.nn.functional.linear(joined, weight, network.first_support.bias)
+    expected = network.head(first, support.unsqueeze(2))
+    measured = network(samples, support)
+    torch.testing.assert_close(measured.mean, expected.mean)
+    torch.testing.assert_close(measured.log_variance, expected.log_variance)
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
+    one, two = build("vsm"), build("vsm")
+    assert all(
+        torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True)
+    )
+    other = FewShotModel(replace(one.settings, seed=1), IMAGE).double()
+    assert not torch.equal(
+        next(iter(one.backbone.parameters())), next(iter(other.backbone.parameters()))
+    )
+
+
+def test_building_a_model_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    build("vsm")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_normalised_features_have_length_one() -> None:
+    settings = RunSettings(model=ModelSettings(channels=4, normalise_features=True))
+    model = FewShotModel(settings, IMAGE)
+    lengths = model.embed(torch.rand(5, *IMAGE)).norm(dim=-1)
+    torch.testing.assert_close(lengths, torch.ones(5))

@@ -1,0 +1,292 @@
+"""One suite for every recall's contract, then the mathematics of each."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from vsm.memory import RECALLS, Recall
+from vsm.memory.recall import RoteRecall, TransformedRecall, VariationalRecall
+from vsm.probability import DiagonalGaussian, GaussianMixture
+from vsm.settings import MemorySettings, ModelSettings, ObjectiveSettings, RunSettings
+
+TASKS, WAY, SLOTS, WIDTH, SAMPLES = 2, 3, 7, 5, 11
+KINDS = [
+    ("rote", "soft", "bound"),
+    ("transformed", "soft", "bound"),
+    *(("vsm", kind, kl) for kind in ("soft", "mixture", "gumbel") for kl in ("bound", "monte_carlo")),
+]
+
+
+def build(method: str, kind: str = "soft", kl: str = "bound", **memory: object) -> Recall:
+    settings = RunSettings(
+        memory=replace(MemorySettings(recall=kind), **memory),  # type: ignore[arg-type]
+        model=ModelSettings(hidden_units=8, residual=False, initial_log_variance=0.0),
+        objective=ObjectiveSettings(kl=kl),  # type: ignore[arg-type]
+    )
+    torch.manual_seed(0)
+    return RECALLS[method](WIDTH, settings).double()
+
+
+@pytest.fixture(params=KINDS, ids="-".join)
+def recall(request: pytest.FixtureRequest) -> Recall:
+    return build(*request.param)
+
+
+@pytest.fixture
+def support_mean() -> Tensor:
+    return torch.rand(TASKS, WAY, WIDTH, generator=torch.Generator().manual_seed(1)).double()
+
+
+@pytest.fixture
+def content() -> Tensor:
+    return torch.rand(SLOTS, WIDTH, generator=torch.Generator().manual_seed(2)).double()
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_shapes_are_those_of_the_contract(
+    recall: Recall, support_mean: Tensor, content: Tensor
+) -> None:
+    recollection = recall(support_mean, content, None, SAMPLES, generator())
+    samples = SAMPLES if isinstance(recall, VariationalRecall) else 1
+    assert recollection.samples.shape == (TASKS, WAY, samples, WIDTH)
+    assert recollection.weights.shape == (TASKS, WAY, SLOTS)
+    assert recollection.divergence.shape == (TASKS, WAY)
+
+
+def test_reading_never_writes(recall: Recall, support_mean: Tensor, content: Tensor) -> None:
+    before = content.clone()
+    recall(support_mean, content, None, SAMPLES, generator())
+    assert torch.equal(content, before)
+
+
+def test_the_same_generator_gives_the_same_recollection(
+    recall: Recall, support_mean: Tensor, content: Tensor
+) -> None:
+    one = recall(support_mean, content, None, SAMPLES, generator())
+    two = recall(support_mean, content, None, SAMPLES, generator())
+    assert all(torch.equal(x, y) for x, y in zip(one, two, strict=True))
+
+
+def test_an_empty_memory_equals_one_with_every_slot_hidden(
+    recall: Recall, support_mean: Tensor, content: Tensor
+) -> None:
+    hidden = torch.ones(TASKS, WAY, SLOTS, dtype=torch.bool)
+    masked = recall(support_mean, content, hidden, SAMPLES, generator())
+    empty = recall(support_mean, torch.zeros(0, WIDTH).double(), None, SAMPLES, generator())
+    for recollection in (masked, empty):
+        assert recollection.samples.isfinite().all()
+        assert (recollection.divergence == 0).all()
+        assert (recollection.weights == 0).all()
+
+
+def test_gradients_stay_finite_with_hidden_rows_large_features_and_identical_slots(
+    recall: Recall, support_mean: Tensor, content: Tensor
+) -> None:
+    hidden = torch.zeros(TASKS, WAY, SLOTS, dtype=torch.bool)
+    hidden[0, 0] = True
+    for case in (content, content * 1e4, content[:1].expand(SLOTS, -1), torch.zeros_like(content)):
+        slots = case.clone().requires_grad_()
+        recollection = recall(support_mean, slots, hidden, SAMPLES, generator())
+        (recollection.samples.square().sum() + recollection.divergence.sum()).backward()
+        assert slots.grad is not None
+        assert slots.grad.isfinite().all()
+        for parameter in recall.parameters():
+            assert parameter.grad is None or parameter.grad.isfinite().all()
+
+
+def test_divergence_is_never_negative_beyond_sampling_error(
+    recall: Recall, support_mean: Tensor, content: Tensor
+) -> None:
+    recollection = recall(support_mean, content, None, 4000, generator())
+    assert (recollection.divergence >= -0.02).all()
+
+
+def test_permuting_classes_permutes_weights_and_divergence(
+    recall: Recall, support_mean: Tensor, content: Tensor
+) -> None:
+    if getattr(recall, "kl", "") == "monte_carlo" and getattr(recall, "kind", "") != "soft":
+        samples = 20_000  # a Monte Carlo divergence agrees only up to its error
+    else:
+        samples = SAMPLES
+    order = torch.tensor([2, 0, 1])
+    one = recall(support_mean, content, None, samples, generator())
+    two = recall(support_mean[:, order], content, None, samples, generator())
+    torch.testing.assert_close(two.weights, one.weights[:, order])
+    torch.testing.assert_close(two.divergence, one.divergence[:, order], rtol=0.1, atol=0.01)
+
+
+def test_rote_recall_is_the_addressed_average(support_mean: Tensor, content: Tensor) -> None:
+    recall = build("rote")
+    assert isinstance(recall, RoteRecall)
+    recollection = recall(support_mean, content, None, 1, generator())
+    for t in range(TASKS):
+        for n in range(WAY):
+            expected = sum(recollection.weights[t, n, a] * content[a] for a in range(SLOTS))
+            torch.testing.assert_close(recollection.samples[t, n, 0], expected)
+
+
+def test_rote_recall_of_nothing_is_the_support_mean(support_mean: Tensor) -> None:
+    empty = torch.zeros(0, WIDTH).double()
+    recollection = build("rote")(support_mean, empty, None, 1, generator())
+    assert torch.equal(recollection.samples.squeeze(-2), support_mean)
+
+
+def test_transformed_recall_transforms_the_rote_one(support_mean: Tensor, content: Tensor) -> None:
+    recall = build("transformed")
+    assert isinstance(recall, TransformedRecall)
+    rote = build("rote")(support_mean, content, None, 1, generator())
+    transformed = recall(support_mean, content, None, 1, generator())
+    torch.testing.assert_close(transformed.samples, recall.transformation(rote.samples))
+
+
+def slot_gaussians(recall: Recall, content: Tensor) -> DiagonalGaussian:
+    assert isinstance(recall, VariationalRecall)
+    gaussian: DiagonalGaussian = recall.network(content)
+    return gaussian
+
+
+@pytest.mark.parametrize("kind", ["soft", "mixture"])
+def test_samples_have_the_mean_and_variance_of_eq_8(
+    kind: str, support_mean: Tensor, content: Tensor
+) -> None:
+    recall = build("vsm", kind)
+    recollection = recall(support_mean, content, None, 60_000, generator())
+    slots = slot_gaussians(recall, content)
+    for t in range(TASKS):
+        for n in range(WAY):
+            weights = recollection.weights[t, n]
+            mean = sum(weights[a] * slots.mean[a] for a in range(SLOTS))
+            second = sum(
+                weights[a] * (slots.variance[a] + slots.mean[a] ** 2) for a in range(SLOTS)
+            )
+            assert isinstance(mean, Tensor)
+            assert isinstance(second, Tensor)
+            samples = recollection.samples[t, n]
+            torch.testing.assert_close(samples.mean(0), mean, rtol=0, atol=0.03)
+            torch.testing.assert_close(samples.var(0), second - mean**2, rtol=0.05, atol=0)
+
+
+def test_averaged_soft_variance_leaves_out_the_spread_of_the_slots(
+    support_mean: Tensor, content: Tensor
+) -> None:
+    recall = build("vsm", "soft", soft_variance="averaged")
+    recollection = recall(support_mean, content, None, 60_000, generator())
+    variance = recollection.weights @ slot_gaussians(recall, content).variance
+    torch.testing.assert_close(recollection.samples.var(2), variance, rtol=0.05, atol=0)
+
+
+def test_soft_divergence_is_that_of_the_matched_gaussian_from_the_prior(
+    support_mean: Tensor, content: Tensor
+) -> None:
+    recall = build("vsm", "soft")
+    recollection = recall(support_mean, content, None, 1, generator())
+    slots, prior = slot_gaussians(recall, content), slot_gaussians(recall, support_mean)
+    weights = recollection.weights[0, 1]
+    mean = (weights.unsqueeze(-1) * slots.mean).sum(0)
+    variance = (weights.unsqueeze(-1) * (slots.variance + slots.mean**2)).sum(0) - mean**2
+    matched = torch.distributions.Normal(mean, variance.sqrt())  # type: ignore[no-untyped-call]
+    target = torch.distributions.Normal(prior.mean[0, 1], prior.variance[0, 1].sqrt())  # type: ignore[no-untyped-call]
+    expected = torch.distributions.kl_divergence(matched, target).sum()
+    torch.testing.assert_close(recollection.divergence[0, 1], expected)
+
+
+@pytest.mark.parametrize("kind", ["mixture", "gumbel"])
+def test_monte_carlo_divergence_lies_below_the_bound_and_agrees_for_one_slot(
+    kind: str, support_mean: Tensor, content: Tensor
+) -> None:
+    bound = build("vsm", kind, "bound")(support_mean, content, None, 20_000, generator())
+    estimate = build("vsm", kind, "monte_carlo")(support_mean, content, None, 20_000, generator())
+    assert (bound.divergence >= estimate.divergence - 0.02).all()
+    one_slot = content[:1]
+    bound = build("vsm", kind, "bound")(support_mean, one_slot, None, 20_000, generator())
+    estimate = build("vsm", kind, "monte_carlo")(support_mean, one_slot, None, 20_000, generator())
+    torch.testing.assert_close(estimate.divergence, bound.divergence, rtol=0.05, atol=0.02)
+
+
+def test_monte_carlo_divergence_equals_a_direct_estimate(
+    support_mean: Tensor, content: Tensor
+) -> None:
+    recall = build("vsm", "mixture", "monte_carlo")
+    recollection = recall(support_mean, content, None, 300, generator())
+    slots, prior = slot_gaussians(recall, content), slot_gaussians(recall, support_mean)
+    density = torch.distributions.MixtureSameFamily(
+        torch.distributions.Categorical(recollection.weights[1, 2]),  # type: ignore[no-untyped-call]
+        torch.distributions.Independent(  # type: ignore[no-untyped-call]
+            torch.distributions.Normal(slots.mean, slots.variance.sqrt()), 1  # type: ignore[no-untyped-call]
+        ),
+    )
+    target = DiagonalGaussian(prior.mean[1, 2], prior.log_variance[1, 2])
+    samples = recollection.samples[1, 2]
+    expected = (density.log_prob(samples) - target.log_prob(samples)).mean()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(recollection.divergence[1, 2], expected)
+
+
+def test_ancestral_samples_come_from_slots_as_often_as_their_weights_say(
+    support_mean: Tensor, content: Tensor
+) -> None:
+    recall = build("vsm", "mixture", addressing_scale=2.0)
+    assert isinstance(recall, VariationalRecall)
+    far_apart = DiagonalGaussian(
+        100.0 * torch.arange(SLOTS).view(-1, 1).expand(-1, WIDTH).double(),
+        torch.full((SLOTS, WIDTH), -8.0).double(),
+    )
+    weights = recall.addressing(support_mean, content, None)
+    prior = slot_gaussians(recall, support_mean)
+    samples = recall._ancestral(weights, far_apart, prior, 20_000, generator())
+    slots = (samples[0, 0, :, 0] / 100).round().long()
+    frequency = torch.bincount(slots, minlength=SLOTS) / 20_000
+    torch.testing.assert_close(frequency.double(), weights[0, 0], rtol=0, atol=0.015)
+
+
+def test_soft_recall_teaches_the_addressing_and_ancestral_choice_does_not(
+    support_mean: Tensor, content: Tensor
+) -> None:
+    def scale_gradient(kind: str) -> Tensor | None:
+        recall = build("vsm", kind)
+        recall(support_mean, content, None, SAMPLES, generator()).samples.sum().backward()
+        return recall.addressing.log_scale.grad
+
+    soft, mixture, gumbel = (scale_gradient(kind) for kind in ("soft", "mixture", "gumbel"))
+    assert soft is not None
+    assert soft != 0
+    assert gumbel is not None
+    assert gumbel != 0
+    assert mixture is None
+
+
+def test_cold_gumbel_recall_approaches_the_ancestral_one(
+    support_mean: Tensor, content: Tensor
+) -> None:
+    cold = build("vsm", "gumbel", gumbel_temperature=0.05, addressing_scale=2.0)
+    ancestral = build("vsm", "mixture", addressing_scale=2.0)
+    one = cold(support_mean, content, None, 40_000, generator(1)).samples
+    two = ancestral(support_mean, content, None, 40_000, generator(2)).samples
+    torch.testing.assert_close(one.mean(2), two.mean(2), rtol=0, atol=0.03)
+    torch.testing.assert_close(one.var(2), two.var(2), rtol=0.06, atol=0)
+
+
+def test_hidden_slots_never_enter_gumbel_recall(support_mean: Tensor, content: Tensor) -> None:
+    hidden = torch.zeros(TASKS, WAY, SLOTS, dtype=torch.bool)
+    hidden[..., 3] = True
+    changed = content.clone()
+    recall = build("vsm", "gumbel", centre_addressing=False)
+    one = recall(support_mean, content, hidden, SAMPLES, generator())
+    changed[3] = 77.0
+    two = recall(support_mean, changed, hidden, SAMPLES, generator())
+    torch.testing.assert_close(one.samples, two.samples)
+
+
+def test_mixture_of_equal_slots_is_that_slot(support_mean: Tensor, content: Tensor) -> None:
+    recall = build("vsm", "soft")
+    same = content[:1].expand(SLOTS, -1)
+    slots = slot_gaussians(recall, content[:1])
+    moments = GaussianMixture(slots).moments()
+    recollection = recall(support_mean, same, None, 30_000, generator())
+    torch.testing.assert_close(
+        recollection.samples.mean(2), moments.mean.expand(TASKS, WAY, -1), rtol=0, atol=0.03
+    )

@@ -1,0 +1,298 @@
+"""Training: it learns, memory grows and is taught, and nothing is lost by stopping."""
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from vsm.data import EpisodeSampler, ImageDataset
+from vsm.errors import RunError
+from vsm.evaluation import Evaluation, evaluate
+from vsm.interruption import Interrupted
+from vsm.memory import Memory
+from vsm.model import FewShotModel
+from vsm.runs import RunDirectory, TrainingState, load_run, settled_memory
+from vsm.settings import METHODS, MemorySettings, Method, OptimiserSettings, RunSettings
+from vsm.training import Silence, build_optimiser, set_learning_rate, train, training_step
+
+
+@pytest.fixture(autouse=True)
+def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
+    monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
+
+
+class StopAt(Silence):
+    """Asks the process to stop at a step, as Ctrl-C does."""
+
+    def __init__(self, step: int, number: signal.Signals = signal.SIGINT) -> None:
+        self.at, self.number = step, number
+
+    def step(self, step: int, loss: float) -> None:
+        if step == self.at:
+            signal.raise_signal(self.number)
+
+
+def rows(run: Path) -> list[dict[str, object]]:
+    """Metrics without the wall clock."""
+    listed = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in listed]
+
+
+def assert_same_run(one: Path, two: Path) -> None:
+    for name in ("model.safetensors", "memory.safetensors", "resume.safetensors"):
+        assert (one / name).exists() == (two / name).exists()
+        if (one / name).exists():
+            assert (one / name).read_bytes() == (two / name).read_bytes(), name
+    assert rows(one) == rows(two)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_leaves_a_directory_that_loads(
+    method: Method, tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
+) -> None:
+    settings = replace(tiny_settings, method=method)
+    run = train(settings, tmp_path / "run")
+    assert run.settings() == settings
+    trained = load_run(run.path, tiny_dataset)
+    assert trained.settings == settings
+    assert run.memory.exists() == settings.uses_memory
+    if settings.uses_memory:
+        assert trained.memory is not None
+        assert len(trained.memory) > 3
+        assert trained.slot_names == tuple(
+            tiny_dataset.class_names[i] for i in trained.memory.class_ids.tolist()
+        )
+        assert not trained.memory.content.requires_grad
+    sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
+    evaluate(trained.model, trained.memory, sampler, 3, 0)
+
+
+@pytest.mark.parametrize("method", ["protonet", "vsm", "rote"])
+@pytest.mark.parametrize("stop_at", [1, 3, 4])
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+    method: Method, stop_at: int, tiny_settings: RunSettings, tmp_path: Path
+) -> None:
+    settings = replace(tiny_settings, method=method, steps=12)
+    train(settings, tmp_path / "whole")
+    with pytest.raises(Interrupted, match=f"stopped and saved at step {stop_at} of 12") as stopped:
+        train(settings, tmp_path / "parts", progress=StopAt(stop_at))
+    assert stopped.value.exit_code == 130
+    train(settings, tmp_path / "parts", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_termination_is_honoured_too(tiny_settings: RunSettings, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted) as stopped:
+        train(tiny_settings, tmp_path / "run", progress=StopAt(2, signal.SIGTERM))
+    assert stopped.value.exit_code == 143
+
+
+def test_signal_handlers_are_put_back(tiny_settings: RunSettings, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    train(tiny_settings, tmp_path / "run")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_crash_after_a_checkpoint_repeats_the_lost_steps_exactly(
+    tiny_settings: RunSettings, tmp_path: Path
+) -> None:
+    class PowerCut(Silence):
+        def step(self, step: int, loss: float) -> None:
+            if step == 11:  # the last checkpoint is of step 10, the last log line too
+                raise OSError("power cut")
+
+    settings = replace(tiny_settings, steps=14)
+    train(settings, tmp_path / "whole")
+    with pytest.raises(OSError, match="power cut"):
+        train(settings, tmp_path / "parts", progress=PowerCut())
+    with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 11, "half a li')
+    train(settings, tmp_path / "parts", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_resuming_a_finished_run_changes_nothing(
+    tiny_settings: RunSettings, tmp_path: Path
+) -> None:
+    train(tiny_settings, tmp_path / "run")
+    before = (tmp_path / "run" / "resume.safetensors").read_bytes()
+    train(tiny_settings, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "resume.safetensors").read_bytes() == before
+
+
+def test_an_existing_run_is_not_overwritten(tiny_settings: RunSettings, tmp_path: Path) -> None:
+    train(tiny_settings, tmp_path / "run")
+    with pytest.raises(RunError, match=r"already holds a run; go on with --resume, replace it"):
+        train(tiny_settings, tmp_path / "run")
+
+
+def step_through(
+    settings: RunSettings, dataset: ImageDataset, num_steps: int
+) -> tuple[FewShotModel, TrainingState, list[dict[str, float]]]:
+    model = FewShotModel(settings, dataset.image_shape)
+    optimiser = build_optimiser(model, settings.optimiser)
+    sampler = EpisodeSampler(dataset, "train", settings.way, settings.shot, settings.queries)
+    state = TrainingState(0, Memory.empty(model.num_features), None)
+    measured = []
+    for step in range(1, num_steps + 1):
+        state.step = step
+        batch = sampler.draw(settings.tasks, torch.Generator().manual_seed(step))
+        measured.append(training_step(model, optimiser, dataset, batch, state))
+    return model, state, measured
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_training_lowers_the_loss(
+    method: Method, tiny_settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    settings = replace(tiny_settings, method=method, tasks=4, steps=25)
+    _, _, measured = step_through(settings, tiny_dataset, 25)
+    losses = [row["cross_entropy"] for row in measured]
+    assert sum(losses[-5:]) / 5 < 0.6 * losses[0]
+
+
+def test_the_attention_vector_receives_gradient_and_moves(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    settings = replace(tiny_settings, model=replace(tiny_settings.model, residual=False))
+    start = FewShotModel(settings, tiny_dataset.image_shape).consolidation.attention_sample
+    model, _, measured = step_through(settings, tiny_dataset, 8)
+    assert measured[0]["attention_gradient_norm"] == 0  # nothing was pending
+    assert all(row["attention_gradient_norm"] > 0 for row in measured[3:])
+    assert not torch.equal(start, model.consolidation.attention_sample)
+
+
+def test_observations_wait_one_step_before_they_reach_the_memory(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    _, state, measured = step_through(tiny_settings, tiny_dataset, 1)
+    assert state.memory is not None
+    assert len(state.memory) == 0
+    assert state.pending is not None
+    assert len(state.pending.features) == 2 * 3 * 3
+    model, state, measured = step_through(tiny_settings, tiny_dataset, 2)
+    assert measured[1]["slots"] > 0
+    assert state.memory is not None
+    settled = settled_memory(model, state)
+    assert settled is not None
+    assert len(settled) >= len(state.memory)
+    assert not settled.content.requires_grad
+    assert set(state.pending.class_ids.tolist()) <= set(range(30))  # type: ignore[union-attr]
+
+
+def test_memory_holds_training_classes_alone_and_one_slot_for_each(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    _, state, _ = step_through(tiny_settings, tiny_dataset, 12)
+    assert state.memory is not None
+    ids = state.memory.class_ids.tolist()
+    assert len(set(ids)) == len(ids)
+    assert set(ids) <= set(tiny_dataset.classes("train").tolist())
+
+
+def test_capacity_bounds_the_memory(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    settings = replace(tiny_settings, memory=MemorySettings(capacity=4))
+    _, state, _ = step_through(settings, tiny_dataset, 6)
+    assert state.memory is not None
+    assert len(state.memory) == 4
+
+
+def test_every_term_is_logged(tiny_settings: RunSettings, tmp_path: Path) -> None:
+    train(replace(tiny_settings, steps=10), tmp_path / "run")
+    logged = rows(tmp_path / "run")
+    step = next(row for row in logged if "loss" in row)
+    assert {
+        "cross_entropy",
+        "kl_z",
+        "kl_m",
+        "address_entropy",
+        "slots",
+        "attention_gradient_norm",
+        "learning_rate",
+    } <= set(step)
+    assert logged[-1]["validation"].keys() == {"accuracy", "ci95", "nll"}  # type: ignore[attr-defined]
+
+
+def test_the_best_validated_model_is_kept(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
+) -> None:
+    seen: list[tuple[int, float, bool]] = []
+
+    class Watch(Silence):
+        def validated(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
+            seen.append((step, evaluation.accuracy.mean, is_best))
+
+    train(replace(tiny_settings, steps=15), tmp_path / "run", progress=Watch())
+    best = max(accuracy for _, accuracy, _ in seen)
+    first_best = next(step for step, accuracy, _ in seen if accuracy == best)
+    assert load_run(tmp_path / "run", tiny_dataset).step == first_best
+    assert load_run(tmp_path / "run", tiny_dataset, "last").step == 15
+
+
+def test_the_last_state_loads_with_pending_observations_applied(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
+) -> None:
+    train(replace(tiny_settings, steps=3), tmp_path / "run")  # validated once, at the last step
+    best, last = (load_run(tmp_path / "run", tiny_dataset, which) for which in ("best", "last"))
+    assert best.memory is not None
+    assert last.memory is not None
+    torch.testing.assert_close(best.memory.content, last.memory.content)
+    assert best.slot_names == last.slot_names
+
+
+def test_a_mismatched_pair_and_a_damaged_file_are_named(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
+) -> None:
+    run = train(tiny_settings, tmp_path / "run")
+    longer = train(replace(tiny_settings, steps=7, seed=3), tmp_path / "other")
+    if load_run(run.path, tiny_dataset).step != load_run(longer.path, tiny_dataset).step:
+        run.memory.write_bytes(longer.memory.read_bytes())
+        with pytest.raises(RunError, match="resume it with --resume"):
+            load_run(run.path, tiny_dataset)
+    run.model.write_bytes(b"not weights")
+    with pytest.raises(RunError, match=r"model\.safetensors is damaged"):
+        load_run(run.path, tiny_dataset)
+    run.model.unlink()
+    with pytest.raises(RunError, match=r"model\.safetensors is missing"):
+        load_run(run.path, tiny_dataset)
+    with pytest.raises(RunError, match="is not a run directory"):
+        RunDirectory(tmp_path / "nowhere").settings()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("constant", [1, 1, 1]), ("cosine", [1, 0.5, 0.0]), ("step", [1, 0.5, 0.25])],
+)
+def test_schedules_follow_their_names(schedule: str, expected: list[float]) -> None:
+    settings = OptimiserSettings(learning_rate=1.0, schedule=schedule, halve_every=50)  # type: ignore[arg-type]
+    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    rates = []
+    for step in (1, 51, 101):
+        set_learning_rate(optimiser, settings, step, 100)
+        rates.append(optimiser.param_groups[0]["lr"])
+    assert rates == pytest.approx(expected, abs=1e-6)
+
+
+def test_warm_up_rises_linearly() -> None:
+    settings = OptimiserSettings(learning_rate=1.0, schedule="constant", warmup_steps=4)
+    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    rates = []
+    for step in range(1, 6):
+        set_learning_rate(optimiser, settings, step, 100)
+        rates.append(optimiser.param_groups[0]["lr"])
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_clipping_bounds_the_gradient(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    settings = replace(tiny_settings, optimiser=OptimiserSettings(clip_norm=1e-3))
+    model, _, measured = step_through(settings, tiny_dataset, 2)
+    assert measured[-1]["gradient_norm"] > 1e-3
+    norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+    assert torch.stack(norms).norm() <= 1.01e-3
