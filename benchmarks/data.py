@@ -25,18 +25,15 @@ TASKS, WAY, SHOT, QUERIES = 8, 5, 1, 15
 
 
 def conv4(channels: int) -> nn.Module:
-    blocks = [
-        layer
-        for inputs in (channels, 64, 64, 64)
-        for layer in (
-            nn.Conv2d(inputs, 64, 3, padding=1),
-            nn.BatchNorm2d(64),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        )
-    ]
+    """Four blocks; its inputs are channels-last, and that layout carries over."""
     with default_generator(0, "benchmark"):
-        return nn.Sequential(*blocks)  # its inputs are channels-last, and that layout carries over
+        blocks = [
+            nn.Sequential(
+                nn.Conv2d(i, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)
+            )
+            for i in (channels, 64, 64, 64)
+        ]
+    return nn.Sequential(*blocks)
 
 
 def feed(

@@ -5,12 +5,15 @@ import io
 import stat
 import tarfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from data_layouts import write_tree, write_zip
 from vsm.data.archives import open_tree, read_file
+from vsm.data.images import ImageFormat
+from vsm.data.preparation import from_files
 from vsm.errors import DataError
 
 FILES = {"a/x.png": b"first", "a/y.png": b"second", "b/c/z.txt": b"third"}
@@ -42,6 +45,27 @@ def test_folders_zips_and_tars_hold_the_same_files(tmp_path: Path) -> None:
             assert {name: read_file(tree, name) for name in tree.names} == FILES
             assert tree.names == sorted(FILES)
     assert sorted(tmp_path.rglob("*")) == before  # nothing is unpacked
+
+
+def test_many_threads_may_read_one_tar(tmp_path: Path) -> None:
+    files = {f"{number}.png": bytes([number % 256]) * 5000 for number in range(300)}
+    with tarfile.open(tmp_path / "many.tar", "w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    with open_tree(tmp_path / "many.tar") as tree, ThreadPoolExecutor(8) as pool:
+        assert tree.in_any_order
+        found = dict(zip(files, pool.map(lambda name: read_file(tree, name), files), strict=True))
+    assert found == files
+
+
+def test_images_in_a_compressed_tar_have_to_be_unpacked_first(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "images.tar.gz", [(tarfile.TarInfo("a/x.png"), b"")])
+    form = ImageFormat(side=8, channels=3)
+    message = r"images\.tar\.gz: .* unpack it"
+    with open_tree(path) as tree, pytest.raises(DataError, match=message):
+        from_files(tree, {"a": tree.names}, {"train": ["a"]}, form, "somewhere")
 
 
 @pytest.mark.parametrize("name", ["../evil.png", "a/../../evil.png", "/etc/evil", "C:/evil.png"])

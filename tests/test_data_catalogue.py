@@ -95,6 +95,8 @@ def test_preparing_without_a_source_says_what_is_needed() -> None:
         prepare("omniglot")
     with pytest.raises(DataError, match="mini-imagenet has no public download"):
         prepare("mini-imagenet", download=True)
+    with pytest.raises(DataError, match="--from and --download exclude each other"):
+        prepare("omniglot", Path("here"), download=True)
 
 
 def test_downloads_are_fetched_and_prepared(

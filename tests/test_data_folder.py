@@ -1,6 +1,7 @@
 """Your own pictures: any sizes, given or seeded splits, and clear words for what cannot work."""
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,10 @@ def test_prepared_folders_are_listed(tmp_path: Path) -> None:
     assert row["prepared"]
     assert row["location"] == str(location)
     assert str(source) in row["title"]
+    shutil.rmtree(source)  # what was prepared stays usable by its stored name
+    assert len(open_dataset(row["name"]).class_names) == 3
+    (location / "index.json").write_text("damage")
+    assert "is damaged" in list_datasets()[-1]["title"]
 
 
 def assert_refused(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
@@ -171,6 +176,14 @@ def test_a_stray_folder_beside_split_folders_is_named(tmp_path: Path) -> None:
 
 def test_split_folders_without_train_are_refused(tmp_path: Path) -> None:
     assert_refused(tmp_path, pictures({"test/b": 1}), "has no 'train' folder beside 'test'")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_class_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    source = write_tree(tmp_path / "x", pictures({"a": 1, "b": 1, "c": 1}))
+    (source / "b").chmod(0)
+    with pytest.raises(DataError, match=r"cannot list .*/b: Permission denied"):
+        open_dataset(f"folder:{source}")
 
 
 def test_a_path_that_is_no_folder_is_named(tmp_path: Path) -> None:

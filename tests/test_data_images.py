@@ -90,6 +90,12 @@ def test_a_text_file_is_not_an_image() -> None:
         decode(b"These are notes.", "notes.png", COLOUR)
 
 
+def test_formats_that_could_run_programs_are_not_images() -> None:
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
+    with pytest.raises(DataError, match=r"^drawing\.png: unreadable"):
+        decode(script, "drawing.png", COLOUR)
+
+
 @pytest.mark.parametrize("limit", [3000, 100])  # where Pillow warns, and where it refuses itself
 def test_a_decompression_bomb_is_refused_by_name(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ honest archive of pictures reaches is refused by name when the archive is opened
 it is used.
 """
 
+import io
 import os
 import stat
 import tarfile
@@ -13,7 +14,8 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Protocol
+from threading import Lock
+from typing import Protocol
 
 from vsm.errors import DataError
 
@@ -27,20 +29,21 @@ class Tree(Protocol):
     Attributes:
         location: the folder or archive, for messages.
         names: paths of all files relative to the root, with ``/`` between parts, sorted.
+        in_any_order: False if reading a file may mean unpacking everything before it.
     """
 
     location: Path
     names: list[str]
+    in_any_order: bool
 
-    def open(self, name: str) -> IO[bytes]:
-        """Open one of ``names`` for reading."""
+    def read(self, name: str) -> bytes:
+        """Return the contents of one of ``names``; may be called from several threads."""
 
 
 def read_file(tree: Tree, name: str) -> bytes:
-    """Return the contents of one file of ``tree``."""
+    """Return the contents of one file of ``tree``, or a :class:`DataError` that names it."""
     try:
-        with tree.open(name) as file:
-            return file.read()
+        return tree.read(name)
     except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
         raise DataError(
             f"cannot read {name} in {tree.location}: {error}; fetch or copy it again"
@@ -71,6 +74,8 @@ def open_tree(path: Path) -> Iterator[Tree]:
 class _Folder:
     """The files below a folder; links to folders are not followed."""
 
+    in_any_order = True
+
     def __init__(self, location: Path) -> None:
         self.location = location
         self.names = sorted(
@@ -79,8 +84,8 @@ class _Folder:
             for file in files
         )
 
-    def open(self, name: str) -> IO[bytes]:
-        return (self.location / name).open("rb")
+    def read(self, name: str) -> bytes:
+        return (self.location / name).read_bytes()
 
 
 def _unreadable(error: OSError) -> None:
@@ -88,27 +93,31 @@ def _unreadable(error: OSError) -> None:
 
 
 class _Zip:
+    in_any_order = True
+
     def __init__(self, location: Path, archive: zipfile.ZipFile) -> None:
         self.location = location
         self._archive = archive
-        self.names = []
+        names = set()
         budget = _Budget(location)
         for member in archive.infolist():
             # The upper half of the external attributes is a Unix mode, when there is one.
             linked = stat.S_ISLNK(member.external_attr >> 16)
             budget.admit(member.filename, member.file_size, linked)
             if not member.is_dir():
-                self.names.append(member.filename)
-        self.names.sort()
+                names.add(member.filename)
+        self.names = sorted(names)
 
-    def open(self, name: str) -> IO[bytes]:
-        return self._archive.open(name)
+    def read(self, name: str) -> bytes:
+        return self._archive.read(name)
 
 
 class _Tar:
     def __init__(self, location: Path, archive: tarfile.TarFile) -> None:
         self.location = location
+        self.in_any_order = type(archive.fileobj) is io.BufferedReader  # not compressed
         self._archive = archive
+        self._one_at_a_time = Lock()  # members share one position in the file
         self._members: dict[str, tarfile.TarInfo] = {}
         budget = _Budget(location)
         for member in archive:
@@ -117,10 +126,11 @@ class _Tar:
                 self._members[member.name] = member
         self.names = sorted(self._members)
 
-    def open(self, name: str) -> IO[bytes]:
-        file = self._archive.extractfile(self._members[name])
-        assert file is not None  # only regular files are in _members
-        return file
+    def read(self, name: str) -> bytes:
+        with self._one_at_a_time:
+            file = self._archive.extractfile(self._members[name])
+            assert file is not None  # only regular files are in _members
+            return file.read()
 
 
 class _Budget:

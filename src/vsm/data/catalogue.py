@@ -22,6 +22,7 @@ from vsm.data.preparation import Preparation
 from vsm.errors import DataError
 
 FOLDER_PREFIX = "folder:"
+STORED_FOLDER_PREFIX = "folder-"
 GREY = Normalisation(mean=(0.5,), standard_deviation=(0.5,))
 IMAGENET = Normalisation(mean=(0.485, 0.456, 0.406), standard_deviation=(0.229, 0.224, 0.225))
 
@@ -122,13 +123,19 @@ def _quiet(what: str, done: int, total: int) -> None:
 def open_dataset(spec: str) -> ImageDataset:
     """Open ``glyphs``, a name of :data:`CATALOGUE`, or ``folder:PATH``.
 
+    A folder that was prepared can also be opened by the name that :func:`list_datasets` gives it,
+    as it was then.
+
     Raises:
         DataError: if the name is unknown, or not prepared; says what to run.
     """
     if spec == "glyphs":
         return glyphs.open_glyphs()
     if spec.startswith(FOLDER_PREFIX):
-        return _open_folder(_folder_path(spec))
+        path = _folder_path(spec)
+        return _open_folder(_prepare_folder(path, _quiet), f"folder:{path.resolve().name}")
+    if spec.startswith(STORED_FOLDER_PREFIX) and store.is_prepared(spec):
+        return _open_folder(spec, spec)
     entry = _entry(spec)
     if not store.is_prepared(spec):
         options = "--from PATH | --download" if entry.downloads else "--from PATH"
@@ -164,12 +171,13 @@ def prepare(
     if name.startswith(FOLDER_PREFIX):
         return store.data_root() / _prepare_folder(_folder_path(name), progress)
     if name == "glyphs":
-        glyphs.open_glyphs()
-        return store.data_root()
+        return _location(glyphs.open_glyphs()) or store.data_root()
     entry = _entry(name)
     if store.is_prepared(name):
         store.read(name)  # says so if it is damaged
         return store.data_root() / name
+    if source is not None and download:
+        raise DataError("data: --from and --download exclude each other; give one of them")
     if source is None:
         source = _download(name, entry, download, progress)
     with entry.read(source.expanduser(), allow_missing) as preparation:
@@ -213,20 +221,26 @@ def list_datasets() -> list[dict[str, Any]]:
     for name, entry in CATALOGUE.items():
         rows.append(_row(name, name, entry.title, entry.needs, bool(entry.downloads)))
     for name in store.prepared_names():
-        if name.startswith("folder-"):
-            origin = store.read_index(name)["origin"]
-            rows.append(_row(name, name, origin, "a folder of class folders", False))
+        if name.startswith(STORED_FOLDER_PREFIX):
+            rows.append(_row(name, name, _origin(name), "a folder of class folders", False))
     return rows
 
 
+def _origin(name: str) -> str:
+    try:
+        return str(store.read_index(name)["origin"])
+    except DataError as error:
+        return str(error)
+
+
 def _row(name: str, stored: str, title: str, needs: str, download: bool) -> dict[str, Any]:
-    found = [path.parent for path in store.data_root().glob(f"{stored}/index.json")]
+    found = sorted(path.parent for path in store.data_root().glob(f"{stored}/index.json"))
     return {
         "name": name,
         "title": title,
         "prepared": bool(found),
         "location": str(found[-1]) if found else None,
-        "bytes": (found[-1] / "images.npy").stat().st_size if found else None,
+        "bytes": sum(file.stat().st_size for file in found[-1].iterdir()) if found else None,
         "needs": needs,
         "download": download,
     }
@@ -299,14 +313,11 @@ def _prepare_folder(path: Path, progress: Progress) -> str:
     return key
 
 
-def _open_folder(path: Path) -> ImageDataset:
-    dataset = store.read(_prepare_folder(path, _quiet))
+def _open_folder(key: str, name: str) -> ImageDataset:
+    dataset = store.read(key)
     channels, side, _ = dataset.image_shape
-    return replace(
-        dataset,
-        name=f"{FOLDER_PREFIX}{path.resolve().name}",
-        augmentation=NO_AUGMENTATION if channels == 1 else natural(crop_padding=side // 10),
-    )
+    augmentation = NO_AUGMENTATION if channels == 1 else natural(crop_padding=side // 10)
+    return replace(dataset, name=name, augmentation=augmentation)
 
 
 def _location(dataset: ImageDataset) -> Path | None:

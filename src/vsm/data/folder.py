@@ -99,11 +99,18 @@ def _deal(path: Path, folders: list[Path]) -> dict[Split, list[Path]]:
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith((".", "__")))
+    return [f for f in _contents(path) if f.is_dir() and not f.name.startswith((".", "__"))]
 
 
 def _images(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if is_image_name(file.name) and file.is_file())
+    return [file for file in _contents(folder) if is_image_name(file.name) and file.is_file()]
+
+
+def _contents(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except OSError as error:
+        raise DataError(f"cannot list {path}: {error.strerror}; check its permissions") from error
 
 
 def _common_format(images: list[Path]) -> ImageFormat:

@@ -21,6 +21,8 @@ from vsm.errors import DataError
 SUFFIXES = frozenset(
     (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 )
+# Content decides, not the suffix; other formats of Pillow's run programs or are seldom audited.
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 GREY_MODES = frozenset(("1", "L", "LA", "I", "I;16", "I;16B", "F"))
 Item = TypeVar("Item")
 CHUNK = 256  # images decoded between two writes; bounds memory
@@ -70,13 +72,13 @@ def is_image_name(name: str) -> bool:
 
 def inspect(path: Path) -> tuple[bool, int, int]:
     """Return (is it grey, height, width) from the header of an image file alone."""
-    with _bombs_refused(), _reporting(str(path)), Image.open(path) as image:
+    with _bombs_refused(), _reporting(str(path)), Image.open(path, formats=FORMATS) as image:
         return image.mode in GREY_MODES, image.height, image.width
 
 
 def decode(data: bytes, name: str, form: ImageFormat) -> npt.NDArray[np.uint8]:
     """Decode one image file to uint8 ``[side, side, channels]``; ``name`` is for messages."""
-    with _reporting(name), Image.open(io.BytesIO(data)) as opened:
+    with _reporting(name), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
         opened.draft(None, (2 * form.side, 2 * form.side))  # JPEG: decode no finer than needed
         image: Image.Image = ImageOps.exif_transpose(opened) if form.upright else opened
         image = _convert(image, "L" if form.channels == 1 else "RGB")

@@ -62,6 +62,11 @@ def from_files(
     origin: str,
 ) -> Preparation:
     """Prepare image files of ``tree``, given the file names of every class."""
+    if not tree.in_any_order:
+        raise DataError(
+            f"{tree.location}: images in a compressed tar can only be read from its beginning to "
+            "its end; unpack it and pass the folder"
+        )
     names = [name for chosen in files.values() for name in chosen]
     return Preparation(
         image_shape=form.shape,
