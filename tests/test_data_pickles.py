@@ -128,6 +128,13 @@ def test_everything_that_is_not_plain_data_is_refused(value: Any) -> None:
          b"(S'O8'\nI0\nI1\ntRS'12345678'\ntR."),
         ("an element type with fields", b"cnumpy.core.multiarray\nscalar\n(cnumpy\ndtype\n"
          b"(S'V8'\nI0\nI1\ntRS'12345678'\ntR."),
+        ("fewer objects than the shape says", b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\n"
+         b"ndarray\n(I0\ntS'b'\ntR(I1\n(I9\ntcnumpy\ndtype\n(S'O8'\nI0\nI1\ntRI00\n(lNatb."),
+        ("fewer bytes than the shape says", b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\n"
+         b"ndarray\n(I0\ntS'b'\ntR(I1\n(I9\ntcnumpy\ndtype\n(S'u1'\nI0\nI1\ntRI00\nS'xy'\ntb."),
+        ("a container that holds itself", b"(lp0\ng0\na."),
+        ("an array without a state", b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\n"
+         b"ndarray\ntR."),
         ("a persistent id", b"Pelsewhere\n."),
         ("an extension code", b"\x80\x02\x82\x01."),
     ],

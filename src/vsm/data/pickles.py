@@ -9,10 +9,11 @@ numpy's old and new module paths are understood.
 
 import pickle
 import re
+import struct
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,8 @@ MALFORMED = (
     LookupError,
     OverflowError,
     MemoryError,
+    RecursionError,
+    struct.error,
 )
 
 
@@ -43,7 +46,7 @@ def load(file: IO[bytes], name: str) -> Any:
         DataError: if the pickle asks for anything but plain data, or is damaged.
     """
     try:
-        return _PlainUnpickler(file, name).load()
+        return _built(_PlainUnpickler(file, name).load())
     except MALFORMED as error:
         raise DataError(f"{name}: damaged pickle ({error}); fetch or copy it again") from error
 
@@ -69,7 +72,9 @@ def text_keys(value: object, name: str) -> dict[str, Any]:
     return {text(key): item for key, item in value.items()}
 
 
-class _PlainUnpickler(pickle.Unpickler):
+class _PlainUnpickler(pickle._Unpickler):
+    """The standard unpickler in Python, which damaged input cannot crash as it can the one in C."""
+
     def __init__(self, file: IO[bytes], name: str) -> None:
         super().__init__(file, encoding="bytes")
         self._name = name
@@ -84,14 +89,41 @@ class _PlainUnpickler(pickle.Unpickler):
             ) from None
 
 
-class _Array(np.ndarray[Any, Any]):
-    """An array whose pickled state is checked before numpy sees it."""
+class _Array:
+    """Stands for an array while a pickle is read; keeps the state that numpy would be given.
 
-    __slots__ = ()
+    numpy's own ``__setstate__`` believes what it is told and can be made to crash.
+    """
+
+    __slots__ = ("state",)
+
+    def __init__(self) -> None:
+        self.state: tuple[Any, ...] = ()
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        version, shape, dtype, is_fortran, data = state
-        super().__setstate__((version, shape, _element_type(dtype), is_fortran, data))
+        self.state = state
+
+    def build(self) -> npt.NDArray[Any]:
+        _, shape, described, is_fortran, data = self.state
+        dtype = _element_type(described)
+        order: Literal["F", "C"] = "F" if is_fortran else "C"
+        if dtype.kind != "O":
+            return np.frombuffer(data, dtype).reshape(shape, order=order)
+        values = np.empty(len(data), dtype)
+        for position, value in enumerate(data):
+            values[position] = _built(value)
+        return values.reshape(shape, order=order)
+
+
+def _built(value: Any) -> Any:
+    """Return ``value`` with the arrays in it built, however deep in containers."""
+    if isinstance(value, _Array):
+        return value.build()
+    if isinstance(value, dict):
+        return {key: _built(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_built(item) for item in value)
+    return value
 
 
 class _ElementType:
@@ -135,7 +167,7 @@ class _MakeArray:
     def __call__(self, kind: object, *_: object) -> _Array:
         if not isinstance(kind, _ArrayMarker):
             raise pickle.UnpicklingError(f"unsupported array type {kind!r}")
-        return _Array((0,), np.uint8)
+        return _Array()
 
 
 class _FromBuffer:
