@@ -178,6 +178,14 @@ def test_a_damaged_preparation_is_not_taken_for_a_good_one(source: Path) -> None
         prepare("cifar-fs", source)
 
 
+def test_the_documentation_names_every_dataset_and_its_constants() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "data.md").read_text(encoding="utf-8")
+    for name, entry in catalogue.CATALOGUE.items():
+        assert f"`{name}`" in page
+        for value in (*entry.normalisation.mean, *entry.normalisation.standard_deviation):
+            assert f"{value:.4f}" in page
+
+
 def test_streams_are_cut_anew_without_losing_order() -> None:
     def batches() -> Iterator[npt.NDArray[np.uint8]]:
         for start in range(0, 30, 4):

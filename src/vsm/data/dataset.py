@@ -104,4 +104,4 @@ class ImageDataset:
     def normalise(self, pixels: Tensor) -> Tensor:
         """Turn uint8 pixels ``[..., C, H, W]`` into normalised floats of the same shape."""
         mean, standard_deviation = (c.to(pixels.device) for c in self._constant_images)
-        return pixels.float().sub_(mean).div_(standard_deviation)
+        return torch.sub(pixels, mean).div_(standard_deviation)
