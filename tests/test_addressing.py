@@ -89,7 +89,9 @@ def test_a_row_with_every_slot_hidden_is_zero_and_has_finite_gradients(
 
 
 def test_an_empty_memory_gives_no_weights(support_mean: Tensor) -> None:
-    weights = Addressing(MemorySettings()).double()(support_mean, torch.zeros(0, WIDTH).double(), None)
+    weights = Addressing(MemorySettings()).double()(
+        support_mean, torch.zeros(0, WIDTH).double(), None
+    )
     assert weights.shape == (TASKS, WAY, 0)
 
 
@@ -98,9 +100,7 @@ def test_a_single_slot_gets_all_the_weight(support_mean: Tensor, content: Tensor
     assert (weights == 1).all()
 
 
-def test_top_k_addresses_only_the_most_similar_slots(
-    support_mean: Tensor, content: Tensor
-) -> None:
+def test_top_k_addresses_only_the_most_similar_slots(support_mean: Tensor, content: Tensor) -> None:
     everything = Addressing(MemorySettings()).double()(support_mean, content, None)
     few = Addressing(MemorySettings(top_k=2)).double()(support_mean, content, None)
     assert ((few > 0).sum(-1) == 2).all()

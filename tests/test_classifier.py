@@ -24,7 +24,9 @@ def prototypes() -> Tensor:
 
 
 def loop_distance(query: Tensor, prototype: Tensor, distance: str) -> float:
-    pairs = [(q.item(), p.item()) for q, p in zip(query, prototype, strict=True)]
+    pairs: list[tuple[float, float]] = [
+        (q.item(), p.item()) for q, p in zip(query, prototype, strict=True)
+    ]
     if distance == "squared_euclidean":
         return sum((q - p) ** 2 for q, p in pairs)
     norms = math.sqrt(sum(q * q for q, _ in pairs)) * math.sqrt(sum(p * p for _, p in pairs))

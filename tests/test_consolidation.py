@@ -142,7 +142,9 @@ def test_both_halves_of_the_attention_vector_receive_gradient_that_finite_differ
 ):
     memory, seen = memory_of(7, 3), observe(3, 7, 3, 7)
     # Scores on both sides of the bend, or the memory's half would cancel in the softmax.
-    seen = Observations(seen.features * torch.tensor([[1.0], [-3.0], [-2.0], [2.0]]), seen.class_ids)
+    seen = Observations(
+        seen.features * torch.tensor([[1.0], [-3.0], [-2.0], [2.0]]), seen.class_ids
+    )
     module = build()
 
     def content(half_memory: Tensor, half_sample: Tensor) -> Tensor:

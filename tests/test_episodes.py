@@ -1,12 +1,11 @@
 """Episodes: shape, distinctness, determinism, and refusal of what cannot be."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
-from vsm.data import EpisodeSampler, ImageDataset
+from vsm.data import EpisodeSampler, ImageDataset, Normalisation
+from vsm.errors import EpisodeError
 
 
 def sampler(dataset: ImageDataset, way: int = 3, shot: int = 2, queries: int = 4) -> EpisodeSampler:
@@ -35,18 +34,12 @@ def test_uneven_classes_never_lend_each_other_images(random: torch.Generator) ->
         class_names=("a", "b", "c", "d"),
         class_starts=np.concatenate([[0], np.cumsum(sizes)]),
         splits={"train": np.arange(4)},
-        normalisation=_plain(),
+        normalisation=Normalisation((0.0,), (1.0,)),
     )
     batch = EpisodeSampler(dataset, "train", 4, 1, 5).draw(200, random)
     for classes, images in zip(batch.class_ids, batch.image_ids, strict=True):
         for class_id, of_class in zip(classes.tolist(), images, strict=True):
             assert set(of_class.tolist()) <= set(dataset.image_ids(class_id).tolist())
-
-
-def _plain():  # type: ignore[no-untyped-def]
-    from vsm.data import Normalisation
-
-    return Normalisation((0.0,), (1.0,))
 
 
 def test_every_class_and_image_is_drawn_equally_often(
@@ -63,7 +56,7 @@ def test_the_evaluation_list_is_a_function_of_its_description_alone(
     tiny_dataset: ImageDataset,
 ) -> None:
     def listed(count: int, seed: int, **change: int) -> torch.Tensor:
-        episodes = replace(sampler(tiny_dataset), **change).evaluation_episodes(count, seed)
+        episodes = sampler(tiny_dataset, **change).evaluation_episodes(count, seed)
         return torch.cat([batch.image_ids for batch in episodes])
 
     assert torch.equal(listed(120, 0), listed(120, 0))
@@ -86,8 +79,6 @@ def test_the_evaluation_list_is_a_function_of_its_description_alone(
 def test_infeasible_episodes_are_refused_when_the_sampler_is_built(
     tiny_dataset: ImageDataset, way: int, shot: int, queries: int, message: str
 ) -> None:
-    from vsm.errors import EpisodeError
-
     with pytest.raises(EpisodeError, match=message):
         sampler(tiny_dataset, way, shot, queries)
 

@@ -80,9 +80,7 @@ def test_calibration_error_equals_a_plain_loop(random: torch.Generator) -> None:
     correct = torch.rand(500, generator=random) < 0.6
     expected = 0.0
     for b in range(15):
-        inside = [
-            i for i in range(500) if b / 15 < confidence[i].item() <= (b + 1) / 15
-        ]
+        inside = [i for i in range(500) if b / 15 < confidence[i].item() <= (b + 1) / 15]
         if inside:
             mean_confidence = sum(confidence[i].item() for i in inside) / len(inside)
             accuracy = sum(correct[i].item() for i in inside) / len(inside)

@@ -1,9 +1,14 @@
 """Diagonal Gaussians against torch.distributions."""
 
+import pytest
 import torch
 from torch.distributions import Independent, Normal, kl_divergence
 
-from vsm.probability import DiagonalGaussian, bounded_log_variance
+from vsm.probability import (
+    DiagonalGaussian,
+    bounded_log_variance,
+    unbounded_log_variance,
+)
 
 SHAPE = (3, 4, 7)
 
@@ -16,8 +21,8 @@ def gaussian(seed: int) -> DiagonalGaussian:
     )
 
 
-def oracle(one: DiagonalGaussian) -> Independent:
-    return Independent(Normal(one.mean, (0.5 * one.log_variance).exp()), 1)  # type: ignore[no-untyped-call]
+def oracle(one: DiagonalGaussian) -> "Independent[Normal]":
+    return Independent(Normal(one.mean, (0.5 * one.log_variance).exp()), 1)
 
 
 def test_kl_equals_that_of_torch_distributions() -> None:
@@ -72,3 +77,9 @@ def test_log_variance_is_bounded_and_its_gradient_never_dies() -> None:
     assert raw.grad is not None
     assert (raw.grad > 0).all()
     assert raw.grad[2] == 1
+
+
+def test_the_inverse_of_the_bound_undoes_it() -> None:
+    for value in (-9.0, -3.0, 0.0, 4.5):
+        bounded = bounded_log_variance(torch.tensor(unbounded_log_variance(value)))
+        assert bounded.item() == pytest.approx(value)

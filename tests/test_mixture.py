@@ -28,14 +28,14 @@ def mixture() -> GaussianMixture:
 def oracle(mixture: GaussianMixture) -> MixtureSameFamily:
     components = mixture.components
     return MixtureSameFamily(
-        Categorical(logits=torch.zeros(BATCH, mixture.num_components)),  # type: ignore[no-untyped-call]
-        Independent(Normal(components.mean, (0.5 * components.log_variance).exp()), 1),  # type: ignore[no-untyped-call]
+        Categorical(logits=torch.zeros(BATCH, mixture.num_components)),
+        Independent(Normal(components.mean, (0.5 * components.log_variance).exp()), 1),
     )
 
 
 def test_log_prob_equals_that_of_mixture_same_family(mixture: GaussianMixture) -> None:
     values = gaussian(BATCH, 9, WIDTH, seed=1).mean
-    expected = oracle(mixture).log_prob(values.transpose(0, 1)).T  # type: ignore[no-untyped-call]
+    expected = oracle(mixture).log_prob(values.transpose(0, 1)).T
     torch.testing.assert_close(mixture.log_prob(values), expected)
 
 
@@ -118,9 +118,9 @@ def test_the_bound_lies_between_the_monte_carlo_estimate_and_that_plus_log_c(
 def test_one_component_makes_bound_and_estimate_agree(random: torch.Generator) -> None:
     single = GaussianMixture(gaussian(BATCH, 1, WIDTH))
     prior = gaussian(BATCH, WIDTH, seed=3)
-    exact = DiagonalGaussian(
-        single.components.mean[:, 0], single.components.log_variance[:, 0]
-    ).kl(prior)
+    exact = DiagonalGaussian(single.components.mean[:, 0], single.components.log_variance[:, 0]).kl(
+        prior
+    )
     torch.testing.assert_close(single.moments().bound_on_kl(prior), exact)
     samples = single.sample(100_000, random)
     estimate = (single.log_prob(samples) - prior.unsqueeze(-2).log_prob(samples)).mean(-1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from vsm.classifier import predictive
 from vsm.memory import Memory
 from vsm.model import FewShotModel, Prediction
-from vsm.networks import MemoryConditionedNetwork
+from vsm.networks import GaussianNetwork, MemoryConditionedNetwork
 from vsm.objective import objective
 from vsm.settings import (
     METHODS,
@@ -77,7 +77,7 @@ def test_losses_and_gradients_stay_finite(method: Method, num_slots: int, scale:
     terms = objective(prediction, prior, model.settings.objective)
     assert terms.total.isfinite()
     if terms.total.requires_grad:
-        terms.total.backward()  # type: ignore[no-untyped-call]
+        terms.total.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is None or parameter.grad.isfinite().all(), name
 
@@ -85,6 +85,7 @@ def test_losses_and_gradients_stay_finite(method: Method, num_slots: int, scale:
 def test_without_weights_on_the_memory_vsm_is_the_variational_prototype_network() -> None:
     vsm, vpn = build("vsm"), build("vpn")
     assert isinstance(vsm.inference, MemoryConditionedNetwork)
+    assert isinstance(vpn.inference, GaussianNetwork)
     vsm.inference.first_memory.weight.data.zero_()
     vpn.inference.first.load_state_dict(vsm.inference.first_support.state_dict())
     vpn.inference.head.load_state_dict(vsm.inference.head.state_dict())
@@ -102,7 +103,8 @@ def test_without_weights_on_the_memory_vsm_is_the_variational_prototype_network(
 @pytest.mark.parametrize("method", ["vpn", "rote", "transformed", "vsm"])
 def test_with_identity_inference_and_no_variance_every_method_is_protonet(method: Method) -> None:
     model = build(method, residual=True)  # residual networks start as the identity
-    model.inference.head.initial_log_variance = -1e9
+    assert model.inference is not None
+    model.inference.head.log_variance_offset = -1e9
     expected = predictive(forward(build("protonet")).log_probabilities)
     # The bound on log-variance leaves a standard deviation of exp(-5) for the samples.
     measured = predictive(forward(model).log_probabilities)
@@ -138,9 +140,7 @@ def test_the_order_of_slots_does_not_matter(method: Method) -> None:
 
 def test_a_memory_method_without_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="memory: the method vsm needs one"):
-        build("vsm")(
-            features(1, 2, 1, seed=0), features(1, 2, 1, seed=0), None, torch.Generator()
-        )
+        build("vsm")(features(1, 2, 1, seed=0), features(1, 2, 1, seed=0), None, torch.Generator())
 
 
 def test_splitting_the_first_layer_equals_concatenating_its_inputs() -> None:
@@ -159,9 +159,7 @@ def test_splitting_the_first_layer_equals_concatenating_its_inputs() -> None:
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
     one, two = build("vsm"), build("vsm")
-    assert all(
-        torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
     other = FewShotModel(replace(one.settings, seed=1), IMAGE).double()
     assert not torch.equal(
         next(iter(one.backbone.parameters())), next(iter(other.backbone.parameters()))

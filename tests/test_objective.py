@@ -74,12 +74,12 @@ def test_prototype_bound_averages_the_components_divergences_from_each_querys_pr
     for t in range(TASKS):
         for n in range(WAY):
             for q in range(QUERIES):
-                target = torch.distributions.Normal(  # type: ignore[no-untyped-call]
+                target = torch.distributions.Normal(
                     prior.mean[t, n, q], prior.variance[t, n, q].sqrt()
                 )
                 expected = 0.0
                 for c in range(COMPONENTS):
-                    component = torch.distributions.Normal(  # type: ignore[no-untyped-call]
+                    component = torch.distributions.Normal(
                         posterior.components.mean[t, n, c],
                         posterior.components.variance[t, n, c].sqrt(),
                     )
@@ -96,17 +96,15 @@ def test_monte_carlo_estimate_equals_the_mean_log_ratio_of_its_samples(
     components = posterior.components
     for t, n, q in [(0, 0, 0), (1, 2, 3), (0, 1, 2)]:
         density = torch.distributions.MixtureSameFamily(
-            torch.distributions.Categorical(logits=torch.zeros(COMPONENTS)),  # type: ignore[no-untyped-call]
-            torch.distributions.Independent(  # type: ignore[no-untyped-call]
-                torch.distributions.Normal(  # type: ignore[no-untyped-call]
-                    components.mean[t, n], components.variance[t, n].sqrt()
-                ),
+            torch.distributions.Categorical(logits=torch.zeros(COMPONENTS)),
+            torch.distributions.Independent(
+                torch.distributions.Normal(components.mean[t, n], components.variance[t, n].sqrt()),
                 1,
             ),
         )
         target = DiagonalGaussian(prior.mean[t, n, q], prior.log_variance[t, n, q])
         values = prototypes[t, n]
-        expected = density.log_prob(values) - target.log_prob(values)  # type: ignore[no-untyped-call]
+        expected = density.log_prob(values) - target.log_prob(values)
         torch.testing.assert_close(estimate[t, n, q], expected.mean())
 
 

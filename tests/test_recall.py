@@ -9,13 +9,18 @@ from torch import Tensor
 from vsm.memory import RECALLS, Recall
 from vsm.memory.recall import RoteRecall, TransformedRecall, VariationalRecall
 from vsm.probability import DiagonalGaussian, GaussianMixture
+from vsm.probability.mixture import pairwise_log_prob
 from vsm.settings import MemorySettings, ModelSettings, ObjectiveSettings, RunSettings
 
 TASKS, WAY, SLOTS, WIDTH, SAMPLES = 2, 3, 7, 5, 11
 KINDS = [
     ("rote", "soft", "bound"),
     ("transformed", "soft", "bound"),
-    *(("vsm", kind, kl) for kind in ("soft", "mixture", "gumbel") for kl in ("bound", "monte_carlo")),
+    *(
+        ("vsm", kind, kl)
+        for kind in ("soft", "mixture", "gumbel")
+        for kl in ("bound", "monte_carlo")
+    ),
 ]
 
 
@@ -189,8 +194,8 @@ def test_soft_divergence_is_that_of_the_matched_gaussian_from_the_prior(
     weights = recollection.weights[0, 1]
     mean = (weights.unsqueeze(-1) * slots.mean).sum(0)
     variance = (weights.unsqueeze(-1) * (slots.variance + slots.mean**2)).sum(0) - mean**2
-    matched = torch.distributions.Normal(mean, variance.sqrt())  # type: ignore[no-untyped-call]
-    target = torch.distributions.Normal(prior.mean[0, 1], prior.variance[0, 1].sqrt())  # type: ignore[no-untyped-call]
+    matched = torch.distributions.Normal(mean, variance.sqrt())
+    target = torch.distributions.Normal(prior.mean[0, 1], prior.variance[0, 1].sqrt())
     expected = torch.distributions.kl_divergence(matched, target).sum()
     torch.testing.assert_close(recollection.divergence[0, 1], expected)
 
@@ -215,14 +220,15 @@ def test_monte_carlo_divergence_equals_a_direct_estimate(
     recollection = recall(support_mean, content, None, 300, generator())
     slots, prior = slot_gaussians(recall, content), slot_gaussians(recall, support_mean)
     density = torch.distributions.MixtureSameFamily(
-        torch.distributions.Categorical(recollection.weights[1, 2]),  # type: ignore[no-untyped-call]
-        torch.distributions.Independent(  # type: ignore[no-untyped-call]
-            torch.distributions.Normal(slots.mean, slots.variance.sqrt()), 1  # type: ignore[no-untyped-call]
+        torch.distributions.Categorical(recollection.weights[1, 2]),
+        torch.distributions.Independent(
+            torch.distributions.Normal(slots.mean, slots.variance.sqrt()),
+            1,
         ),
     )
     target = DiagonalGaussian(prior.mean[1, 2], prior.log_variance[1, 2])
     samples = recollection.samples[1, 2]
-    expected = (density.log_prob(samples) - target.log_prob(samples)).mean()  # type: ignore[no-untyped-call]
+    expected = (density.log_prob(samples) - target.log_prob(samples)).mean()
     torch.testing.assert_close(recollection.divergence[1, 2], expected)
 
 
@@ -237,8 +243,9 @@ def test_ancestral_samples_come_from_slots_as_often_as_their_weights_say(
     )
     weights = recall.addressing(support_mean, content, None)
     prior = slot_gaussians(recall, support_mean)
-    samples = recall._ancestral(weights, far_apart, prior, 20_000, generator())
+    samples, chosen = recall._ancestral(weights, far_apart, prior, 20_000, generator())
     slots = (samples[0, 0, :, 0] / 100).round().long()
+    assert torch.equal(slots, chosen[0, 0])
     frequency = torch.bincount(slots, minlength=SLOTS) / 20_000
     torch.testing.assert_close(frequency.double(), weights[0, 0], rtol=0, atol=0.015)
 
@@ -290,3 +297,34 @@ def test_mixture_of_equal_slots_is_that_slot(support_mean: Tensor, content: Tens
     torch.testing.assert_close(
         recollection.samples.mean(2), moments.mean.expand(TASKS, WAY, -1), rtol=0, atol=0.03
     )
+
+
+@pytest.mark.parametrize("kl", ["bound", "monte_carlo"])
+def test_the_divergence_teaches_the_addressing_in_the_right_direction(
+    kl: str, support_mean: Tensor, content: Tensor
+) -> None:
+    """Compare with the gradient of Σ_a λ_a E[log q − log p], every slot sampled in turn."""
+    recall = build("vsm", "mixture", kl, addressing_scale=3.0)
+    recollection = recall(support_mean, content, None, 100_000, generator())
+    recollection.divergence.sum().backward()
+    measured = recall.addressing.log_scale.grad
+    assert measured is not None
+    if kl == "bound":  # the bound's gradient is another one; it only has to be there
+        assert measured != 0
+        return
+    recall.zero_grad()
+    weights = recall.addressing(support_mean, content, None)
+    slots, prior = slot_gaussians(recall, content), slot_gaussians(recall, support_mean)
+    expected = torch.zeros(())
+    for a in range(SLOTS):
+        samples = DiagonalGaussian(slots.mean[a], slots.log_variance[a]).sample(
+            20_000, generator(a)
+        )
+        samples = samples.expand(TASKS, WAY, -1, -1)
+        log_q = torch.logsumexp(pairwise_log_prob(samples, slots) + weights.log().unsqueeze(-2), -1)
+        log_p = prior.unsqueeze(-2).log_prob(samples)
+        expected = expected + (weights[..., a] * (log_q - log_p).mean(-1)).sum()
+    expected.backward()
+    assert recall.addressing.log_scale.grad is not None
+    torch.testing.assert_close(measured, recall.addressing.log_scale.grad, rtol=0.1, atol=2e-3)
+    torch.testing.assert_close(recollection.divergence.sum(), expected, rtol=0.05, atol=0.01)

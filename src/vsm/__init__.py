@@ -1,7 +1,7 @@
 """Few-shot learning with a long-term memory.
 
-The system of "Learning to Learn Variational Semantic Memory" (NeurIPS 2020). Names are imported when
-first used, so that ``import vsm`` costs nothing.
+The system of "Learning to Learn Variational Semantic Memory" (NeurIPS 2020). Names are imported
+when first used, so that ``import vsm`` costs nothing.
 """
 
 import importlib

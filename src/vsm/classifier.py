@@ -13,7 +13,7 @@ Distance = Literal["squared_euclidean", "cosine"]
 
 
 def pairwise_distance(queries: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
-    """d of Eq. 1 between every query and every prototype, by one matrix product a task.
+    """D of Eq. 1 between every query and every prototype, by one matrix product a task.
 
     Args:
         queries: ``[T, B, D]``.
@@ -25,7 +25,7 @@ def pairwise_distance(queries: Tensor, prototypes: Tensor, distance: Distance) -
     """
     if distance == "cosine":
         queries, prototypes = F.normalize(queries, dim=-1), F.normalize(prototypes, dim=-1)
-    products = (queries @ prototypes.flatten(1, 2).mT).unflatten(-1, prototypes.shape[1:3])
+    products: Tensor = (queries @ prototypes.flatten(1, 2).mT).unflatten(-1, prototypes.shape[1:3])
     if distance == "cosine":
         return 1 - products
     query_norms = queries.square().sum(-1)[..., None, None]

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from vsm.data import EpisodeSampler, Split, open_dataset
-from vsm.errors import RunError
-from vsm.evaluation import Advance, BatchNormMode, Evaluation, _ignore, evaluate
+from vsm.errors import EpisodeError, RunError
+from vsm.evaluation import Advance, BatchNormMode, Evaluation, evaluate, unwatched
 from vsm.runs import Checkpoint, RunDirectory, TrainedModel, load_run
 from vsm.statistics import Estimate, estimate
 
 
 @dataclass(frozen=True)
-class Protocol:
+class EpisodeProtocol:
     """Which episodes a model is measured on, and how."""
 
     data: str
@@ -26,11 +26,23 @@ class Protocol:
     seed: int
     batch_norm: BatchNormMode = "inductive"
 
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise EpisodeError(f"episodes: must be at least 1, got {self.episodes}")
+
+    def describe(self) -> str:
+        """Return the protocol in one line for people."""
+        transductive = ", transductive batch norm" if self.batch_norm == "transductive" else ""
+        return (
+            f"{self.data}, {self.split} classes, {self.way}-way {self.shot}-shot, {self.queries} "
+            f"queries a class, {self.episodes} episodes, seed {self.seed}{transductive}"
+        )
+
     @staticmethod
-    def of(run: Path, options: Any) -> "Protocol":
+    def of(run: Path, options: Any) -> "EpisodeProtocol":
         """Take the episodes from the command line's options; what is unset comes from ``run``."""
         settings = RunDirectory(run).settings()
-        return Protocol(
+        return EpisodeProtocol(
             data=settings.data,
             split=options.split,
             way=settings.way if options.way is None else options.way,
@@ -48,7 +60,7 @@ class MeasuredRun:
 
     path: Path
     trained: TrainedModel
-    protocol: Protocol
+    protocol: EpisodeProtocol
     evaluation: Evaluation
 
     def as_dict(self) -> dict[str, Any]:
@@ -90,7 +102,10 @@ class Difference:
 
 
 def evaluate_run(
-    path: Path, protocol: Protocol, checkpoint: Checkpoint = "best", advance: Advance = _ignore
+    path: Path,
+    protocol: EpisodeProtocol,
+    checkpoint: Checkpoint = "best",
+    advance: Advance = unwatched,
 ) -> MeasuredRun:
     """Measure one run under ``protocol``."""
     trained_on = RunDirectory(path).settings().data
@@ -100,9 +115,7 @@ def evaluate_run(
             "compare runs of one dataset"
         )
     dataset = open_dataset(protocol.data)
-    sampler = EpisodeSampler(
-        dataset, protocol.split, protocol.way, protocol.shot, protocol.queries
-    )
+    sampler = EpisodeSampler(dataset, protocol.split, protocol.way, protocol.shot, protocol.queries)
     trained = load_run(path, dataset, checkpoint)
     evaluation = evaluate(
         trained.model,
@@ -122,9 +135,7 @@ def paired_differences(measured: Sequence[MeasuredRun]) -> list[Difference]:
         Difference(
             later.path,
             earlier.path,
-            estimate(
-                later.evaluation.episode_accuracies - earlier.evaluation.episode_accuracies
-            ),
+            estimate(later.evaluation.episode_accuracies - earlier.evaluation.episode_accuracies),
         )
         for earlier, later in combinations(measured, 2)
     ]

@@ -4,6 +4,7 @@ Inductive features do not depend on the episode, so each image is embedded once 
 episodes are drawn from the cached features.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from vsm.classifier import predictive
 from vsm.data import EpisodeBatch, EpisodeSampler, ImageDataset
+from vsm.data.episodes import EVALUATION_BLOCK
 from vsm.memory import Memory
 from vsm.model import FewShotModel
 from vsm.seeding import generator
@@ -26,8 +28,8 @@ BatchNormMode = Literal["inductive", "transductive"]
 Advance = Callable[[int], None]
 
 
-def _ignore(_: int) -> None:
-    pass
+def unwatched(_: int) -> None:
+    """Count for nobody."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Evaluation:
 
 @torch.no_grad()
 def embed_images(
-    model: FewShotModel, dataset: ImageDataset, image_ids: Tensor, advance: Advance = _ignore
+    model: FewShotModel, dataset: ImageDataset, image_ids: Tensor, advance: Advance = unwatched
 ) -> Tensor:
     """Embed images ``[B]`` in evaluation mode: ``[B, D]``."""
     with evaluation_mode(model):
@@ -85,7 +87,7 @@ def evaluate(
     num_episodes: int,
     seed: int,
     batch_norm: BatchNormMode = "inductive",
-    advance: Advance = _ignore,
+    advance: Advance = unwatched,
 ) -> Evaluation:
     """Classify the first ``num_episodes`` of the sampler's seeded list of episodes.
 
@@ -93,9 +95,10 @@ def evaluate(
     every episode is embedded anew and results carry that name.
     """
     outcomes = []
+    whole_blocks = math.ceil(num_episodes / EVALUATION_BLOCK) * EVALUATION_BLOCK
     with torch.no_grad(), evaluation_mode(model):
         embed = _embedder(model, sampler, batch_norm)
-        for block, batch in enumerate(sampler.evaluation_episodes(num_episodes, seed)):
+        for block, batch in enumerate(sampler.evaluation_episodes(whole_blocks, seed)):
             random = generator(seed, "evaluation-noise", block)
             per_task = (sampler.way**2) * sampler.queries * model.num_prototype_samples
             for part in _parts(batch, max(1, ELEMENTS_AT_ONCE // per_task)):
@@ -104,7 +107,9 @@ def evaluate(
                 prediction = model(support, queries, memory, random)
                 outcomes.append(_outcome(predictive(prediction.log_probabilities)))
                 advance(len(part.class_ids))
-    return Evaluation(*(torch.cat(values) for values in zip(*outcomes, strict=True)))
+    # A block's noise comes from one generator, so whole blocks are run and the rest is dropped:
+    # a longer evaluation then begins with a shorter one's results.
+    return Evaluation(*(torch.cat(values)[:num_episodes] for values in zip(*outcomes, strict=True)))
 
 
 def _parts(batch: EpisodeBatch, size: int) -> Iterator[EpisodeBatch]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.backbones import Conv4
+from vsm.backbones import BACKBONES
 from vsm.classifier import PrototypeClassifier
 from vsm.memory import RECALLS, Consolidation, Memory, Recollection
 from vsm.networks import GaussianNetwork, MemoryConditionedNetwork
@@ -47,17 +47,18 @@ class FewShotModel(nn.Module):
         super().__init__()
         self.settings = settings
         with default_generator(settings.seed, "weights"):
-            self.backbone = Conv4(
+            self.backbone = BACKBONES[settings.model.backbone](
                 image_shape, settings.model.channels, settings.model.keep_probability
             )
             width = self.num_features = self.backbone.num_features
             self.classifier = PrototypeClassifier(settings.model)
             if settings.method != "protonet":
                 self.prior = GaussianNetwork(width, settings.model)  # θ
+            self.inference: GaussianNetwork | MemoryConditionedNetwork | None = None  # φ
             if settings.method == "vpn":
                 self.inference = GaussianNetwork(width, settings.model)
             if settings.uses_memory:
-                self.inference = MemoryConditionedNetwork(width, settings.model)  # φ
+                self.inference = MemoryConditionedNetwork(width, settings.model)
                 self.recall = RECALLS[settings.method](width, settings)  # λ and ψ
                 self.consolidation = Consolidation(width, settings.memory)  # w of Eq. 11
 
@@ -112,7 +113,7 @@ class FewShotModel(nn.Module):
     def _infer(
         self, support_mean: Tensor, recollection: Recollection | None
     ) -> GaussianMixture | None:
-        if self.settings.method == "protonet":
+        if self.inference is None:
             return None
         if recollection is None:
             return GaussianMixture(self.inference(support_mean).unsqueeze(-2))

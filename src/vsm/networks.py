@@ -1,9 +1,9 @@
-"""The multi-layer perceptrons of the paper's architecture table: linear, ELU, linear, ELU, linear."""
+"""The perceptrons of the paper's architecture table: linear, ELU, linear, ELU, linear."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.probability import DiagonalGaussian, bounded_log_variance
+from vsm.probability import DiagonalGaussian, bounded_log_variance, unbounded_log_variance
 from vsm.settings import ModelSettings
 
 
@@ -19,7 +19,7 @@ class GaussianHead(nn.Module):
         super().__init__()
         self.hidden = nn.Linear(settings.hidden_units, settings.hidden_units)
         self.output = nn.Linear(settings.hidden_units, 2 * num_features)
-        self.initial_log_variance = settings.initial_log_variance
+        self.log_variance_offset = unbounded_log_variance(settings.initial_log_variance)
         self.residual = settings.residual
         if settings.residual:
             nn.init.zeros_(self.output.weight)
@@ -36,9 +36,7 @@ class GaussianHead(nn.Module):
         mean, log_variance = output.chunk(2, -1)
         if self.residual:
             mean = mean + identity
-        return DiagonalGaussian(
-            mean, bounded_log_variance(log_variance + self.initial_log_variance)
-        )
+        return DiagonalGaussian(mean, bounded_log_variance(log_variance + self.log_variance_offset))
 
 
 class GaussianNetwork(nn.Module):

@@ -40,7 +40,7 @@ def objective(
         settings: β_z, β_m and the estimators.
     """
     log_probabilities = prediction.log_probabilities
-    num_tasks, num_queries, way, _ = log_probabilities.shape
+    _, num_queries, way, _ = log_probabilities.shape
     queries_per_class = num_queries // way
     entropy = cross_entropy(log_probabilities, settings.likelihood)
     kl_z = kl_m = torch.zeros_like(entropy)

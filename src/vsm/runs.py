@@ -227,7 +227,7 @@ def load_run(path: Path, dataset: ImageDataset, checkpoint: Checkpoint = "best")
 
 @torch.no_grad()
 def settled_memory(model: FewShotModel, state: TrainingState) -> Memory | None:
-    """Return a copy of the memory with pending observations applied; the state keeps them pending."""
+    """Return the memory with pending observations applied; the state keeps them pending."""
     if state.memory is None or state.pending is None:
         return state.memory
     settled: Memory = model.consolidation(state.memory, state.pending, state.step)
@@ -245,7 +245,7 @@ def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """Write tensors and facts; the facts go under one key, because several are kept in any order."""
+    """Write tensors and facts; facts go under one key, since several would have no fixed order."""
     with atomic_path(path) as temporary:
         safetensors.torch.save_file(
             {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
@@ -262,6 +262,8 @@ def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return tensors, json.loads((file.metadata() or {})[METADATA_KEY])
     except KeyError:
-        raise RunError(f"{path} was not written by vsm: it has no {METADATA_KEY!r} metadata") from None
+        raise RunError(
+            f"{path} was not written by vsm: it has no {METADATA_KEY!r} metadata"
+        ) from None
     except (safetensors.SafetensorError, ValueError) as error:
         raise RunError(f"{path} is damaged: {error}") from error

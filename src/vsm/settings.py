@@ -5,7 +5,7 @@ paper's symbols.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from vsm.errors import SettingsError
 
@@ -26,8 +26,8 @@ class ModelSettings:
     hidden_units: int = 256
     """Width of the hidden layers of the inference and prior networks."""
     residual: bool = True
-    """Let the networks add to their input, so that they start as the identity; the paper's do not."""
-    initial_log_variance: float = -4.0
+    """Networks add to their input and start as the identity; the paper's do not."""
+    initial_log_variance: float = -3.0
     """Log-variance of every Gaussian before training; 0 leaves the default initialisation."""
     normalise_features: bool = False
     """Scale every feature vector to length one."""
@@ -39,7 +39,9 @@ class ModelSettings:
     """Train the temperature with the other parameters."""
 
     def __post_init__(self) -> None:
+        _require_known_choices(self)
         _require_positive(self, "channels", "hidden_units", "temperature")
+        _require_between(self, -9.0, 9.0, "initial_log_variance")
         _require_between(self, 0.0, 1.0, "keep_probability", low_open=True)
 
 
@@ -48,9 +50,9 @@ class MemorySettings:
     """How the memory is addressed, recalled, updated and bounded."""
 
     recall: Literal["soft", "mixture", "gumbel"] = "soft"
-    """How the latent memory m is drawn: one moment-matched Gaussian, ancestral, or Gumbel-softmax."""
+    """How the latent memory m is drawn: from one Gaussian, ancestrally, or by Gumbel-softmax."""
     soft_variance: Literal["moment_matched", "averaged"] = "moment_matched"
-    """Variance of soft recall: that of the mixture, or the plain average of the slots' variances."""
+    """Variance of soft recall: the mixture's, or the plain average of the slots' variances."""
     gumbel_temperature: float = 0.5
     """Temperature of the relaxed one-hot weights of Gumbel recall."""
     addressing: Literal["cosine", "dot"] = "cosine"
@@ -68,15 +70,16 @@ class MemorySettings:
     update_activation: Literal["identity", "softmax", "relu", "tanh"] = "identity"
     """σ of Eq. 12."""
     retention: float = 0.7
-    """α of Eq. 13: how much of the old content stays (the paper: 0.7 for 1-shot, 0.8 for 5-shot)."""
+    """α of Eq. 13: how much old content stays (the paper: 0.7 for 1-shot, 0.8 for 5-shot)."""
     mask: Literal["none", "own", "task"] = "task"
-    """Slots hidden from a class while training: none, its own, or those of all classes of its task."""
+    """Slots hidden from a class in training: none, its own, or those of its whole task."""
     capacity: int | None = None
     """Largest number of slots; unset: one for every class ever seen."""
     capacity_policy: Literal["first_come", "least_recently_updated"] = "first_come"
     """When full: ignore new classes, or drop the slot whose last update is the oldest."""
 
     def __post_init__(self) -> None:
+        _require_known_choices(self)
         _require_positive(self, "gumbel_temperature", "addressing_scale", "top_k", "capacity")
         _require_between(self, 0.0, 1.0, "retention")
 
@@ -114,9 +117,8 @@ class ObjectiveSettings:
     """Average over prototype samples outside the log as in Eq. 14, or inside it."""
 
     def __post_init__(self) -> None:
-        for name in ("beta_z", "beta_m"):
-            if getattr(self, name) < 0:
-                raise SettingsError(f"{name}: must not be negative, got {getattr(self, name)}")
+        _require_known_choices(self)
+        _require_not_negative(self, "beta_z", "beta_m")
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,9 @@ class OptimiserSettings:
     """Largest norm of the gradient; unset: no clipping."""
 
     def __post_init__(self) -> None:
+        _require_known_choices(self)
         _require_positive(self, "learning_rate", "halve_every", "clip_norm")
+        _require_not_negative(self, "warmup_steps", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -183,18 +187,27 @@ class RunSettings:
     validation: ValidationSettings = field(default_factory=ValidationSettings)
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise SettingsError(
-                f"method: expected one of {', '.join(METHODS)}, got {self.method!r}"
-            )
-        _require_positive(
-            self, "way", "shot", "queries", "tasks", "steps", "checkpoint_every"
-        )
+        _require_known_choices(self)
+        _require_positive(self, "way", "shot", "queries", "tasks", "steps", "checkpoint_every")
 
     @property
     def uses_memory(self) -> bool:
         """Whether the method has a long-term memory."""
         return self.method in ("rote", "transformed", "vsm")
+
+
+def _require_known_choices(settings: object) -> None:
+    """Check every field that is a choice among words, for settings that are built in Python."""
+    for name, kind in get_type_hints(type(settings)).items():
+        if get_origin(kind) is Literal and getattr(settings, name) not in get_args(kind):
+            known = ", ".join(map(str, get_args(kind)))
+            raise SettingsError(f"{name}: expected one of {known}, got {getattr(settings, name)!r}")
+
+
+def _require_not_negative(settings: object, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) < 0:
+            raise SettingsError(f"{name}: must not be negative, got {getattr(settings, name)}")
 
 
 def _require_positive(settings: object, *names: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from vsm.configuration import settings_to_yaml
 from vsm.data import EpisodeBatch, EpisodeSampler, ImageDataset, open_dataset
 from vsm.errors import RunError
 from vsm.evaluation import Evaluation, evaluate
@@ -87,7 +88,7 @@ def train(
             batch = sampler.draw(settings.tasks, generator(settings.seed, "episodes", state.step))
             measured = training_step(model, optimiser, dataset, batch, state)
             progress.step(state.step, measured["loss"])
-            if state.step % LOG_EVERY == 0:
+            if state.step % LOG_EVERY == 0 or state.step == 1:
                 log({"step": state.step, "seconds": time.monotonic() - started, **measured})
             if state.step % settings.validation.every == 0 or state.step == settings.steps:
                 memory = settled_memory(model, state)
@@ -152,7 +153,7 @@ def training_step(
     terms = objective(prediction, prior, settings.objective)
 
     optimiser.zero_grad(set_to_none=True)
-    terms.total.backward()  # type: ignore[no-untyped-call]
+    terms.total.backward()
     gradient_norm = _clip(model, settings.optimiser.clip_norm)
     optimiser.step()
 
@@ -234,6 +235,7 @@ def _open_run(
             "--overwrite, or choose another --output"
         )
     if run.exists() and run.resume.is_file():
+        write_text(run.config, settings_to_yaml(settings))  # more steps may have been asked for
         return run, load_resume(run, model, optimiser)
     run.create(settings)
     memory = Memory.empty(model.num_features) if settings.uses_memory else None

@@ -2,4 +2,6 @@
 
 from vsm.backbones.conv4 import Conv4
 
-__all__ = ["Conv4"]
+BACKBONES = {"conv4": Conv4}
+
+__all__ = ["BACKBONES", "Conv4"]

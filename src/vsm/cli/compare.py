@@ -2,11 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
 from vsm.cli.evaluate import SCORE_COLUMNS, add_episode_arguments, score_cells
 from vsm.cli.output import counting, print_json, print_table
+from vsm.errors import SettingsError
+
+if TYPE_CHECKING:
+    from vsm.comparison import MeasuredRun
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -18,44 +23,53 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Measure several runs on identical episodes."""
     parsed = parser.parse_args(arguments)
+    if len(parsed.runs) < 2:
+        raise SettingsError("runs: two or more are compared, got one; vsm evaluate measures one")
 
-    from vsm.comparison import Protocol, evaluate_run, paired_differences
+    from vsm.comparison import EpisodeProtocol, evaluate_run
     from vsm.runtime import keep_allocations
 
     keep_allocations()
-    protocol = Protocol.of(parsed.runs[0], parsed)
+    protocol = EpisodeProtocol.of(parsed.runs[0], parsed)
     measured = []
     for path in parsed.runs:
         with counting(f"evaluate {path}", parsed.episodes, quiet=parsed.json) as advance:
             measured.append(evaluate_run(path, protocol, advance=advance))
-    differences = paired_differences(measured)
     if parsed.json:
-        print_json(
-            {
-                "runs": [{"run": str(one.path), **one.as_dict()} for one in measured],
-                "differences": [difference.as_dict() for difference in differences],
-            }
-        )
-        return
-    print_comparison(
-        f"{protocol.data}, {protocol.split} classes, {protocol.way}-way {protocol.shot}-shot, "
-        f"{protocol.episodes} identical episodes",
-        [[f"{one.path} ({one.as_dict()['method']})", *score_cells(one.as_dict())] for one in measured],
+        print_json(comparison_json(measured))
+    else:
+        print_comparison(measured)
+
+
+def comparison_json(measured: "Sequence[MeasuredRun]") -> dict[str, Any]:
+    """Return what ``--json`` prints: every run, and every paired difference."""
+    from vsm.comparison import paired_differences
+
+    return {
+        "runs": [{"run": str(one.path), **one.as_dict()} for one in measured],
+        "differences": [difference.as_dict() for difference in paired_differences(measured)],
+    }
+
+
+def print_comparison(measured: "Sequence[MeasuredRun]") -> None:
+    """Print the scores, and the paired differences below them."""
+    from vsm.comparison import paired_differences
+
+    print_table(
+        measured[0].protocol.describe(),
+        SCORE_COLUMNS,
         [
-            [
-                f"{difference.a} − {difference.b}",
-                f"{100 * difference.estimate.mean:+.2f} ± {100 * difference.estimate.ci95:.2f}",
-            ]
-            for difference in differences
+            [f"{one.path} ({one.as_dict()['method']})", *score_cells(one.as_dict())]
+            for one in measured
         ],
     )
-
-
-def print_comparison(
-    title: str, scores: Sequence[Sequence[str]], differences: Sequence[Sequence[str]]
-) -> None:
-    """Print the scores, and the paired differences below them."""
-    print_table(title, SCORE_COLUMNS, scores)
+    differences = [
+        [
+            f"{difference.a} − {difference.b}",
+            f"{100 * difference.estimate.mean:+.2f} ± {100 * difference.estimate.ci95:.2f}",
+        ]
+        for difference in paired_differences(measured)
+    ]
     if differences:
         print_table(
             "paired differences in accuracy, in points with 95% intervals",

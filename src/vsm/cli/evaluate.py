@@ -47,22 +47,18 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Measure one run."""
     parsed = parser.parse_args(arguments)
 
-    from vsm.comparison import Protocol, evaluate_run
+    from vsm.comparison import EpisodeProtocol, evaluate_run
     from vsm.runtime import keep_allocations
 
     keep_allocations()
-    protocol = Protocol.of(parsed.run, parsed)
+    protocol = EpisodeProtocol.of(parsed.run, parsed)
     with counting(f"evaluate {parsed.run}", parsed.episodes, quiet=parsed.json) as advance:
         measured = evaluate_run(parsed.run, protocol, parsed.checkpoint, advance)
     result = measured.as_dict()
     if parsed.json:
         print_json(result)
         return
-    title = (
-        f"{result['data']}, {result['split']} classes, {protocol.way}-way {protocol.shot}-shot, "
-        f"{protocol.queries} queries, {protocol.episodes} episodes, seed {protocol.seed}"
-    )
-    print_table(title, SCORE_COLUMNS, [[result["method"], *score_cells(result)]])
+    print_table(protocol.describe(), SCORE_COLUMNS, [[result["method"], *score_cells(result)]])
 
 
 SCORE_COLUMNS = ["", "accuracy", "NLL", "ECE"]

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 COMMANDS = {
-    "demo": "train protonet, vpn and vsm on glyphs, compare them on unseen alphabets, write a report",
+    "demo": "train three methods on built-in data, compare them on unseen classes, write a report",
     "train": "train a model and leave a run directory",
     "evaluate": "measure a run on seeded episodes of unseen classes",
     "compare": "measure several runs on identical episodes, with paired differences",
 }
-DESCRIPTION = "Few-shot learning with a long-term memory (Learning to Learn Variational Semantic Memory)."
+DESCRIPTION = (
+    "Few-shot learning with a long-term memory (Learning to Learn Variational Semantic Memory)."
+)
 
 
 class Command(Protocol):

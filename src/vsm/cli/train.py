@@ -8,11 +8,9 @@ from typing import Any
 import jsonargparse
 
 from vsm.cli.output import TrainingBar, print_json
-from vsm.configuration import instantiate, preset_path, settings_to_dict
+from vsm.configuration import instantiate, preset_path, settings_from_files, settings_to_dict
 from vsm.errors import SettingsError
 from vsm.settings import RunSettings
-
-RESUMABLE_CHANGES = {"steps"}
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -37,6 +35,8 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Train."""
     parsed = parser.parse_args(_with_preset(arguments))
+    if parsed.resume and parsed.overwrite:
+        raise SettingsError("--resume and --overwrite contradict each other; give one of them")
     stored = parsed.output / "config.yaml"
     if parsed.resume and stored.is_file():
         parsed = parser.parse_args(["--config", str(stored), *_with_preset(arguments)])
@@ -50,7 +50,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from vsm.training import train
 
     keep_allocations()
-    if parsed.overwrite and not parsed.resume:
+    if parsed.overwrite:
         RunDirectory(parsed.output).config.unlink(missing_ok=True)
     try:
         with TrainingBar(settings.method, settings.steps, quiet=parsed.json) as bar:
@@ -86,12 +86,11 @@ def _with_preset(arguments: Sequence[str]) -> list[str]:
 
 
 def _refuse_changes(settings: RunSettings, stored: Path) -> None:
-    """A resumed run keeps its settings; only more steps may be asked for."""
-    from vsm.configuration import settings_from_files
-
+    """A resumed run keeps its settings; steps may change where no schedule depends on them."""
     before = _flat(settings_to_dict(settings_from_files(stored)))
     for key, value in _flat(settings_to_dict(settings)).items():
-        if value != before[key] and key not in RESUMABLE_CHANGES:
+        may_change = key == "steps" and settings.optimiser.schedule != "cosine"
+        if value != before[key] and not may_change:
             raise SettingsError(
                 f"{key}: the run in {stored.parent} was begun with {before[key]!r}, got {value!r}; "
                 "leave it out to resume, or choose another --output"
@@ -101,5 +100,7 @@ def _refuse_changes(settings: RunSettings, stored: Path) -> None:
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        flat |= (
+            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
     return flat

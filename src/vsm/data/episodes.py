@@ -45,9 +45,7 @@ class EpisodeSampler:
     def __post_init__(self) -> None:
         for name, minimum in (("way", 2), ("shot", 1), ("queries", 1)):
             if getattr(self, name) < minimum:
-                raise EpisodeError(
-                    f"{name}: must be at least {minimum}, got {getattr(self, name)}"
-                )
+                raise EpisodeError(f"{name}: must be at least {minimum}, got {getattr(self, name)}")
         classes = self.dataset.classes(self.split)
         if self.way > len(classes):
             raise EpisodeError(

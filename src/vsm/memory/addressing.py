@@ -68,4 +68,5 @@ def masked_softmax(logits: Tensor) -> Tensor:
 
 def entropy(weights: Tensor) -> Tensor:
     """Return −Σ λ log λ in nats over the last axis: ``[...]``."""
-    return torch.special.entr(weights).sum(-1)
+    total: Tensor = torch.special.entr(weights).sum(-1)
+    return total

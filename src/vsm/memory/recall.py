@@ -77,7 +77,9 @@ class RoteRecall(Recall):
         weights = self.addressing(support_mean, content, hidden)
         average = torch.where(_addressed(weights).unsqueeze(-1), weights @ content, support_mean)
         return Recollection(
-            self.transform(average).unsqueeze(-2), weights, support_mean.new_zeros(weights.shape[:2])
+            self.transform(average).unsqueeze(-2),
+            weights,
+            support_mean.new_zeros(weights.shape[:2]),
         )
 
     def transform(self, average: Tensor) -> Tensor:
@@ -103,7 +105,8 @@ class VariationalRecall(Recall):
 
     ``soft`` draws from one Gaussian with the mixture's mean and variance, so λ learns through
     both. ``mixture`` is ancestral, a ~ Cat(λ) and then N(μ_a, σ_a²), literally Eq. 10: the choice
-    of a passes no gradient to λ, which learns through the divergence alone. ``gumbel`` relaxes the
+    of a passes no gradient to λ, which learns through the divergence alone (its bound, or the score
+    function of its Monte Carlo estimate). ``gumbel`` relaxes the
     choice to weights w_j (Table 11) and draws from N(Σ w_j μ, Σ w_j σ²).
 
     Where nothing can be addressed, m is drawn from p_ψ(m | h̄) and the divergence is zero.
@@ -139,17 +142,17 @@ class VariationalRecall(Recall):
         if self.kind == "soft":
             latent = self._soft(weights, slots).where(_addressed(weights), prior)
             return Recollection(latent.sample(num_samples, random), weights, latent.kl(prior))
+        if self.kind == "mixture" or self.kl == "monte_carlo":
+            ancestral, chosen = self._ancestral(weights, slots, prior, num_samples, random)
         if self.kind == "mixture":
-            samples = self._ancestral(weights, slots, prior, num_samples, random)
-            divergence = self._mixture_divergence(weights, slots, prior, samples)
-            return Recollection(samples, weights, divergence)
-        samples = self._relaxed(weights, slots, prior, num_samples, random)
-        ancestral = (
-            self._ancestral(weights, slots, prior, num_samples, random)
-            if self.kl == "monte_carlo"
-            else samples
-        )
-        divergence = self._mixture_divergence(weights, slots, prior, ancestral)
+            samples = ancestral
+        else:
+            samples = self._relaxed(weights, slots, prior, num_samples, random)
+        if self.kl == "bound":
+            divergence = weighted_moments(weights, slots).bound_on_kl(prior)
+        else:
+            divergence = mixture_divergence(weights, slots, prior, ancestral, chosen)
+        divergence = torch.where(_addressed(weights), divergence, torch.zeros_like(divergence))
         return Recollection(samples, weights, divergence)
 
     def _soft(self, weights: Tensor, slots: DiagonalGaussian) -> DiagonalGaussian:
@@ -169,21 +172,23 @@ class VariationalRecall(Recall):
         prior: DiagonalGaussian,
         num_samples: int,
         random: torch.Generator,
-    ) -> Tensor:
-        """m_j ~ N(μ_a, σ_a²) with a ~ Cat(λ): ``[T, N, J, D]``."""
+    ) -> tuple[Tensor, Tensor]:
+        """m_j ~ N(μ_a, σ_a²) with a ~ Cat(λ): ``[T, N, J, D]``, and the slots a ``[T, N, J]``."""
         tasks, way, num_slots = weights.shape
         if num_slots == 0:
-            return prior.sample(num_samples, random)
+            nothing = torch.zeros(tasks, way, 0, dtype=torch.int64, device=weights.device)
+            return prior.sample(num_samples, random), nothing
         addressed = _addressed(weights)
         chances = weights.detach().masked_fill(~addressed.unsqueeze(-1), 1.0)
         chosen = torch.multinomial(
             chances.flatten(0, 1).cpu(), num_samples, replacement=True, generator=random
         ).to(weights.device)
+        shape = (tasks, way, num_samples, -1)
         drawn = DiagonalGaussian(
-            slots.mean.index_select(0, chosen.flatten()).view(tasks, way, num_samples, -1),
-            slots.log_variance.index_select(0, chosen.flatten()).view(tasks, way, num_samples, -1),
-        )
-        return drawn.where(addressed.unsqueeze(-1), prior.unsqueeze(-2)).sample(1, random).squeeze(-2)
+            slots.mean.index_select(0, chosen.flatten()).view(shape),
+            slots.log_variance.index_select(0, chosen.flatten()).view(shape),
+        ).where(addressed.unsqueeze(-1), prior.unsqueeze(-2))
+        return drawn.sample(1, random).squeeze(-2), chosen.view(shape[:3])
 
     def _relaxed(
         self,
@@ -202,23 +207,45 @@ class VariationalRecall(Recall):
         relaxed = relaxed * (weights > 0).unsqueeze(-2)  # hidden slots stay hidden: [T, N, J, A]
         variance = (relaxed @ slots.variance).masked_fill(~addressed[..., None, None], 1.0)
         drawn = DiagonalGaussian(relaxed @ slots.mean, variance.log())
-        return drawn.where(addressed.unsqueeze(-1), prior.unsqueeze(-2)).sample(1, random).squeeze(-2)
+        return (
+            drawn.where(addressed.unsqueeze(-1), prior.unsqueeze(-2)).sample(1, random).squeeze(-2)
+        )
 
-    def _mixture_divergence(
-        self, weights: Tensor, slots: DiagonalGaussian, prior: DiagonalGaussian, samples: Tensor
-    ) -> Tensor:
-        """KL(Σ λ_a p_ψ(m | M_a) ‖ p_ψ(m | h̄)), by bound or from ancestral samples: ``[T, N]``."""
-        addressed = _addressed(weights)
-        if self.kl == "bound":
-            divergence = weighted_moments(weights, slots).bound_on_kl(prior)
-        else:
-            log_weights = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
-            log_densities = pairwise_log_prob(samples, slots) + log_weights.unsqueeze(-2)
-            if weights.shape[-1] == 0:
-                return prior.mean.new_zeros(weights.shape[:2])
-            log_q = torch.logsumexp(log_densities, -1)  # [T, N, J]
-            divergence = (log_q - prior.unsqueeze(-2).log_prob(samples)).mean(-1)
-        return torch.where(addressed, divergence, torch.zeros_like(divergence))
+
+def mixture_divergence(
+    weights: Tensor,
+    slots: DiagonalGaussian,
+    prior: DiagonalGaussian,
+    samples: Tensor,
+    chosen: Tensor,
+) -> Tensor:
+    """Monte Carlo KL(Σ λ_a p_ψ(m | M_a) ‖ p_ψ(m | h̄)), unbiased in value and in gradient.
+
+    Which slot a sample came from was drawn from λ, so differentiating the samples alone would tell
+    λ nothing. The score function (log-ratio × ∇ log λ_a, less the mean of the other samples as a
+    baseline) is added with value zero.
+
+    Args:
+        weights: λ ``[T, N, A]``.
+        slots: ``[A, D]``.
+        prior: ``[T, N, D]``.
+        samples: ancestral samples ``[T, N, J, D]``.
+        chosen: the slot each came from ``[T, N, J]``.
+
+    Returns:
+        ``[T, N]``.
+    """
+    if weights.shape[-1] == 0:
+        return prior.mean.new_zeros(weights.shape[:2])
+    log_weights = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
+    log_densities = pairwise_log_prob(samples, slots) + log_weights.unsqueeze(-2)  # [T, N, J, A]
+    log_ratio = torch.logsumexp(log_densities, -1) - prior.unsqueeze(-2).log_prob(samples)
+    count = log_ratio.shape[-1]
+    value = log_ratio.detach()
+    others = (value.sum(-1, keepdim=True) - value) / max(count - 1, 1)
+    log_chosen = log_weights.gather(-1, chosen)  # [T, N, J]
+    score = (value - others) * (log_chosen - log_chosen.detach())
+    return (log_ratio + score).mean(-1)
 
 
 def _addressed(weights: Tensor) -> Tensor:

@@ -1,6 +1,10 @@
 """Distribution objects and their divergences. This room knows tensors, and nothing of memory."""
 
-from vsm.probability.gaussian import DiagonalGaussian, bounded_log_variance
+from vsm.probability.gaussian import (
+    DiagonalGaussian,
+    bounded_log_variance,
+    unbounded_log_variance,
+)
 from vsm.probability.mixture import GaussianMixture
 
-__all__ = ["DiagonalGaussian", "GaussianMixture", "bounded_log_variance"]
+__all__ = ["DiagonalGaussian", "GaussianMixture", "bounded_log_variance", "unbounded_log_variance"]

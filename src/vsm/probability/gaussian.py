@@ -18,6 +18,11 @@ def bounded_log_variance(unbounded: Tensor) -> Tensor:
     return LOG_VARIANCE_BOUND * unbounded / (LOG_VARIANCE_BOUND + unbounded.abs())
 
 
+def unbounded_log_variance(bounded: float) -> float:
+    """Return what :func:`bounded_log_variance` maps to ``bounded``, its inverse for one number."""
+    return LOG_VARIANCE_BOUND * bounded / (LOG_VARIANCE_BOUND - abs(bounded))
+
+
 @dataclass(frozen=True)
 class DiagonalGaussian:
     """Independent normals over the last axis; all other axes are batch axes.
@@ -68,7 +73,7 @@ class DiagonalGaussian:
         return DiagonalGaussian(self.mean.unsqueeze(axis), self.log_variance.unsqueeze(axis))
 
     def where(self, condition: Tensor, other: "DiagonalGaussian") -> "DiagonalGaussian":
-        """Keep this distribution where ``condition`` ``[...]`` holds and take ``other`` elsewhere."""
+        """Keep this one where ``condition`` ``[...]`` holds and take ``other`` elsewhere."""
         keep = condition.unsqueeze(-1)
         return DiagonalGaussian(
             torch.where(keep, self.mean, other.mean),

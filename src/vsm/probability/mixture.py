@@ -108,7 +108,9 @@ class GaussianMixture:
         chosen = torch.cat([order] * repeats + [order[..., :remainder]], -1)  # [..., L]
         # Which sample came from which component must say nothing about its position: the L-th
         # samples of all classes form one classifier. `order` is random, so positions are too.
-        index = chosen.unsqueeze(-1).expand(*batch, num_samples, width).to(self.components.mean.device)
+        index = (
+            chosen.unsqueeze(-1).expand(*batch, num_samples, width).to(self.components.mean.device)
+        )
         mean = self.components.mean.gather(-2, index)
         log_variance = self.components.log_variance.gather(-2, index)
         noise = torch.randn(*batch, num_samples, width, generator=random).to(mean)

@@ -1,0 +1,100 @@
+"""``vsm demo``."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jsonargparse
+
+from vsm.cli.output import TrainingBar, console, counting, print_json
+from vsm.configuration import preset_path, settings_from_files
+from vsm.errors import RunError, SettingsError
+from vsm.settings import Method
+
+METHODS_SHOWN: tuple[Method, ...] = ("protonet", "vpn", "vsm")
+
+
+def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
+    """Declare where the demo goes and how long it takes."""
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/demo"), help="Folder for runs and report.html."
+    )
+    parser.add_argument("--steps", type=int | None, help="Training steps; unset: the preset's.")
+    parser.add_argument("--episodes", type=int, default=2000, help="Test episodes.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of training and episodes.")
+    parser.add_argument("--overwrite", action="store_true", help="Replace an earlier demo.")
+    parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+
+
+def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Train three methods, compare them on unseen alphabets, write a report."""
+    parsed = parser.parse_args(arguments)
+    _need_matplotlib()
+
+    from dataclasses import replace
+
+    from vsm.cli.compare import comparison_json, print_comparison
+    from vsm.comparison import EpisodeProtocol, evaluate_run
+    from vsm.data import open_dataset
+    from vsm.interruption import Interrupted
+    from vsm.report import write_report
+    from vsm.runtime import keep_allocations
+    from vsm.training import train
+
+    keep_allocations()
+    if parsed.output.exists():
+        _clear(parsed.output, parsed.overwrite)
+    base = replace(settings_from_files(preset_path("demo")), seed=parsed.seed)
+    if parsed.steps is not None:
+        base = replace(base, steps=parsed.steps)
+    paths = [parsed.output / method for method in METHODS_SHOWN]
+    for method, path in zip(METHODS_SHOWN, paths, strict=True):
+        try:
+            with TrainingBar(method, base.steps, quiet=parsed.json) as bar:
+                train(replace(base, method=method), path, progress=bar)
+        except Interrupted as interruption:
+            print(f"vsm demo: {interruption}", file=sys.stderr)
+            sys.exit(interruption.exit_code)
+    protocol = EpisodeProtocol(
+        data=base.data,
+        split="test",
+        way=5,
+        shot=1,
+        queries=15,
+        episodes=parsed.episodes,
+        seed=parsed.seed,
+    )
+    measured = []
+    for path in paths:
+        with counting(f"test {path.name}", parsed.episodes, quiet=parsed.json) as advance:
+            measured.append(evaluate_run(path, protocol, advance=advance))
+    report = write_report(measured, open_dataset(base.data), parsed.output / "report.html")
+    if parsed.json:
+        print_json({**comparison_json(measured), "report": str(report)})
+        return
+    print_comparison(measured)
+    console().print(f"Pictures: {report}", highlight=False)
+
+
+def _clear(output: Path, overwrite: bool) -> None:
+    """Make way for a new demo, but never remove a folder that is not a demo's."""
+    is_demo = all(
+        child.name == "report.html"
+        or (child.name in METHODS_SHOWN and (child / "config.yaml").is_file())
+        for child in output.iterdir()
+    )
+    if not is_demo:
+        raise RunError(f"output: {output} holds something else; choose another --output")
+    if not overwrite and any(output.iterdir()):
+        raise RunError(f"output: {output} already holds a demo; replace it with --overwrite")
+    shutil.rmtree(output)
+
+
+def _need_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise SettingsError(
+            "the report needs matplotlib: pip install 'variational-semantic-memory[plots]'"
+        ) from None

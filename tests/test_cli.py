@@ -1,0 +1,236 @@
+"""The command line as a user meets it: in processes of its own, with real signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vsm.cli import main
+
+TINY = [
+    *("--way", "5", "--queries", "2", "--tasks", "1", "--checkpoint-every", "5"),
+    *("--model.channels", "4", "--model.hidden-units", "8"),
+    *("--sampling.train-memory", "4", "--sampling.train-prototypes", "4"),
+    *("--sampling.evaluation-memory", "4", "--sampling.evaluation-prototypes", "4"),
+    *("--validation.every", "10", "--validation.episodes", "5"),
+]
+
+
+def vsm(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "vsm", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def start(*arguments: str | Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "vsm", *map(str, arguments)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trained runs, a and b."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, method in (("a", "protonet"), ("b", "vsm")):
+        arguments = ["train", "--method", method, "--steps", "10", "--output", str(folder / name)]
+        assert main([*arguments, *TINY, "--json"]) == 0
+    return folder
+
+
+def one_json_object(text: str) -> dict[str, Any]:
+    [line] = text.splitlines()
+    value: dict[str, Any] = json.loads(line)
+    return value
+
+
+def test_evaluate_prints_one_json_object_with_the_promised_keys(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(runs / "b"), "--episodes", "30", "--seed", "3", "--json"]) == 0
+    printed = one_json_object(capsys.readouterr().out)
+    assert {
+        *("method", "data", "split", "way", "shot", "queries", "episodes", "seed"),
+        *("accuracy", "ci95", "nll", "ece"),
+    } <= set(printed)
+    assert printed["method"] == "vsm"
+    assert printed["split"] == "test"
+    assert (printed["way"], printed["shot"], printed["queries"]) == (5, 1, 15)
+    assert (printed["episodes"], printed["seed"]) == (30, 3)
+    assert 0.2 <= printed["accuracy"] <= 1
+    assert 0 < printed["ci95"] < 0.2
+
+
+def test_compare_prints_runs_and_paired_differences(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = str(runs / "a"), str(runs / "b")
+    assert main(["compare", a, b, "--episodes", "40", "--json"]) == 0
+    printed = one_json_object(capsys.readouterr().out)
+    assert [run["run"] for run in printed["runs"]] == [a, b]
+    [difference] = printed["differences"]
+    assert (difference["a"], difference["b"]) == (b, a)
+    gap = printed["runs"][1]["accuracy"] - printed["runs"][0]["accuracy"]
+    assert difference["difference"] == pytest.approx(gap)
+    unpaired = sum(run["ci95"] ** 2 for run in printed["runs"]) ** 0.5
+    assert 0 < difference["ci95"] < 1.5 * unpaired
+
+
+def test_the_same_command_prints_the_same_numbers(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = []
+    for _ in range(2):
+        main(["evaluate", str(runs / "b"), "--episodes", "20", "--json"])
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+
+
+def test_tables_are_for_people(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["compare", str(runs / "a"), str(runs / "b"), "--episodes", "20"])
+    printed = capsys.readouterr().out
+    assert "glyphs, test classes, 5-way 1-shot" in printed
+    assert "±" in printed
+    assert "paired differences" in printed
+
+
+def test_help_needs_neither_torch_nor_time() -> None:
+    script = (
+        "import sys; from vsm.cli import main; main(['--help'])\n"
+        "try: main(['train', '--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == 0
+    assert b"--memory.retention" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["trian"], "unknown command 'trian'"),
+        (["train"], "output"),
+        (["train", "--output", "x", "--stpes", "3"], "--stpes"),
+        (["train", "--output", "x", "--method", "maml"], "method"),
+        (["train", "--output", "x", "--way", "many"], "way"),
+        (["train", "--output", "x", "--preset", "papr"], "unknown preset 'papr'"),
+        (["train", "--output", "x", "--memory.retention", "2"], "retention: must lie in"),
+        (["train", "--output", "x", "--data", "cats"], "unknown dataset 'cats'"),
+        (["train", "--output", "x", "--shot", "19"], "shot + queries: 19 + 15 = 34"),
+        (["evaluate", "nowhere"], "nowhere is not a run directory"),
+    ],
+)
+def test_mistakes_are_named_with_exit_code_2(
+    arguments: list[str],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code: object = main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert named in captured.err
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_infeasible_evaluations_are_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(runs / "a"), "--way", "900"]) == 2
+    assert "way: 900 classes asked for, but the test split of glyphs has" in capsys.readouterr().err
+    assert main(["evaluate", str(runs / "a"), "--episodes", "0"]) == 2
+    assert "episodes: must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_a_second_run_in_the_same_place_needs_a_decision(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = str(runs / "a")
+    assert main(["train", "--output", place, *TINY]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_settings_cannot_change_on_resume_except_for_more_steps(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = str(runs / "a")
+    assert main(["train", "--output", place, "--resume", "--memory.retention", "0.1"]) == 2
+    assert "memory.retention: the run in" in capsys.readouterr().err
+    assert main(["train", "--output", place, "--resume", "--steps", "20"]) == 2
+    assert "steps: the run in" in capsys.readouterr().err  # the cosine schedule depends on them
+    assert main(["train", "--output", place, "--resume", "--overwrite"]) == 2
+    assert "contradict each other" in capsys.readouterr().err
+    assert main(["train", "--output", place, "--resume", "--json"]) == 0
+    assert one_json_object(capsys.readouterr().out)["run"] == place
+
+
+def test_yaml_files_stack_with_overrides(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("method: protonet\nsteps: 3\nway: 4\n")
+    (tmp_path / "b.yaml").write_text("way: 6\n")
+    out = tmp_path / "run"
+    files = ["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
+    assert main(["train", *files, "--output", str(out), *TINY[2:], "--steps", "2", "--json"]) == 0
+    config = (out / "config.yaml").read_text()
+    assert "method: protonet\nway: 6\n" in config
+    assert "steps: 2\n" in config
+
+
+def test_a_killed_run_resumes_to_the_bits_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    arguments = ["train", "--method", "vsm", "--steps", "40", *TINY]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert vsm(*arguments, "--output", whole).returncode == 0
+    process = start(*arguments, "--output", killed)
+    wait_for(killed / "resume.safetensors", process)
+    process.kill()
+    process.communicate()
+    assert vsm("train", "--output", killed, "--resume").returncode == 0
+    for name in ("model.safetensors", "memory.safetensors", "resume.safetensors"):
+        assert (whole / name).read_bytes() == (killed / name).read_bytes(), name
+
+
+def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start("train", "--steps", "100000", "--output", run, *TINY)
+    wait_for(run / "resume.safetensors", process)
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped and saved at step" in errors
+    assert "Traceback" not in errors
+    assert "--resume" in errors
+
+
+def test_the_demo_writes_a_report_with_every_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "demo"
+    assert main(["demo", "--output", str(out), "--steps", "3", "--episodes", "4", "--json"]) == 0
+    printed = one_json_object(capsys.readouterr().out)
+    assert [run["method"] for run in printed["runs"]] == ["protonet", "vpn", "vsm"]
+    page = (out / "report.html").read_text()
+    for heading in ("Episodes", "What was recalled", "Prototype", "Learning", "Calibration"):
+        assert f"<h2>{heading}" in page
+    assert page.count("data:image/png;base64,") == 7
+    assert main(["demo", "--output", str(out), "--steps", "3"]) == 2
+    assert "already holds a demo" in capsys.readouterr().err
+    (out / "precious.txt").write_text("mine")
+    assert main(["demo", "--output", str(out), "--overwrite"]) == 2
+    assert "holds something else" in capsys.readouterr().err
+    assert (out / "precious.txt").exists()

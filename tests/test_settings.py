@@ -1,0 +1,83 @@
+"""Settings: presets load, round trips keep everything, mistakes are named."""
+
+from pathlib import Path
+
+import pytest
+
+from vsm.configuration import (
+    PRESETS,
+    preset_path,
+    settings_from_files,
+    settings_to_yaml,
+)
+from vsm.errors import SettingsError
+from vsm.settings import (
+    MemorySettings,
+    ModelSettings,
+    ObjectiveSettings,
+    OptimiserSettings,
+    RunSettings,
+)
+
+
+@pytest.mark.parametrize("path", sorted(PRESETS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_preset_loads(path: Path) -> None:
+    assert isinstance(settings_from_files(path), RunSettings)
+
+
+def test_the_paper_presets_hold_the_papers_numbers() -> None:
+    one, five = (settings_from_files(preset_path(f"paper-{k}shot")) for k in (1, 5))
+    assert (one.steps, one.optimiser.learning_rate, one.memory.retention) == (150_000, 2.5e-4, 0.7)
+    assert (five.steps, five.optimiser.learning_rate, five.memory.retention) == (100_000, 1e-4, 0.8)
+    for preset in (one, five):
+        assert preset.tasks == 8
+        assert preset.sampling.train_memory == 150
+        assert preset.sampling.train_prototypes == 100
+        assert preset.optimiser.schedule == "constant"
+        assert not preset.model.residual
+
+
+def test_an_unknown_preset_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(SettingsError, match=r"unknown preset 'papr'; known: demo, paper-1shot"):
+        preset_path("papr")
+
+
+def test_settings_survive_a_round_trip_through_yaml(tmp_path: Path) -> None:
+    settings = RunSettings(
+        method="rote",
+        way=7,
+        memory=MemorySettings(top_k=3, capacity=9, addressing_scale=12.5, mask="own"),
+        optimiser=OptimiserSettings(clip_norm=1.0, learning_rate=1e-5),
+    )
+    (tmp_path / "a.yaml").write_text(settings_to_yaml(settings))
+    assert settings_from_files(tmp_path / "a.yaml") == settings
+
+
+def test_later_files_override_earlier_ones(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("way: 7\nmemory: {retention: 0.3, mask: own}\n")
+    (tmp_path / "b.yaml").write_text("memory: {retention: 0.9}\n")
+    settings = settings_from_files(tmp_path / "a.yaml", tmp_path / "b.yaml")
+    assert (settings.way, settings.memory.retention, settings.memory.mask) == (7, 0.9, "own")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("wya: 5\n", "wya"), ("memory: {recal: soft}\n", "recal"), ("method: maml\n", "method")],
+)
+def test_unknown_keys_and_values_in_a_file_are_named(tmp_path: Path, text: str, named: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(SettingsError, match=named):
+        settings_from_files(tmp_path / "a.yaml")
+
+
+def test_impossible_values_are_refused_by_name() -> None:
+    with pytest.raises(SettingsError, match=r"retention: must lie in \[0.0, 1.0\], got 1.5"):
+        MemorySettings(retention=1.5)
+    with pytest.raises(SettingsError, match=r"keep_probability: must lie in \(0.0, 1.0\], got 0"):
+        ModelSettings(keep_probability=0.0)
+    with pytest.raises(SettingsError, match="beta_z: must not be negative, got -1"):
+        ObjectiveSettings(beta_z=-1)
+    with pytest.raises(SettingsError, match="steps: must be greater than 0, got 0"):
+        RunSettings(steps=0)
+    with pytest.raises(SettingsError, match="method: expected one of protonet, vpn"):
+        RunSettings(method="maml")  # type: ignore[arg-type]
