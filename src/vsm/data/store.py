@@ -8,7 +8,9 @@ written into a temporary folder first and renamed into place, so it is whole or 
 import hashlib
 import json
 import os
+import shutil
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +24,8 @@ from vsm.errors import DataError
 from vsm.files import atomic_directory
 
 FORMAT = 1
+VERIFIED_AT_ONCE = 4096  # images
+ABANDONED_SECONDS = 86_400  # no preparation is still writing after a day
 
 
 def data_root() -> Path:
@@ -66,6 +70,7 @@ def write(
         origin: one line for people: file, seed or address the images came from.
     """
     target = data_root() / name
+    _sweep(target)
     try:
         with atomic_directory(target) as folder:
             checksum = _write_images(folder / "images.npy", images, (num_images, *image_shape))
@@ -91,17 +96,51 @@ def write(
 def _write_images(
     path: Path, batches: Iterable[npt.NDArray[np.uint8]], shape: tuple[int, ...]
 ) -> str:
+    """Write an ``.npy`` file batch by batch and return the checksum of its pixels.
+
+    Ordinary writes, not a memory map: a full disk is then an error that can be reported, where a
+    write to a mapped page would end the process.
+    """
     checksum = hashlib.sha256()
-    array = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
     filled = 0
-    for batch in batches:
-        array[filled : filled + len(batch)] = batch
-        checksum.update(np.ascontiguousarray(batch).data)
-        filled += len(batch)
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for batch in batches:
+            if batch.dtype != np.uint8 or batch.shape[1:] != shape[1:]:
+                raise ValueError(f"expected uint8 images {shape[1:]}, got {batch.shape[1:]}")
+            pixels = np.ascontiguousarray(batch).data
+            file.write(pixels)
+            checksum.update(pixels)
+            filled += len(batch)
+        file.flush()
+        os.fsync(file.fileno())
     if filled != shape[0]:
         raise DataError(f"expected {shape[0]} images, got {filled}")
-    array.flush()
     return checksum.hexdigest()
+
+
+def _sweep(target: Path) -> None:
+    """Remove what a preparation of ``target`` that was killed, not interrupted, left long ago."""
+    for abandoned in target.parent.glob(f".{target.name}.*"):
+        if time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
+            shutil.rmtree(abandoned, ignore_errors=True)
+
+
+def verify(name: str) -> None:
+    """Raise :class:`DataError` unless the pixels of a prepared dataset match their checksum."""
+    index = read_index(name)
+    images = read(name).images
+    checksum = hashlib.sha256()
+    for start in range(0, len(images), VERIFIED_AT_ONCE):
+        checksum.update(np.ascontiguousarray(images[start : start + VERIFIED_AT_ONCE]).data)
+    if checksum.hexdigest() != index["sha256"]:
+        raise _damaged(name, data_root() / name, "the checksum does not match")
+
+
+def prepared_names() -> list[str]:
+    """Return the folder names of all prepared datasets."""
+    return sorted(path.parent.name for path in data_root().glob("[!.]*/index.json"))
 
 
 def read_index(name: str) -> dict[str, Any]:
@@ -124,7 +163,7 @@ def read(name: str) -> ImageDataset:
     folder = data_root() / name
     try:
         images = np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise _damaged(name, folder, str(error)) from error
     starts = np.concatenate([[0], np.cumsum(index["class_sizes"], dtype=np.int64)])
     if images.dtype != np.uint8 or images.ndim != 4 or len(images) != starts[-1]:

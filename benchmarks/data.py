@@ -1,0 +1,112 @@
+"""What feeding a training step costs, as a share of the step, and how much memory it takes.
+
+One batch is 8 tasks of 5 classes with 1 support and 15 query images each, as in the paper. Feeding
+is: draw the episodes, load their images, augment, normalise. The step is the forward and backward
+pass of a Conv4 with 64 channels over the same images. The two alternate, so that whatever else the
+machine does falls on both; the ratio is taken pair by pair.
+
+    python benchmarks/data.py omniglot cifar-fs
+"""
+
+import argparse
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor, nn
+
+from vsm.data import EpisodeSampler, ImageDataset, open_dataset
+from vsm.seeding import default_generator, generator
+
+TASKS, WAY, SHOT, QUERIES = 8, 5, 1, 15
+
+
+def conv4(channels: int) -> nn.Module:
+    """Four blocks; its inputs are channels-last, and that layout carries over."""
+    with default_generator(0, "benchmark"):
+        blocks = [
+            nn.Sequential(
+                nn.Conv2d(i, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)
+            )
+            for i in (channels, 64, 64, 64)
+        ]
+    return nn.Sequential(*blocks)
+
+
+def feed(
+    dataset: ImageDataset, sampler: EpisodeSampler, step: int, seconds: dict[str, list[float]]
+) -> Tensor:
+    """Return one training batch ``[T * N * (K + Q), C, H, W]`` and note what each part took."""
+    random = generator(0, "batch", step)
+    marks = [time.perf_counter()]
+
+    def timed(part: str, work: Callable[[], Tensor]) -> Tensor:
+        made = work()
+        marks.append(time.perf_counter())
+        seconds.setdefault(part, []).append(marks[-1] - marks[-2])
+        return made
+
+    image_ids = timed("draw", lambda: sampler.draw(TASKS, random).image_ids)
+    pixels = timed("load", lambda: dataset.load(image_ids).flatten(0, 2))
+    varied = timed("augment", lambda: dataset.augment(pixels, random))
+    return timed("normalise", lambda: dataset.normalise(varied))
+
+
+def measure(name: str, num_steps: int) -> None:
+    resident = resident_bytes()
+    dataset = open_dataset(name)
+    sampler = EpisodeSampler(dataset, "train", WAY, SHOT, QUERIES)
+    parts: dict[str, list[float]] = {}
+    np.add.reduce(dataset.images, axis=None, dtype=np.int64)  # touch every page, as an epoch would
+    for step in range(num_steps):
+        feed(dataset, sampler, step, parts)
+    peak = peak_bytes() - resident
+    model = conv4(dataset.image_shape[0])
+    parts.clear()
+    feeding, stepping = [], []
+    for step in range(num_steps):
+        start = time.perf_counter()
+        images = feed(dataset, sampler, step, parts)
+        fed = time.perf_counter()
+        model.zero_grad()
+        model(images).square().mean().backward()
+        feeding.append(fed - start)
+        stepping.append(time.perf_counter() - fed)
+    ratios = [100 * f / s for f, s in zip(feeding[2:], stepping[2:], strict=True)]  # two to warm up
+    print(f"{name}: feeding / step    {spread(ratios)} %")
+    print(f"{name}: step              {spread([1e3 * s for s in stepping[2:]])} ms")
+    for part, seconds in parts.items():
+        print(f"{name}: {part:<17} {spread([1e3 * s for s in seconds[2:]])} ms")
+    print(
+        f"{name}: peak memory / prepared file  {peak / dataset.images.nbytes:.2f} "
+        f"({peak / 2**20:.0f} of {dataset.images.nbytes / 2**20:.0f} MiB)"
+    )
+
+
+def spread(values: list[float]) -> str:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:7.2f}  (quartiles {low:.2f} … {high:.2f})"
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="+", help="prepared datasets; one a process for exact memory"
+    )
+    parser.add_argument("--steps", type=int, default=30)
+    chosen = parser.parse_args()
+    for dataset_name in chosen.names:
+        measure(dataset_name, chosen.steps)

@@ -1,0 +1,81 @@
+"""Random variation of training images, as batched tensor code."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LUMA = (0.299, 0.587, 0.114)  # ITU-R 601: how bright red, green and blue look
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """A random crop, flip and change of colours, drawn for every image on its own.
+
+    Attributes:
+        crop_padding: black pixels added on all sides before a crop of the original size.
+        flip_probability: how often an image is mirrored left to right.
+        brightness: pixels are multiplied by a factor from ``[1 - brightness, 1 + brightness]``.
+        contrast: likewise, distances from the image's mean grey value.
+        saturation: likewise, distances from the pixel's grey value; 0 for grey images.
+    """
+
+    crop_padding: int = 0
+    flip_probability: float = 0.0
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+
+    def __call__(self, pixels: Tensor, random: torch.Generator) -> Tensor:
+        """Return varied copies of ``pixels``, uint8 or float ``[B, C, H, W]`` in 0…255.
+
+        Shape, dtype and channels-last layout are kept.
+        """
+        if self.crop_padding or self.flip_probability:
+            pixels = self._crop_and_flip(pixels, random)
+        if self.brightness or self.contrast or self.saturation:
+            pixels = self._change_colours(pixels, random)
+        return pixels
+
+    def _crop_and_flip(self, pixels: Tensor, random: torch.Generator) -> Tensor:
+        """Choose, for every image, one window of its padded original or mirror image."""
+        batch, _, height, width = pixels.shape
+        padding = self.crop_padding
+        top, left = torch.randint(2 * padding + 1, (2, batch), generator=random).to(pixels.device)
+        mirrored = torch.rand(batch, generator=random) < self.flip_probability
+        padded = F.pad(pixels.permute(0, 2, 3, 1), (0, 0, *[padding] * 4))
+        both = torch.stack([padded, padded.flip(2)])  # [2, B, H + 2P, W + 2P, C]
+        windows = both.unfold(2, height, 1).unfold(3, width, 1)  # [2, B, 2P+1, 2P+1, C, H, W]
+        images = torch.arange(batch, device=pixels.device)
+        chosen: Tensor = windows[mirrored.long().to(pixels.device), images, top, left]
+        return chosen.contiguous(memory_format=torch.channels_last)
+
+    def _change_colours(self, pixels: Tensor, random: torch.Generator) -> Tensor:
+        """Change saturation, then contrast, then brightness, and clip once at the end.
+
+        With grey value ``g = wᵀx``, its mean ``m`` over the image and factors ``s, c, b``, a pixel
+        ``x`` becomes ``b (c (s x + (1 - s) g) + (1 - c) m)``.
+        """
+        batch, channels, height, width = pixels.shape
+        ranges = torch.tensor([[self.brightness], [self.contrast], [self.saturation]])
+        factors = 1 + ranges * (2 * torch.rand(3, batch, generator=random) - 1)
+        b, c, s = factors.unsqueeze(2).to(pixels.device)  # each [B, 1]
+        weights = torch.tensor(LUMA if channels == 3 else [1 / channels] * channels)
+        values = pixels.permute(0, 2, 3, 1).flatten(1, 2).float()  # [B, HW, C]
+        grey = values @ weights.to(pixels.device)  # [B, HW]
+        constant = b * (1 - c) * grey.mean(1, keepdim=True)  # [B, 1]
+        if not pixels.is_floating_point():
+            constant += 0.5  # conversion to integers cuts off; so it rounds
+        shared = torch.addcmul(constant, grey, b * c * (1 - s))  # [B, HW], for all channels
+        changed = torch.addcmul(shared.unsqueeze(2), values, (b * c * s).unsqueeze(2))
+        changed = changed.clamp_(0, 255).to(pixels.dtype)
+        return changed.view(batch, height, width, channels).permute(0, 3, 1, 2)
+
+
+NO_AUGMENTATION = Augmentation()
+
+
+def natural(crop_padding: int) -> Augmentation:
+    """Return the usual preset for photographs: padded crop, mirror, and colours within 40%."""
+    return Augmentation(crop_padding, 0.5, brightness=0.4, contrast=0.4, saturation=0.4)

@@ -1,0 +1,158 @@
+"""Fetching public files: with progress, resumed after a break, verified, and in bounded tries."""
+
+import hashlib
+import http.client
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from vsm.errors import DataError
+
+Progress = Callable[[str, int, int], None]  # (what is being done, how much, of how much)
+
+BLOCK = 1 << 18  # bytes
+TIMEOUT_SECONDS = 30.0
+PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
+DROPPED = (
+    urllib.error.URLError,
+    http.client.HTTPException,
+    ConnectionError,
+    TimeoutError,
+    ssl.SSLError,
+)
+
+
+@dataclass(frozen=True)
+class PublicFile:
+    """A file anyone may fetch.
+
+    Attributes:
+        url: its address.
+        md5: what its publisher says its checksum is.
+        size_limit: bytes after which a download is given up, so that a server cannot fill a disk.
+    """
+
+    url: str
+    md5: str
+    size_limit: int
+
+    @property
+    def name(self) -> str:
+        """Return the last part of the address."""
+        return self.url.rsplit("/", 1)[-1]
+
+
+def fetch(
+    file: PublicFile,
+    folder: Path,
+    progress: Progress,
+    *,
+    tries: int = 6,
+    wait_seconds: float = 1.0,
+) -> Path:
+    """Download ``file`` into ``folder``, unless it is there already, and return its path.
+
+    What has arrived is kept in ``<name>.part`` between tries and between calls, and the rest is
+    asked for. Only a file with the right checksum gets its name. The wait doubles with each try.
+    """
+    target = folder / file.name
+    partial = folder / f"{file.name}.part"
+    if target.is_file() and _md5(target) == file.md5:
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    reason = ""
+    for attempt in range(tries):
+        if attempt:
+            time.sleep(wait_seconds * 2 ** (attempt - 1))
+        try:
+            _receive(file, partial, progress)
+        except _BrokenOffError as error:
+            reason = str(error)
+            continue
+        found = _md5(partial)
+        if found == file.md5:
+            partial.replace(target)
+            return target
+        partial.unlink()  # wrong from the first byte, for all we know: begin anew
+        reason = f"its MD5 is {found}, expected {file.md5}"
+    raise DataError(
+        f"download: {file.url} failed {tries} times ({reason}); try again later, or fetch it by "
+        "other means and pass it with --from"
+    )
+
+
+class _BrokenOffError(Exception):
+    """The transfer broke off in a way that may pass."""
+
+
+def _receive(file: PublicFile, partial: Path, progress: Progress) -> None:
+    """Append what is missing to ``partial``, or say why the transfer ended early."""
+    have = partial.stat().st_size if partial.exists() else 0
+    request = urllib.request.Request(file.url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+            start = _start(response.headers.get("Content-Range", ""))
+            if start != have:  # the server sends all of it, or some other part
+                have = 0
+                partial.unlink(missing_ok=True)
+                if start:
+                    raise _BrokenOffError(f"asked for the rest, got bytes from {start}")
+            length = response.headers.get("Content-Length", "")
+            total = have + int(length) if length.isdecimal() else 0
+            _append(response, partial, file, have=have, total=total, progress=progress)
+    except urllib.error.HTTPError as error:
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return  # nothing is left to send; the checksum decides
+        if error.code in PASSING_STATUS:
+            raise _BrokenOffError(f"the server answered {error.code}") from error
+        raise DataError(
+            f"download: {file.url} answered {error.code} {error.reason}; fetch the file by other "
+            "means and pass it with --from"
+        ) from error
+    except DROPPED as error:
+        raise _BrokenOffError(f"connection lost: {error}") from error
+    except OSError as error:
+        raise DataError(
+            f"download: cannot write {partial}: {error.strerror}; free some space or point "
+            "VSM_DATA at a folder that can be written"
+        ) from error
+
+
+def _append(
+    response: IO[bytes],
+    partial: Path,
+    file: PublicFile,
+    *,
+    have: int,
+    total: int,
+    progress: Progress,
+) -> None:
+    with partial.open("ab") as written:
+        while block := response.read(BLOCK):
+            have += len(block)
+            if have > file.size_limit:
+                written.truncate(0)
+                raise DataError(
+                    f"download: {file.url} sent more than {file.size_limit:,} bytes, which is not "
+                    "the published file; fetch it by other means and pass it with --from"
+                )
+            written.write(block)
+            progress(f"downloading {file.name}", have, max(total, have))
+    if have < total:
+        raise _BrokenOffError(f"connection closed after {have:,} of {total:,} bytes")
+
+
+def _start(content_range: str) -> int:
+    """Return N of ``Content-Range: bytes N-M/L``; 0 without such a header."""
+    first = content_range.removeprefix("bytes ").split("-")[0]
+    return int(first) if first.isdecimal() else 0
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

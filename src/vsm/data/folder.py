@@ -1,0 +1,123 @@
+"""Your own pictures: a folder with one folder of images a class.
+
+Either ``PATH/<class>/*.png``, whose classes are dealt 64 / 16 / 20 percent to train, validation
+and test from a fixed seed, or ``PATH/{train,validation,test}/<class>/*.png``. Classes may differ in
+size. Images are resized to one square: their own if all share it and it is small, else 84×84.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vsm.data.archives import open_tree
+from vsm.data.class_lists import ClassLists, seeded
+from vsm.data.dataset import SPLITS, Split
+from vsm.data.images import ImageFormat, inspect, is_image_name
+from vsm.data.preparation import Preparation, from_files
+from vsm.errors import DataError
+
+LARGEST_SIDE = 84
+SPLIT_SEED = 0
+SPLIT_FOLDERS: dict[str, Split] = {
+    "train": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "test": "test",
+}
+
+
+def key(path: Path) -> str:
+    """Return the name to store ``path`` under; it changes when an image comes, goes or changes."""
+    digest = hashlib.sha256()
+    for split, folders in _class_folders(path).items():
+        for file in (file for folder in folders for file in _images(folder)):
+            status = file.stat()
+            described = (split, file.relative_to(path).as_posix())
+            digest.update(repr((*described, status.st_size, status.st_mtime_ns)).encode())
+    slug = "".join(letter if letter.isalnum() else "-" for letter in path.resolve().name)
+    return f"folder-{slug}-{digest.hexdigest()[:12]}"
+
+
+@contextmanager
+def read(path: Path) -> Iterator[Preparation]:
+    """Read a folder of class folders, split by its own folders or from the seed."""
+    given = _class_folders(path)
+    lists: ClassLists = {split: [f.name for f in folders] for split, folders in given.items()}
+    files = {f.name: _images(f) for folders in given.values() for f in folders}
+    names = {
+        name: [image.relative_to(path).as_posix() for image in images]
+        for name, images in files.items()
+    }
+    everything = [image for images in files.values() for image in images]
+    if not everything:
+        raise DataError(f"folder: {path} has class folders but no images in them; add some")
+    origin = f"{path.resolve()}: {len(everything):,} images of {len(files):,} classes"
+    with open_tree(path) as tree:
+        yield from_files(tree, names, lists, _common_format(everything), origin)
+
+
+def _class_folders(path: Path) -> dict[Split, list[Path]]:
+    """Return the class folders of each split."""
+    if not path.is_dir():
+        raise DataError(f"folder: {path} is not a folder; give one with a folder of images a class")
+    top = _folders(path)
+    splits = [folder for folder in top if folder.name in SPLIT_FOLDERS and _folders(folder)]
+    if not splits:
+        return _deal(path, top)
+    if stray := [folder.name for folder in top if folder not in splits]:
+        raise DataError(
+            f"folder: {path} has {stray[0]!r} beside {splits[0].name!r}; keep class folders inside "
+            "train, validation and test only"
+        )
+    given: dict[Split, list[Path]] = {}
+    for folder in splits:
+        given.setdefault(SPLIT_FOLDERS[folder.name], []).extend(_folders(folder))
+    if "train" not in given:
+        raise DataError(f"folder: {path} has no 'train' folder beside {splits[0].name!r}; add one")
+    return {split: given[split] for split in SPLITS if split in given}
+
+
+def _deal(path: Path, folders: list[Path]) -> dict[Split, list[Path]]:
+    count = len(folders)
+    if count < len(SPLITS):
+        raise DataError(
+            f"folder: {path} has {count} class folders, but needs at least {len(SPLITS)}, one for "
+            "each of train, validation and test; add classes, or check that this is the folder "
+            "above them"
+        )
+    validation, test = max(1, round(0.16 * count)), max(1, round(0.20 * count))
+    sizes: dict[Split, int] = {
+        "train": count - validation - test,
+        "validation": validation,
+        "test": test,
+    }
+    by_name = {folder.name: folder for folder in folders}
+    dealt = seeded(by_name, sizes, SPLIT_SEED)
+    return {split: [by_name[name] for name in names] for split, names in dealt.items()}
+
+
+def _folders(path: Path) -> list[Path]:
+    return [f for f in _contents(path) if f.is_dir() and not f.name.startswith((".", "__"))]
+
+
+def _images(folder: Path) -> list[Path]:
+    return [file for file in _contents(folder) if is_image_name(file.name) and file.is_file()]
+
+
+def _contents(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except OSError as error:
+        raise DataError(f"cannot list {path}: {error.strerror}; check its permissions") from error
+
+
+def _common_format(images: list[Path]) -> ImageFormat:
+    """Grey if every image is; as large as all of them if they agree and are small."""
+    headers = {inspect(image) for image in images}
+    grey = all(is_grey for is_grey, _, _ in headers)
+    sizes = {(height, width) for _, height, width in headers}
+    height, width = min(sizes)
+    small_square = len(sizes) == 1 and height == width <= LARGEST_SIDE
+    return ImageFormat(height if small_square else LARGEST_SIDE, 1 if grey else 3, upright=True)

@@ -1,0 +1,152 @@
+"""Turning image files into uint8 arrays of one size, many at a time."""
+
+import io
+import os
+import struct
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+
+from vsm.errors import DataError
+
+SUFFIXES = frozenset(
+    (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+)
+# Content decides, not the suffix; other formats of Pillow's run programs or are seldom audited.
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+GREY_MODES = frozenset(("1", "L", "LA", "I", "I;16", "I;16B", "F"))
+Item = TypeVar("Item")
+CHUNK = 256  # images decoded between two writes; bounds memory
+
+# What Pillow and its plugins raise for files that are cut off, damaged, or not images at all.
+UNREADABLE = (
+    OSError,
+    EOFError,
+    SyntaxError,
+    ValueError,
+    IndexError,
+    TypeError,
+    struct.error,
+    zlib.error,
+)
+TOO_LARGE = (Image.DecompressionBombWarning, Image.DecompressionBombError)
+
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """What every image is turned into.
+
+    Attributes:
+        side: height and width; other sizes are resized straight to it, without cropping.
+        channels: 1 for grey, 3 for colour.
+        ink: invert, for dark ink on white paper: the signal is high and the paper 0.
+        upright: turn photographs the way their camera says they were held.
+    """
+
+    side: int
+    channels: int
+    ink: bool = False
+    upright: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """``(height, width, channels)``."""
+        return self.side, self.side, self.channels
+
+
+def is_image_name(name: str) -> bool:
+    """Tell whether ``name`` looks like an image; hidden files and macOS litter do not."""
+    path = PurePosixPath(name)
+    hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
+    return path.suffix.lower() in SUFFIXES and not hidden
+
+
+def inspect(path: Path) -> tuple[bool, int, int]:
+    """Return (is it grey, height, width) from the header of an image file alone."""
+    with _bombs_refused(), _reporting(str(path)), Image.open(path, formats=FORMATS) as image:
+        return image.mode in GREY_MODES, image.height, image.width
+
+
+def decode(data: bytes, name: str, form: ImageFormat) -> npt.NDArray[np.uint8]:
+    """Decode one image file to uint8 ``[side, side, channels]``; ``name`` is for messages."""
+    with _reporting(name), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        opened.draft(None, (2 * form.side, 2 * form.side))  # JPEG: decode no finer than needed
+        image: Image.Image = ImageOps.exif_transpose(opened) if form.upright else opened
+        image = _convert(image, "L" if form.channels == 1 else "RGB")
+        if form.ink:
+            image = ImageOps.invert(image)
+        if image.size != (form.side, form.side):
+            image = image.resize((form.side, form.side), Image.Resampling.LANCZOS)
+        return np.asarray(image).reshape(form.shape)
+
+
+def decode_all(
+    items: Sequence[Item],
+    read: Callable[[Item], bytes],
+    form: ImageFormat,
+    label: Callable[[Item], str],
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield batches ``[up to CHUNK, side, side, channels]`` of images, in the order of ``items``.
+
+    Decoding runs in threads, as Pillow releases the interpreter lock.
+
+    Args:
+        items: whatever ``read`` turns into the contents of an image file.
+        read: called from several threads.
+        form: what every image is turned into.
+        label: names an item in messages.
+    """
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for start in range(0, len(items), CHUNK):
+            with _bombs_refused():
+                decoded = pool.map(
+                    lambda item: decode(read(item), label(item), form),
+                    items[start : start + CHUNK],
+                )
+                batch = np.stack(list(decoded))
+            yield batch
+
+
+def _convert(image: Image.Image, mode: str) -> Image.Image:
+    """Convert to ``mode``: transparent parts become white, 16 bits become 8."""
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert(mode)
+
+
+@contextmanager
+def _bombs_refused() -> Iterator[None]:
+    """Refuse images above Pillow's ``MAX_IMAGE_PIXELS``, where it would only warn.
+
+    Warning filters belong to the process, so this is entered around threads, not in them.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
+
+
+@contextmanager
+def _reporting(name: str) -> Iterator[None]:
+    try:
+        yield
+    except TOO_LARGE as error:
+        raise DataError(
+            f"{name}: refused as a decompression bomb, over {Image.MAX_IMAGE_PIXELS} pixels; "
+            "remove it or scale it down"
+        ) from error
+    except UNREADABLE as error:
+        raise DataError(
+            f"{name}: unreadable or truncated image ({error}); replace or remove it"
+        ) from error

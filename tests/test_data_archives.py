@@ -1,0 +1,165 @@
+"""Folders, zips and tars read alike; what an archive from a stranger could do is refused."""
+
+import gzip
+import io
+import stat
+import tarfile
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from data_layouts import write_tree, write_zip
+from vsm.data.archives import open_tree, read_file
+from vsm.data.images import ImageFormat
+from vsm.data.preparation import from_files
+from vsm.errors import DataError
+
+FILES = {"a/x.png": b"first", "a/y.png": b"second", "b/c/z.txt": b"third"}
+
+
+def write_tar(path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for member, data in members:
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def assert_refused(path: Path, message: str) -> None:
+    with pytest.raises(DataError, match=message), open_tree(path):
+        pass
+
+
+def test_folders_zips_and_tars_hold_the_same_files(tmp_path: Path) -> None:
+    members = [(tarfile.TarInfo(name), data) for name, data in FILES.items()]
+    sources = [
+        write_tree(tmp_path / "tree", FILES),
+        write_zip(tmp_path / "tree.zip", FILES),
+        write_tar(tmp_path / "tree.tar.gz", members),
+    ]
+    before = sorted(tmp_path.rglob("*"))
+    for source in sources:
+        with open_tree(source) as tree:
+            assert {name: read_file(tree, name) for name in tree.names} == FILES
+            assert tree.names == sorted(FILES)
+    assert sorted(tmp_path.rglob("*")) == before  # nothing is unpacked
+
+
+def test_many_threads_may_read_one_tar(tmp_path: Path) -> None:
+    files = {f"{number}.png": bytes([number % 256]) * 5000 for number in range(300)}
+    with tarfile.open(tmp_path / "many.tar", "w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    with open_tree(tmp_path / "many.tar") as tree, ThreadPoolExecutor(8) as pool:
+        assert tree.in_any_order
+        found = dict(zip(files, pool.map(lambda name: read_file(tree, name), files), strict=True))
+    assert found == files
+
+
+def test_images_in_a_compressed_tar_have_to_be_unpacked_first(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "images.tar.gz", [(tarfile.TarInfo("a/x.png"), b"")])
+    form = ImageFormat(side=8, channels=3)
+    message = r"images\.tar\.gz: .* unpack it"
+    with open_tree(path) as tree, pytest.raises(DataError, match=message):
+        from_files(tree, {"a": tree.names}, {"train": ["a"]}, form, "somewhere")
+
+
+@pytest.mark.parametrize("name", ["../evil.png", "a/../../evil.png", "/etc/evil", "C:/evil.png"])
+def test_names_that_leave_a_zip_are_refused(name: str, tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "bad.zip", {"fine.png": b"", name: b"x"})
+    with (
+        pytest.raises(DataError, match=r"bad\.zip: refused because of member .*evil"),
+        open_tree(path),
+    ):
+        pass
+
+
+def test_backslashes_do_not_hide_a_name_that_leaves_a_zip(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "bad.zip", {"..\\evil.png": b"x"})
+    assert_refused(path, "points outside the archive")
+
+
+@pytest.mark.parametrize("name", ["../evil.png", "/etc/evil"])
+def test_names_that_leave_a_tar_are_refused(name: str, tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "bad.tar.gz", [(tarfile.TarInfo(name), b"x")])
+    with (
+        pytest.raises(DataError, match=r"bad\.tar\.gz: refused because of member .*evil"),
+        open_tree(path),
+    ):
+        pass
+
+
+def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
+    link = zipfile.ZipInfo("link.png")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+        archive.writestr(link, "/etc/passwd")
+    with (
+        pytest.raises(DataError, match=r"'link\.png': it is a link"),
+        open_tree(tmp_path / "bad.zip"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE]
+)
+def test_links_and_devices_in_a_tar_are_refused(kind: bytes, tmp_path: Path) -> None:
+    member = tarfile.TarInfo("odd")
+    member.type = kind
+    member.linkname = "/etc/passwd"
+    path = write_tar(tmp_path / "bad.tar.gz", [(member, b"")])
+    assert_refused(path, "'odd': it is a link or a device")
+
+
+def test_a_zip_that_unpacks_to_far_too_much_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros.png", bytes(30 << 20))
+    with (
+        pytest.raises(DataError, match=r"bomb\.zip: .*'zeros\.png': it unpacks to over"),
+        open_tree(path),
+    ):
+        pass
+
+
+def test_a_tar_that_unpacks_to_far_too_much_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    member = tarfile.TarInfo("zeros.png")
+    member.size = 1 << 40  # says so; the data is not even there
+    path = tmp_path / "bomb.tar.gz"
+    path.write_bytes(gzip.compress(member.tobuf()))
+    assert_refused(path, r"'zeros\.png': it unpacks to over")
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.2, 0.5, 0.9])
+def test_a_cut_off_archive_is_named(kept: float, tmp_path: Path) -> None:
+    members = [(tarfile.TarInfo(name), data * 1000) for name, data in FILES.items()]
+    for path in (
+        write_zip(tmp_path / "cut.zip", FILES),
+        write_tar(tmp_path / "cut.tar.gz", members),
+    ):
+        data = path.read_bytes()
+        path.write_bytes(data[: int(kept * len(data))])
+        assert_refused(path, f"{path.name}: cannot be read")
+
+
+def test_a_damaged_member_is_named(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "cut.zip", {"a.png": b"precious"})
+    path.write_bytes(path.read_bytes().replace(b"precious", b"broken!!", 1))
+    with (
+        open_tree(path) as tree,
+        pytest.raises(DataError, match=r"cannot read a\.png in .*cut\.zip"),
+    ):
+        read_file(tree, "a.png")
+
+
+def test_a_missing_source_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(DataError, match="nowhere: no such file or folder"),
+        open_tree(tmp_path / "nowhere"),
+    ):
+        pass

@@ -1,0 +1,180 @@
+"""miniImageNet from image files, with and without CSVs, and from the passed-around pickles."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_layouts import (
+    colour_image,
+    encoded,
+    leftovers,
+    python2_pickle,
+    write_pickle,
+    write_tree,
+)
+from vsm.data import ImageDataset, open_dataset
+from vsm.data.catalogue import prepare
+from vsm.data.class_lists import published
+from vsm.errors import DataError
+
+CLASSES = {"train": "n01532829", "val": "n01855672", "test": "n01930112"}
+SPLITS = {"train": "train", "val": "validation", "test": "test"}
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VSM_DATA", str(tmp_path / "prepared"))
+    return tmp_path / "prepared"
+
+
+def value(position: int, number: int) -> int:
+    """Return the red value of an image: it tells class and number apart."""
+    return 60 * position + 10 * number
+
+
+def images(foldered: bool, each: int = 3) -> dict[str, bytes]:
+    """JPEGs of different sizes, named as Ravi & Larochelle name them."""
+    return {
+        (f"images/{name}/" if foldered else "images/") + f"{name}{number:08}.jpg": encoded(
+            colour_image(value(position, number), 100 + 10 * number), "JPEG"
+        )
+        for position, name in enumerate(CLASSES.values())
+        for number in range(each)
+    }
+
+
+def tables(numbers: tuple[int, ...] = (0, 2)) -> dict[str, bytes]:
+    return {
+        f"{short}.csv": "\n".join(
+            ["filename,label", *(f"{name}{number:08}.jpg,{name}" for number in numbers), ""]
+        ).encode()
+        for short, name in CLASSES.items()
+    }
+
+
+def assert_holds(dataset: ImageDataset, numbers: tuple[int, ...]) -> None:
+    assert dataset.image_shape == (3, 84, 84)
+    for position, (short, name) in enumerate(CLASSES.items()):
+        (class_id,) = dataset.splits[SPLITS[short]]  # type: ignore[index]
+        assert dataset.class_names[class_id] == name
+        reds = dataset.images[dataset.image_ids(class_id), 42, 42, 0].astype(int)
+        expected = [value(position, number) for number in numbers]
+        assert np.abs(reds - expected).max() <= 4  # JPEG
+
+
+@pytest.mark.parametrize("foldered", [True, False])
+def test_the_csvs_say_which_images_count(foldered: bool, tmp_path: Path) -> None:
+    source = write_tree(tmp_path / "source", images(foldered) | tables())
+    prepare("mini-imagenet", source, allow_missing=True)
+    assert_holds(open_dataset("mini-imagenet"), (0, 2))
+
+
+@pytest.mark.parametrize("foldered", [True, False])
+def test_without_csvs_images_are_found_by_class(foldered: bool, tmp_path: Path) -> None:
+    others = {"images/n99999999/n9999999900000001.jpg": b"not looked at"}
+    source = write_tree(tmp_path / "source", images(foldered) | others)
+    prepare("mini-imagenet", source, allow_missing=True)
+    assert_holds(open_dataset("mini-imagenet"), (0, 1, 2))
+
+
+def test_images_named_in_the_csvs_but_missing_are_counted(tmp_path: Path, root: Path) -> None:
+    source = write_tree(tmp_path / "source", images(False) | tables((0, 1, 7, 8)))
+    message = r"6 of the 12 images named in the CSVs are missing .*first n0153282900000007\.jpg"
+    with pytest.raises(DataError, match=message):
+        prepare("mini-imagenet", source)
+    assert leftovers(root) == []
+
+
+def test_rows_missing_from_the_csvs_are_counted(tmp_path: Path) -> None:
+    source = write_tree(tmp_path / "source", images(False) | tables())
+    with pytest.raises(DataError, match=r"59,994 of 60,000 images are missing, first of class"):
+        prepare("mini-imagenet", source)
+
+
+def test_a_missing_csv_is_named(tmp_path: Path) -> None:
+    files = images(False) | tables()
+    del files["val.csv"]
+    with pytest.raises(DataError, match=r"val\.csv is missing"):
+        prepare("mini-imagenet", write_tree(tmp_path / "source", files), allow_missing=True)
+
+
+@pytest.mark.parametrize(
+    "row", ["n0153282900000001.jpg", ",n01532829", "n0153282900000001.jpg,n01930112", "a,b"]
+)
+def test_a_bad_row_is_named_with_its_line(row: str, tmp_path: Path) -> None:
+    files = images(False) | tables()
+    files["train.csv"] += row.encode() + b"\n"
+    with pytest.raises(DataError, match=r"train\.csv, line 4: expected filename,label"):
+        prepare("mini-imagenet", write_tree(tmp_path / "source", files), allow_missing=True)
+
+
+def test_all_of_imagenet_needs_the_csvs(tmp_path: Path) -> None:
+    many = {f"n01532829/n01532829_{number}.JPEG": b"" for number in range(601)}
+    with pytest.raises(DataError, match=r"class n01532829 has 601 images .*add train\.csv"):
+        prepare("mini-imagenet", write_tree(tmp_path / "source", many), allow_missing=True)
+
+
+def test_a_truncated_image_is_named_and_nothing_stays(tmp_path: Path, root: Path) -> None:
+    files = images(False)
+    name = "images/n0185567200000001.jpg"
+    files[name] = files[name][:300]
+    with pytest.raises(DataError, match=r"n0185567200000001\.jpg: unreadable or truncated"):
+        prepare("mini-imagenet", write_tree(tmp_path / "source", files), allow_missing=True)
+    assert leftovers(root) == []
+
+
+def caches(each: int = 3) -> dict[str, dict[str, Any]]:
+    return {
+        f"mini-imagenet-cache-{short}.pkl": {
+            "image_data": np.stack([colour_image(value(position, n), 84) for n in range(each)]),
+            "class_dict": {name: list(range(each))},
+        }
+        for position, (short, name) in enumerate(CLASSES.items())
+    }
+
+
+@pytest.mark.parametrize("writer", ["python 2", "python 3"])
+def test_the_pickles_are_read(writer: str, tmp_path: Path) -> None:
+    for name, cache in caches().items():
+        if writer == "python 2":
+            write_tree(tmp_path, {name: python2_pickle(cache)})
+        else:
+            write_pickle(tmp_path / name, cache, protocol=4)
+    prepare("mini-imagenet", tmp_path, allow_missing=True)
+    assert_holds(open_dataset("mini-imagenet"), (0, 1, 2))
+
+
+def test_a_missing_pickle_is_named(tmp_path: Path) -> None:
+    for name, cache in list(caches().items())[:2]:
+        write_pickle(tmp_path / name, cache)
+    with pytest.raises(DataError, match=r"cannot read .*mini-imagenet-cache-test\.pkl"):
+        prepare("mini-imagenet", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [
+        ("image_data", np.zeros((3, 84, 84, 3), dtype=np.float32)),
+        ("image_data", np.zeros((3, 32, 32, 3), dtype=np.uint8)),
+        ("class_dict", {"n01532829": [0, 1, 3]}),
+        ("class_dict", {"n01532829": ["a"]}),
+        ("class_dict", [1, 2]),
+    ],
+)
+def test_a_pickle_of_another_layout_is_refused(key: str, wrong: object, tmp_path: Path) -> None:
+    for name, cache in caches().items():
+        write_pickle(tmp_path / name, cache | {key: wrong})
+    with pytest.raises(DataError, match=r"mini-imagenet-cache-train\.pkl: (not a|expected)"):
+        prepare("mini-imagenet", tmp_path, allow_missing=True)
+
+
+def test_a_folder_without_images_says_what_is_expected(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no images and no mini-imagenet-cache"):
+        prepare("mini-imagenet", write_tree(tmp_path / "source", {"notes.txt": b""}))
+
+
+def test_the_classes_are_ravis_and_larochelles() -> None:
+    lists = published("mini_imagenet")
+    assert [len(names) for names in lists.values()] == [64, 16, 20]
