@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from vsm.cli import main
 
@@ -234,3 +236,75 @@ def test_the_demo_writes_a_report_with_every_picture(
     assert main(["demo", "--output", str(out), "--overwrite"]) == 2
     assert "holds something else" in capsys.readouterr().err
     assert (out / "precious.txt").exists()
+
+
+def draw_folder(root: Path, num_classes: int) -> None:
+    """Class folders of small grey pictures, each class a stripe of its own."""
+    for c in range(num_classes):
+        folder = root / f"class{c:02d}"
+        folder.mkdir(parents=True)
+        for i in range(6):
+            pixels = np.zeros((28, 28), np.uint8)
+            pixels[2 * c % 26 : 2 * c % 26 + 2 + i % 3] = 255
+            Image.fromarray(pixels).save(folder / f"{i}.png")
+
+
+def test_a_folder_of_pictures_trains_and_evaluates_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw_folder(tmp_path / "pictures", 25)
+    monkeypatch.chdir(tmp_path)
+    episode = ["--way", "2", "--shot", "1", "--queries", "2"]
+    arguments = ["train", "--data", "folder:pictures", "--output", "run", "--steps", "4"]
+    assert main([*arguments, *TINY, *episode, "--json"]) == 0
+    capsys.readouterr()
+    monkeypatch.chdir("/")
+    assert main(["evaluate", str(tmp_path / "run"), *episode, "--episodes", "5", "--json"]) == 0
+    assert one_json_object(capsys.readouterr().out)["episodes"] == 5
+
+
+def test_data_is_listed_prepared_and_described(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw_folder(tmp_path / "pictures", 10)
+    assert main(["data", "prepare", "folder", "--from", str(tmp_path / "pictures"), "--json"]) == 0
+    prepared = one_json_object(capsys.readouterr().out)
+    assert prepared["classes"] == 10
+    assert prepared["image_shape"] == [1, 28, 28]
+    assert main(["data", "list", "--json"]) == 0
+    rows = one_json_object(capsys.readouterr().out)["datasets"]
+    assert {"glyphs", "omniglot", "cifar-fs", "mini-imagenet", prepared["name"]} <= {
+        row["name"] for row in rows
+    }
+    assert main(["data", "info", "glyphs", "--json"]) == 0
+    facts = one_json_object(capsys.readouterr().out)
+    assert {"name", "classes", "images", "image_shape", "splits"} <= set(facts)
+    assert set(facts["splits"]) == {"train", "validation", "test"}
+    assert main(["data", "list"]) == 0
+    assert main(["data", "info", prepared["name"], "--verify"]) == 0
+    captured = capsys.readouterr()
+    assert "CIFAR-FS" in captured.out
+    assert "every pixel is as it was prepared" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["prepare", "omniglot"], "prepare omniglot needs --from PATH"),
+        (["prepare", "mini-imagenet", "--download"], "has no public download"),
+        (["prepare", "cats"], "unknown dataset 'cats'; known: glyphs, omniglot"),
+        (["prepare", "omniglot", "--from", "nowhere"], "found neither images_background.zip"),
+        (["info", "cifar-fs"], "vsm data prepare cifar-fs --from PATH | --download"),
+        (["info", "folder:nowhere"], "nowhere"),
+        (["mend"], "mend"),
+    ],
+)
+def test_mistakes_with_data_are_named_with_exit_code_2(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = main(["data", *arguments])
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
+    assert named in capsys.readouterr().err

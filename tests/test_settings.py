@@ -1,12 +1,13 @@
 """Settings: presets load, round trips keep everything, mistakes are named."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from vsm.configuration import (
     PRESETS,
-    preset_path,
+    preset_paths,
     settings_from_files,
     settings_to_yaml,
 )
@@ -19,27 +20,44 @@ from vsm.settings import (
     RunSettings,
 )
 
-
-@pytest.mark.parametrize("path", sorted(PRESETS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_shipped_preset_loads(path: Path) -> None:
-    assert isinstance(settings_from_files(path), RunSettings)
+SHIPPED = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
-def test_the_paper_presets_hold_the_papers_numbers() -> None:
-    one, five = (settings_from_files(preset_path(f"paper-{k}shot")) for k in (1, 5))
-    assert (one.steps, one.optimiser.learning_rate, one.memory.retention) == (150_000, 2.5e-4, 0.7)
-    assert (five.steps, five.optimiser.learning_rate, five.memory.retention) == (100_000, 1e-4, 0.8)
-    for preset in (one, five):
-        assert preset.tasks == 8
-        assert preset.sampling.train_memory == 150
-        assert preset.sampling.train_prototypes == 100
-        assert preset.optimiser.schedule == "constant"
-        assert not preset.model.residual
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_preset_loads(name: str) -> None:
+    assert isinstance(settings_from_files(*preset_paths(name)), RunSettings)
+
+
+def test_every_cell_of_the_papers_shallow_tables_has_a_preset() -> None:
+    cells = {
+        f"paper-{data}-{way}way-{shot}shot"
+        for data in ("omniglot", "mini-imagenet", "tiered-imagenet", "cifar-fs")
+        for way in (5, 20)
+        for shot in (1, 5)
+        if (data, way) != ("cifar-fs", 20)
+    }
+    assert cells == {name for name in SHIPPED if name.startswith("paper-")}
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("paper-")])
+def test_the_papers_presets_hold_the_papers_numbers(name: str) -> None:
+    preset = settings_from_files(*preset_paths(name))
+    data, way, shot = re.fullmatch(r"paper-(.+)-(\d+)way-(\d)shot", name).groups()  # type: ignore[union-attr]
+    assert (preset.data, preset.way, preset.shot) == (data, int(way), int(shot))
+    assert (preset.steps, preset.optimiser.learning_rate, preset.memory.retention) == (
+        (150_000, 2.5e-4, 0.7) if shot == "1" else (100_000, 1e-4, 0.8)
+    )
+    assert preset.model.keep_probability == (0.9 if data == "omniglot" else 0.5)
+    assert preset.tasks == 8
+    assert preset.sampling.train_memory == 150
+    assert preset.sampling.train_prototypes == 100
+    assert preset.optimiser.schedule == "constant"
+    assert not preset.model.residual
 
 
 def test_an_unknown_preset_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(SettingsError, match=r"unknown preset 'papr'; known: demo, paper-1shot"):
-        preset_path("papr")
+    with pytest.raises(SettingsError, match=r"unknown preset 'papr'; known: demo, paper, paper-"):
+        preset_paths("papr")
 
 
 def test_settings_survive_a_round_trip_through_yaml(tmp_path: Path) -> None:

@@ -22,13 +22,16 @@ from vsm.settings import (
 PRESETS = Path(__file__).parent / "presets"
 
 
-def preset_path(name: str) -> Path:
-    """Return the file of a shipped preset, or say which there are."""
+def preset_paths(name: str) -> list[Path]:
+    """Return the files of a shipped preset, general before special, or say which there are.
+
+    A preset ``paper-…`` is a cell of the paper's tables; it adds to what ``paper`` says of all.
+    """
     path = PRESETS / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(preset.stem for preset in PRESETS.glob("*.yaml")))
         raise SettingsError(f"preset: unknown preset {name!r}; known: {known}")
-    return path
+    return [PRESETS / "paper.yaml", path] if name.startswith("paper-") else [path]
 
 
 def settings_to_dict(settings: RunSettings) -> dict[str, Any]:

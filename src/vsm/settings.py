@@ -162,7 +162,7 @@ class RunSettings:
     """All that defines a training run; written to config.yaml in its directory."""
 
     data: str = "glyphs"
-    """Dataset by name."""
+    """Dataset by name (see `vsm data list`), or folder:PATH."""
     method: Method = "vsm"
     """protonet (means), vpn (Eq. 4), or a memory: rote, transformed, vsm."""
     way: int = 5
@@ -171,6 +171,8 @@ class RunSettings:
     """Support images of a class (K)."""
     queries: int = 15
     """Query images of a class (Q) in training and validation."""
+    augment: bool = True
+    """Vary training images by the dataset's preset (crop, mirror, colours); none for characters."""
     tasks: int = 8
     """Episodes of one training step (T)."""
     steps: int = 2000

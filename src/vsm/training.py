@@ -142,7 +142,10 @@ def training_step(
     set_learning_rate(optimiser, settings.optimiser, state.step, settings.steps)
     random = generator(settings.seed, "noise", state.step)
 
-    images = dataset.normalise(dataset.load(batch.image_ids).flatten(0, 2))  # [T·N·(K+Q), C, H, W]
+    pixels = dataset.load(batch.image_ids).flatten(0, 2)  # [T·N·(K+Q), C, H, W]
+    if settings.augment:
+        pixels = dataset.augment(pixels, generator(settings.seed, "augmentation", state.step))
+    images = dataset.normalise(pixels)
     features = model.embed(images, random).unflatten(0, batch.image_ids.shape)  # [T, N, K+Q, D]
     support, queries = features.split([settings.shot, settings.queries], 2)
 

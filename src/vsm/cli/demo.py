@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonargparse
 
 from vsm.cli.output import TrainingBar, console, counting, print_json
-from vsm.configuration import preset_path, settings_from_files
+from vsm.configuration import preset_paths, settings_from_files
 from vsm.errors import RunError, SettingsError
 from vsm.settings import Method
 
@@ -45,7 +45,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     keep_allocations()
     if parsed.output.exists():
         _clear(parsed.output, parsed.overwrite)
-    base = replace(settings_from_files(preset_path("demo")), seed=parsed.seed)
+    base = replace(settings_from_files(*preset_paths("demo")), seed=parsed.seed)
     if parsed.steps is not None:
         base = replace(base, steps=parsed.steps)
     paths = [parsed.output / method for method in METHODS_SHOWN]

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -12,6 +12,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -90,6 +91,20 @@ def counting(title: str, total: int, quiet: bool) -> Iterator["Advance"]:
     with _bar(quiet) as progress:
         task = progress.add_task(title, total=total, note="")
         yield lambda count: progress.advance(task, count)
+
+
+@contextmanager
+def counting_changes(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar for each thing that is reported as (what, how much, of how much)."""
+    with _bar(quiet) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, note="")
+            progress.update(tasks[what], completed=done, total=total)
+
+        yield report
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

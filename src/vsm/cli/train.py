@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonargparse
 
 from vsm.cli.output import TrainingBar, print_json
-from vsm.configuration import instantiate, preset_path, settings_from_files, settings_to_dict
+from vsm.configuration import instantiate, preset_paths, settings_from_files, settings_to_dict
 from vsm.errors import SettingsError
 from vsm.settings import RunSettings
 
@@ -19,7 +20,9 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", action="config", help="YAML settings; may be repeated, later ones win."
     )
-    parser.add_argument("--preset", type=str, help="Shipped settings by name, e.g. paper-1shot.")
+    parser.add_argument(
+        "--preset", type=str, help="Shipped settings by name, e.g. paper-omniglot-5way-1shot."
+    )
     parser.add_argument(
         "--resume", action="store_true", help="Go on from the last state in --output, if any."
     )
@@ -41,6 +44,9 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     if parsed.resume and stored.is_file():
         parsed = parser.parse_args(["--config", str(stored), *_with_preset(arguments)])
     settings = instantiate(parsed)
+    if settings.data.startswith("folder:"):  # the run must find it from anywhere
+        folder = Path(settings.data.removeprefix("folder:")).expanduser().resolve()
+        settings = replace(settings, data=f"folder:{folder}")
     if parsed.resume and stored.is_file():
         _refuse_changes(settings, stored)
 
@@ -79,7 +85,7 @@ def _with_preset(arguments: Sequence[str]) -> list[str]:
         name, equals, value = word.partition("=")
         if name == "--preset":
             chosen = value if equals else next(remaining, "")
-            words += ["--config", str(preset_path(chosen))]
+            words += [word for path in preset_paths(chosen) for word in ("--config", str(path))]
         else:
             words.append(word)
     return words

@@ -1,0 +1,112 @@
+"""``vsm data``."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+
+from vsm.cli.output import counting_changes, print_json, print_table
+
+
+def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
+    """Declare what can be done with datasets."""
+    actions = parser.add_subcommands(dest="action", required=True)
+
+    listing = jsonargparse.ArgumentParser(description="What is known and what is prepared.")
+    listing.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+    actions.add_subcommand("list", listing, help="What is known and what is prepared.")
+
+    preparing = jsonargparse.ArgumentParser(description="Prepare a dataset for use, once.")
+    preparing.add_argument("name", type=str, help="A name that `vsm data list` shows, or folder.")
+    preparing.add_argument("--from", type=Path | None, help="A file or folder that you have.")
+    preparing.add_argument("--download", action="store_true", help="Fetch the public files.")
+    preparing.add_argument(
+        "--allow_missing", action="store_true", help="Go without images that should be there."
+    )
+    preparing.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+    actions.add_subcommand("prepare", preparing, help="Prepare a dataset for use, once.")
+
+    telling = jsonargparse.ArgumentParser(description="Tell about a prepared dataset.")
+    telling.add_argument("name", type=str, help="A prepared dataset, glyphs, or folder:PATH.")
+    telling.add_argument("--verify", action="store_true", help="Compare pixels with the checksum.")
+    telling.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+    actions.add_subcommand("info", telling, help="Tell about a prepared dataset.")
+
+
+def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """List, prepare, or tell about datasets."""
+    parsed = parser.parse_args(arguments)
+    chosen = parsed[parsed.action]
+    {"list": _list, "prepare": _prepare, "info": _info}[parsed.action](chosen)
+
+
+def _list(chosen: jsonargparse.Namespace) -> None:
+    from vsm.data import list_datasets
+
+    rows = list_datasets()
+    if chosen.json:
+        print_json({"datasets": rows})
+        return
+    print_table(
+        "datasets",
+        ["name", "prepared", "size", "what it is"],
+        [
+            [
+                row["name"],
+                "yes" if row["prepared"] else "download" if row["download"] else "needs --from",
+                megabytes(row["bytes"]),
+                row["title"],
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _prepare(chosen: jsonargparse.Namespace) -> None:
+    from vsm.data import describe, prepare
+
+    with counting_changes(quiet=chosen.json) as progress:
+        location = prepare(
+            chosen.name,
+            chosen["from"],
+            download=chosen.download,
+            allow_missing=chosen.allow_missing,
+            progress=progress,
+        )
+    is_folder = chosen.name == "folder" or chosen.name.startswith("folder:")
+    facts = describe(location.name if is_folder else chosen.name)
+    if chosen.json:
+        print_json(facts)
+    else:
+        print(f"{facts['name']}: {facts['images']:,} images of {facts['classes']:,} classes, ready")
+
+
+def _info(chosen: jsonargparse.Namespace) -> None:
+    from vsm.data import describe, store
+
+    facts = describe(chosen.name)
+    if chosen.verify and facts["location"]:
+        store.verify(Path(facts["location"]).name)
+        print(f"{facts['name']}: every pixel is as it was prepared", file=sys.stderr)
+    if chosen.json:
+        print_json(facts)
+        return
+    print_table(facts["name"], ["", ""], [[key, _words(key, facts[key])] for key in facts])
+
+
+def _words(key: str, value: Any) -> str:
+    """Format one fact for people."""
+    if key == "bytes":
+        return megabytes(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_words('', item)}" for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return " × ".join(map(str, value)) if key == "image_shape" else ", ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def megabytes(count: int | None) -> str:
+    """Format a number of bytes."""
+    return "–" if count is None else f"{count / 1e6:,.1f} MB"
