@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from vsm.backbones import Conv4
+from vsm.backbones.parts import drop
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_features_do_not_depend_on_the_memory_layout() -> None:
 def test_dropout_keeps_the_mean_and_comes_from_its_generator() -> None:
     backbone = Conv4((1, 28, 28), channels=4, keep_probability=0.5)
     hidden = torch.ones(200, 4, 14, 14)
-    dropped = backbone._drop(hidden, torch.Generator().manual_seed(0))
+    dropped = drop(hidden, 0.5, torch.Generator().manual_seed(0))
     assert dropped.unique().tolist() == [0.0, 2.0]
     assert dropped.mean().item() == pytest.approx(1.0, abs=0.02)
     images = torch.rand(2, 1, 28, 28)

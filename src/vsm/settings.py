@@ -17,12 +17,12 @@ METHODS: tuple[Method, ...] = get_args(Method)
 class ModelSettings:
     """The network around the memory."""
 
-    backbone: Literal["conv4"] = "conv4"
-    """Feature extractor; conv4 adapts its depth to 28, 32 or 84 pixel images."""
+    backbone: Literal["conv4", "resnet12", "wrn28_10"] = "conv4"
+    """Feature extractor; conv4 adapts its depth to the images, the deep ones give 640 features."""
     channels: int = 64
-    """Channels of every convolution; 64 gives the paper's 256 features."""
+    """Width of the backbone; 64 is the published one (conv4: channels of every convolution)."""
     keep_probability: float = 1.0
-    """Chance that an activation survives dropout (the paper's table: 0.9 Omniglot, 0.5 others)."""
+    """Chance to survive dropout (the paper's conv4: 0.9 Omniglot, 0.5 others; resnet12: 0.9)."""
     hidden_units: int = 256
     """Width of the hidden layers of the inference and prior networks."""
     residual: bool = True

@@ -1,7 +1,15 @@
 """Feature extractors. This room imports no sibling."""
 
 from vsm.backbones.conv4 import Conv4
+from vsm.backbones.resnet12 import ResNet12
+from vsm.backbones.wrn28_10 import WideResNet
 
-BACKBONES = {"conv4": Conv4}
+Backbone = Conv4 | ResNet12 | WideResNet
 
-__all__ = ["BACKBONES", "Conv4"]
+BACKBONES: dict[str, type[Backbone]] = {
+    "conv4": Conv4,
+    "resnet12": ResNet12,
+    "wrn28_10": WideResNet,
+}
+
+__all__ = ["BACKBONES", "Backbone", "Conv4", "ResNet12", "WideResNet"]

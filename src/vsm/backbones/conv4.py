@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vsm.backbones.parts import drop
+
 
 class Conv4(nn.Module):
     """Blocks of 3×3 convolution, batch norm, ReLU, dropout and 2×2 max pooling.
@@ -59,14 +61,8 @@ class Conv4(nn.Module):
         for block in self.blocks:
             hidden = block(hidden)
             if self.training and self.keep_probability < 1:
-                hidden = self._drop(F.relu(hidden), random)
+                hidden = drop(F.relu(hidden), self.keep_probability, random)
                 hidden = F.max_pool2d(hidden, 2, ceil_mode=self.pool_rounds_up)
             else:  # rectifying after pooling gives the same and touches a quarter of the values
                 hidden = F.relu(F.max_pool2d(hidden, 2, ceil_mode=self.pool_rounds_up))
         return hidden.flatten(1)
-
-    def _drop(self, hidden: Tensor, random: torch.Generator | None) -> Tensor:
-        if random is None:
-            raise ValueError("random: dropout needs a generator while training")
-        kept = torch.rand(hidden.shape, generator=random) < self.keep_probability
-        return hidden * kept.to(hidden) / self.keep_probability

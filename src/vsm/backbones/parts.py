@@ -1,0 +1,82 @@
+"""What several backbones are made of: dropping, widths and initialisation."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+FULL_CHANNELS = 64
+"""The value of ``channels`` that stands for a deep network's published widths."""
+
+
+def scaled_width(width: int, channels: int) -> int:
+    """Return a published width made narrower or wider by ``channels / 64``, at least 1."""
+    return max(1, round(width * channels / FULL_CHANNELS))
+
+
+def convolution3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
+    """Make a convolution that keeps the size but for its stride; a batch norm brings the bias."""
+    return nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
+
+
+def initialise_convolutions(network: nn.Module) -> None:
+    """Draw every convolution's weights from N(0, 2 / fan-out), as the deep networks' authors do."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def drop(hidden: Tensor, keep_probability: float, random: torch.Generator | None) -> Tensor:
+    """Set single activations to zero and scale the others, so that the mean stays.
+
+    Args:
+        hidden: any shape; its memory layout is kept.
+        keep_probability: chance of each activation to survive; at 1 nothing is drawn.
+        random: source of the pattern; needed if anything is dropped.
+    """
+    if keep_probability == 1:
+        return hidden
+    kept = _uniform(hidden.shape, random) < keep_probability
+    return hidden * kept.to(hidden) / keep_probability
+
+
+def drop_blocks(
+    hidden: Tensor, keep_probability: float, block_size: int, random: torch.Generator | None
+) -> Tensor:
+    """DropBlock (Ghiasi et al. 2018): set squares of each channel's map to zero, scale the rest.
+
+    The scale is one over the share that is kept on average, where the authors count what was kept
+    in this batch. So an image's features do not depend on the pattern of its neighbours, and a
+    batch may be split among processes.
+
+    Args:
+        hidden: maps ``[B, C, H, W]``; their memory layout is kept.
+        keep_probability: share of activations to survive, but for squares that overlap; at 1
+            nothing is drawn.
+        block_size: side of a square; smaller maps are dropped as a whole.
+        random: source of the pattern; needed if anything is dropped.
+    """
+    if keep_probability == 1:
+        return hidden
+    batch, channels, height, width = hidden.shape
+    side = min(block_size, height, width)
+    corners = (height - side + 1, width - side + 1)  # a square lies inside its map
+    rate = (1 - keep_probability) * height * width / (side**2 * corners[0] * corners[1])
+    seeds = (_uniform((batch, channels, *corners), random) < rate).to(hidden)
+    dropped = F.max_pool2d(F.pad(seeds, [side - 1] * 4), side, stride=1)  # [B, C, H, W]
+    return hidden * (1 - dropped) / _expected_share(height, width, side, rate)
+
+
+def _expected_share(height: int, width: int, side: int, rate: float) -> float:
+    """Return the share of a map that no square covers, on average."""
+
+    def coverings(size: int) -> list[int]:  # how many squares can cover each position of one axis
+        return [min(i, size - side) - max(0, i - side + 1) + 1 for i in range(size)]
+
+    shares = [(1 - rate) ** (i * j) for i in coverings(height) for j in coverings(width)]
+    return sum(shares) / len(shares)
+
+
+def _uniform(shape: tuple[int, ...], random: torch.Generator | None) -> Tensor:
+    if random is None:
+        raise ValueError("random: dropout needs a generator while training")
+    return torch.rand(shape, generator=random, device=random.device)
