@@ -295,3 +295,21 @@ def test_clipping_bounds_the_gradient(
     assert measured[-1]["gradient_norm"] > 1e-3
     norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
     assert torch.stack(norms).norm() <= 1.01e-3
+
+
+def test_training_images_are_augmented_and_test_images_never(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+
+    def augment(self: ImageDataset, pixels: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+        seeds.append(random.initial_seed())
+        return pixels
+
+    monkeypatch.setattr(ImageDataset, "augment", augment)
+    model, state, _ = step_through(tiny_settings, tiny_dataset, 3)
+    assert len(set(seeds)) == 3  # every step varies its images anew
+    sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
+    evaluate(model, state.memory, sampler, 2, seed=0)
+    step_through(replace(tiny_settings, augment=False), tiny_dataset, 2)
+    assert len(seeds) == 3

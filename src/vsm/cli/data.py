@@ -55,13 +55,23 @@ def _list(chosen: jsonargparse.Namespace) -> None:
         [
             [
                 row["name"],
-                "yes" if row["prepared"] else "download" if row["download"] else "needs --from",
+                _state(row),
                 megabytes(row["bytes"]),
                 row["title"],
             ]
             for row in rows
         ],
+        words=True,
     )
+
+
+def _state(row: dict[str, Any]) -> str:
+    """Say whether a dataset is there, and if not, how to get it."""
+    if row["prepared"]:
+        return "yes"
+    if row["name"] == "glyphs":
+        return "when used"
+    return "--from or --download" if row["download"] else "--from"
 
 
 def _prepare(chosen: jsonargparse.Namespace) -> None:
@@ -93,7 +103,9 @@ def _info(chosen: jsonargparse.Namespace) -> None:
     if chosen.json:
         print_json(facts)
         return
-    print_table(facts["name"], ["", ""], [[key, _words(key, facts[key])] for key in facts])
+    print_table(
+        facts["name"], ["", ""], [[key, _words(key, facts[key])] for key in facts], words=True
+    )
 
 
 def _words(key: str, value: Any) -> str:

@@ -107,11 +107,13 @@ def counting_changes(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
         yield report
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on standard output; the first column is left-aligned, the others right."""
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: bool = False
+) -> None:
+    """Print a table on standard output: names in the first column, then numbers, or words."""
     table = Table(title=title, title_justify="left")
     for position, column in enumerate(columns):
-        table.add_column(column, justify="right" if position else "left")
+        table.add_column(column, justify="right" if position and not words else "left")
     for row in rows:
         table.add_row(*row)
     Console(file=sys.stdout).print(table)
