@@ -75,6 +75,21 @@ def test_evaluate_prints_one_json_object_with_the_promised_keys(
     assert 0 < printed["ci95"] < 0.2
 
 
+def test_the_memory_can_be_cut_for_an_evaluation_and_stays_whole_on_disk(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (runs / "b" / "memory.safetensors").read_bytes()
+    slots = []
+    for cut in ([], ["--memory-slots", "4"], ["--memory-slots", "0"]):
+        assert main(["evaluate", str(runs / "b"), "--episodes", "5", "--json", *cut]) == 0
+        slots.append(one_json_object(capsys.readouterr().out)["memory_slots"])
+    assert slots[0] > 4
+    assert slots[1:] == [4, 0]
+    assert (runs / "b" / "memory.safetensors").read_bytes() == before
+    assert main(["evaluate", str(runs / "b"), "--memory-slots", "-1"]) == 2
+    assert "memory_slots: must not be negative, got -1" in capsys.readouterr().err
+
+
 def test_compare_prints_runs_and_paired_differences(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

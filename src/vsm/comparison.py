@@ -25,17 +25,22 @@ class EpisodeProtocol:
     episodes: int
     seed: int
     batch_norm: BatchNormMode = "inductive"
+    memory_slots: int | None = None
 
     def __post_init__(self) -> None:
         if self.episodes < 1:
             raise EpisodeError(f"episodes: must be at least 1, got {self.episodes}")
+        if self.memory_slots is not None and self.memory_slots < 0:
+            raise EpisodeError(f"memory_slots: must not be negative, got {self.memory_slots}")
 
     def describe(self) -> str:
         """Return the protocol in one line for people."""
-        transductive = ", transductive batch norm" if self.batch_norm == "transductive" else ""
+        unusual = ", transductive batch norm" if self.batch_norm == "transductive" else ""
+        if self.memory_slots is not None:
+            unusual += f", memory cut to its first {self.memory_slots} slots"
         return (
             f"{self.data}, {self.split} classes, {self.way}-way {self.shot}-shot, {self.queries} "
-            f"queries a class, {self.episodes} episodes, seed {self.seed}{transductive}"
+            f"queries a class, {self.episodes} episodes, seed {self.seed}{unusual}"
         )
 
     @staticmethod
@@ -51,6 +56,7 @@ class EpisodeProtocol:
             episodes=options.episodes,
             seed=options.seed,
             batch_norm=options.batch_norm,
+            memory_slots=options.memory_slots,
         )
 
 
@@ -76,6 +82,7 @@ class MeasuredRun:
             "episodes": self.protocol.episodes,
             "seed": self.protocol.seed,
             "batch_norm": self.protocol.batch_norm,
+            "memory_slots": None if self.trained.memory is None else len(self.trained.memory),
             "accuracy": accuracy.mean,
             "ci95": accuracy.ci95,
             "nll": self.evaluation.nll,
@@ -117,6 +124,8 @@ def evaluate_run(
     dataset = open_dataset(protocol.data)
     sampler = EpisodeSampler(dataset, protocol.split, protocol.way, protocol.shot, protocol.queries)
     trained = load_run(path, dataset, checkpoint)
+    if protocol.memory_slots is not None:
+        trained = trained.with_slots(protocol.memory_slots)
     evaluation = evaluate(
         trained.model,
         trained.memory,

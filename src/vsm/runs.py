@@ -7,7 +7,7 @@ between the two repeats that validation when it resumes.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -189,6 +189,13 @@ class TrainedModel:
     memory: Memory | None
     slot_names: tuple[str, ...]
     step: int
+
+    def with_slots(self, count: int) -> "TrainedModel":
+        """Return the same model with the first ``count`` slots of its memory; 0 empties it."""
+        if self.memory is None:
+            return self
+        kept = self.memory.keep(torch.arange(min(count, len(self.memory))))
+        return replace(self, memory=kept, slot_names=self.slot_names[:count])
 
 
 def load_run(path: Path, dataset: ImageDataset, checkpoint: Checkpoint = "best") -> TrainedModel:

@@ -40,6 +40,11 @@ def add_episode_arguments(parser: jsonargparse.ArgumentParser) -> None:
         default="inductive",
         help="Running statistics, or each episode's own (queries then see each other).",
     )
+    parser.add_argument(
+        "--memory_slots",
+        type=int | None,
+        help="Keep only the first n classes of the memory, 0 for none; unset: all.",
+    )
     parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
 
 
