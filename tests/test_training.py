@@ -4,6 +4,7 @@ import json
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -192,6 +193,37 @@ def test_memory_holds_training_classes_alone_and_one_slot_for_each(
     ids = state.memory.class_ids.tolist()
     assert len(set(ids)) == len(ids)
     assert set(ids) <= set(tiny_dataset.classes("train").tolist())
+
+
+@pytest.mark.parametrize("mask", ["none", "own", "task"])
+def test_training_hides_the_slots_that_the_mask_names(
+    mask: str,
+    tiny_settings: RunSettings,
+    tiny_dataset: ImageDataset,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = replace(tiny_settings, memory=MemorySettings(mask=mask))  # type: ignore[arg-type]
+    seen: list[tuple[Memory, torch.Tensor]] = []
+    forward = FewShotModel._recall
+
+    def watched(self: FewShotModel, *arguments: Any) -> Any:
+        recollection = forward(self, *arguments)
+        assert recollection is not None
+        seen.append((arguments[1], recollection.weights))
+        return recollection
+
+    monkeypatch.setattr(FewShotModel, "_recall", watched)
+    step_through(settings, tiny_dataset, 6)
+    sampler = EpisodeSampler(tiny_dataset, "train", 3, 1, 2)
+    hidden_weight = shown_weight = 0.0
+    for step, (memory, weights) in enumerate(seen, start=1):
+        batch = sampler.draw(settings.tasks, torch.Generator().manual_seed(step))
+        own = batch.class_ids.unsqueeze(-1) == memory.class_ids
+        hidden = own if mask == "own" else own.any(1, keepdim=True).expand_as(own)
+        hidden_weight += weights[hidden].sum().item()
+        shown_weight += weights[~hidden].sum().item()
+    assert shown_weight > 0
+    assert (hidden_weight > 0) == (mask == "none")
 
 
 def test_capacity_bounds_the_memory(tiny_settings: RunSettings, tiny_dataset: ImageDataset) -> None:
