@@ -1,5 +1,6 @@
 """The command line as a user meets it: in processes of its own, with real signals."""
 
+import errno
 import json
 import os
 import signal
@@ -182,6 +183,29 @@ def test_a_second_run_in_the_same_place_needs_a_decision(
     place = str(runs / "a")
     assert main(["train", "--output", place, *TINY]) == 2
     assert "already holds a run" in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_a_folder_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for place in ("file", "file/run"):
+        assert main(["train", "--output", str(tmp_path / place), *TINY]) == 2
+        assert "output: cannot make the folder" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_a_full_disk_is_one_line_with_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "resume.safetensors")
+
+    monkeypatch.setattr("vsm.training.save_resume", full)
+    assert main(["train", "--output", str(tmp_path / "run"), "--steps", "2", *TINY]) == 1
+    errors = capsys.readouterr().err
+    assert "vsm train: resume.safetensors: No space left on device" in errors
+    assert "Traceback" not in errors
 
 
 def test_settings_cannot_change_on_resume_except_for_more_steps(

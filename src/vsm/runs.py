@@ -85,6 +85,13 @@ class RunDirectory:
 
     def create(self, settings: RunSettings) -> None:
         """Begin a run: write its settings and remove what an earlier run left."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"output: cannot make the folder {self.path}: {error.strerror}; choose another "
+                "--output"
+            ) from error
         for leftover in (self.metrics, self.model, self.memory, self.resume):
             leftover.unlink(missing_ok=True)
         write_text(self.config, settings_to_yaml(settings))

@@ -52,6 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except VsmError as error:
         print(f"vsm {name}: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"vsm {name}: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"vsm {name}: interrupted", file=sys.stderr)
         return 130
