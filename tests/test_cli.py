@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -174,7 +175,7 @@ def test_infeasible_evaluations_are_named(runs: Path, capsys: pytest.CaptureFixt
     assert main(["evaluate", str(runs / "a"), "--way", "900"]) == 2
     assert "way: 900 classes asked for, but the test split of glyphs has" in capsys.readouterr().err
     assert main(["evaluate", str(runs / "a"), "--episodes", "0"]) == 2
-    assert "episodes: must be at least 1, got 0" in capsys.readouterr().err
+    assert "episodes: an interval needs at least 2, got 0" in capsys.readouterr().err
 
 
 def test_a_second_run_in_the_same_place_needs_a_decision(
@@ -183,6 +184,40 @@ def test_a_second_run_in_the_same_place_needs_a_decision(
     place = str(runs / "a")
     assert main(["train", "--output", place, *TINY]) == 2
     assert "already holds a run" in capsys.readouterr().err
+
+
+def test_a_run_that_diverges_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rate = ["--optimiser.learning-rate", "1e30", "--steps", "20"]
+    assert main(["train", "--output", str(tmp_path / "run"), *TINY, *rate]) == 2
+    assert "training diverged: the loss is" in capsys.readouterr().err
+
+
+def test_resuming_where_nothing_is_says_so_and_never_over_foreign_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "run"
+    arguments = ["train", "--output", str(place), "--resume", "--steps", "2", *TINY]
+    assert main(arguments) == 0
+    assert "nothing to resume" in capsys.readouterr().err
+    (place / "config.yaml").unlink()
+    assert main(arguments) == 2
+    assert "has no config.yaml" in capsys.readouterr().err
+    assert main(["train", "--output", "", *TINY]) == 2
+    assert "output: give the run a folder of its own" in capsys.readouterr().err
+
+
+def test_weights_that_do_not_fit_the_settings_are_named(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs / "b", copy)
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace("channels: 4", "channels: 8"))
+    assert main(["evaluate", str(copy), "--episodes", "5"]) == 2
+    assert "do not fit its settings" in capsys.readouterr().err
+    (copy / "config.yaml").write_bytes(b"\xff\xfe\x00")
+    assert main(["evaluate", str(copy), "--episodes", "5"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_an_output_that_cannot_be_a_folder_is_named(
@@ -332,7 +367,7 @@ def test_data_is_listed_prepared_and_described(
         (["prepare", "omniglot"], "prepare omniglot needs --from PATH"),
         (["prepare", "mini-imagenet", "--download"], "has no public download"),
         (["prepare", "cats"], "unknown dataset 'cats'; known: glyphs, omniglot"),
-        (["prepare", "omniglot", "--from", "nowhere"], "found neither images_background.zip"),
+        (["prepare", "omniglot", "--from", "nowhere"], "nowhere does not exist; check the path"),
         (["info", "cifar-fs"], "vsm data prepare cifar-fs --from PATH | --download"),
         (["info", "folder:nowhere"], "nowhere"),
         (["mend"], "mend"),

@@ -73,8 +73,19 @@ def test_a_longer_evaluation_begins_with_the_shorter_one(
     long = evaluate(model, None, sampler, 110, seed=0)
     short = evaluate(model, None, sampler, 70, seed=0)
     assert torch.equal(long.log_likelihood[:70], short.log_likelihood)
-    assert len(short.correct) == 70
-    assert len(long.correct) == 110
+    assert (len(short.correct), len(long.correct)) == (70, 110)
+
+
+def test_progress_counts_exactly_the_episodes_asked_for(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vsm.evaluation.ELEMENTS_AT_ONCE", 500)  # several parts to a block
+    model = build(tiny_settings, tiny_dataset, "vpn")
+    counted: list[int] = []
+    sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
+    evaluate(model, None, sampler, 62, seed=0, advance=counted.append)
+    assert sum(counted) == 62
+    assert min(counted) >= 0
 
 
 def test_accuracy_nll_and_interval_come_from_the_episodes(

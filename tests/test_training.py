@@ -246,7 +246,7 @@ def test_every_term_is_logged(tiny_settings: RunSettings, tmp_path: Path) -> Non
         "attention_gradient_norm",
         "learning_rate",
     } <= set(step)
-    assert logged[-1]["validation"].keys() == {"accuracy", "ci95", "nll"}  # type: ignore[attr-defined]
+    assert logged[-1]["validation"].keys() == {"way", "accuracy", "ci95", "nll"}  # type: ignore[attr-defined]
 
 
 def test_the_best_validated_model_is_kept(

@@ -28,8 +28,8 @@ class EpisodeProtocol:
     memory_slots: int | None = None
 
     def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise EpisodeError(f"episodes: must be at least 1, got {self.episodes}")
+        if self.episodes < 2:
+            raise EpisodeError(f"episodes: an interval needs at least 2, got {self.episodes}")
         if self.memory_slots is not None and self.memory_slots < 0:
             raise EpisodeError(f"memory_slots: must not be negative, got {self.memory_slots}")
 

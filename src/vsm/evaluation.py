@@ -95,6 +95,7 @@ def evaluate(
     every episode is embedded anew and results carry that name.
     """
     outcomes = []
+    done = 0
     whole_blocks = math.ceil(num_episodes / EVALUATION_BLOCK) * EVALUATION_BLOCK
     with torch.no_grad(), evaluation_mode(model):
         embed = _embedder(model, sampler, batch_norm)
@@ -106,7 +107,9 @@ def evaluate(
                 support, queries = features.split([sampler.shot, sampler.queries], 2)
                 prediction = model(support, queries, memory, random)
                 outcomes.append(_outcome(predictive(prediction.log_probabilities)))
-                advance(len(part.class_ids))
+                wanted = max(0, min(len(part.class_ids), num_episodes - done))
+                advance(wanted)
+                done += wanted
     # A block's noise comes from one generator, so whole blocks are run and the rest is dropped:
     # a longer evaluation then begins with a shorter one's results.
     return Evaluation(*(torch.cat(values)[:num_episodes] for values in zip(*outcomes, strict=True)))

@@ -151,7 +151,7 @@ def load_resume(
 ) -> TrainingState:
     """Put the last state into ``model`` and ``optimiser`` and return the rest of it."""
     tensors, progress = _load(run.resume)
-    model.load_state_dict(_below(tensors, "model"))
+    _fit(model, _below(tensors, "model"), run.resume)
     if optimiser is not None:
         _load_optimiser(optimiser, _below(tensors, "optimiser"))
     memory, pending = _below(tensors, "memory"), _below(tensors, "pending")
@@ -160,6 +160,18 @@ def load_resume(
         pending=Observations(**pending) if pending else None,
         **progress,
     )
+
+
+def _fit(model: FewShotModel, weights: dict[str, Tensor], source: Path) -> None:
+    """Load weights, or say that they belong to other settings."""
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise RunError(
+            f"{source}: its weights do not fit its settings or data ({reason}); was config.yaml or "
+            "the file exchanged?"
+        ) from error
 
 
 def _load_optimiser(optimiser: torch.optim.Optimizer, saved: dict[str, Tensor]) -> None:
@@ -225,11 +237,13 @@ def load_run(path: Path, dataset: ImageDataset, checkpoint: Checkpoint = "best")
         names = tuple(dataset.class_names[class_id] for class_id in slots)
         return TrainedModel(settings, model, memory, names, step)
     weights, stamp = _load(run.model)
-    model.load_state_dict(weights)
+    _fit(model, weights, run.model)
     model.eval()
     if not settings.uses_memory:
         return TrainedModel(settings, model, None, (), stamp["step"])
     parts, memory_stamp = _load(run.memory)
+    if "class_names" not in memory_stamp:
+        raise RunError(f"{run.memory} does not hold a memory; was it exchanged?")
     if memory_stamp["step"] != stamp["step"]:
         raise RunError(
             f"{path}: model.safetensors is of step {stamp['step']} but memory.safetensors of step "

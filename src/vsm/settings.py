@@ -154,7 +154,9 @@ class ValidationSettings:
     """Episodes of each validation."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "every", "episodes")
+        _require_positive(self, "every")
+        if self.episodes < 2:
+            raise SettingsError(f"episodes: an interval needs at least 2, got {self.episodes}")
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,11 @@ def train(
             batch = sampler.draw(settings.tasks, generator(settings.seed, "episodes", state.step))
             measured = training_step(model, optimiser, dataset, batch, state)
             progress.step(state.step, measured["loss"])
+            if not math.isfinite(measured["loss"]):
+                raise RunError(
+                    f"training diverged: the loss is {measured['loss']} at step {state.step}; "
+                    "lower optimiser.learning_rate or set optimiser.clip_norm"
+                )
             if state.step % LOG_EVERY == 0 or state.step == 1:
                 log({"step": state.step, "seconds": time.monotonic() - started, **measured})
             if state.step % settings.validation.every == 0 or state.step == settings.steps:
@@ -99,7 +104,7 @@ def train(
                 if is_best:
                     state.best_step, state.best_accuracy = state.step, result.accuracy.mean
                     save_best(run, model, memory, state.step, dataset.class_names)
-                log({"step": state.step, "validation": _summary(result)})
+                log({"step": state.step, "validation": _summary(result, validation.way)})
                 progress.validated(state.step, result, is_best)
             at_end = state.step == settings.steps
             if state.step % settings.checkpoint_every == 0 or at_end or stop:
@@ -259,5 +264,7 @@ def _metrics_log(run: RunDirectory, step: int) -> Iterator[Any]:
         yield log
 
 
-def _summary(result: Evaluation) -> dict[str, float]:
-    return {"accuracy": result.accuracy.mean, "ci95": result.accuracy.ci95, "nll": result.nll}
+def _summary(result: Evaluation, way: int) -> dict[str, float]:
+    """Return what is logged of a validation; its way is lower where the split has fewer classes."""
+    accuracy = result.accuracy
+    return {"way": way, "accuracy": accuracy.mean, "ci95": accuracy.ci95, "nll": result.nll}

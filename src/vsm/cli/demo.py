@@ -43,6 +43,8 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from vsm.training import train
 
     keep_allocations()
+    if parsed.output.exists() and not parsed.output.is_dir():
+        raise RunError(f"output: {parsed.output} is a file; choose another --output")
     if parsed.output.exists():
         _clear(parsed.output, parsed.overwrite)
     base = replace(settings_from_files(*preset_paths("demo")), seed=parsed.seed)

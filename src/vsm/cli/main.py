@@ -52,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except VsmError as error:
         print(f"vsm {name}: {error}", file=sys.stderr)
         return 2
+    except UnicodeDecodeError as error:
+        print(f"vsm {name}: a settings file is not UTF-8 text ({error})", file=sys.stderr)
+        return 2
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"vsm {name}: {where}{error.strerror or error}", file=sys.stderr)

@@ -18,7 +18,9 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare the run's settings and where it goes."""
     parser.add_argument("--output", type=Path, required=True, help="The run directory to write.")
     parser.add_argument(
-        "--config", action="config", help="YAML settings; may be repeated, later ones win."
+        "--config",
+        action="config",
+        help="YAML settings, may be repeated; whatever comes later on the line wins.",
     )
     parser.add_argument(
         "--preset", type=str, help="Shipped settings by name, e.g. paper-omniglot-5way-1shot."
@@ -41,6 +43,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     if parsed.resume and parsed.overwrite:
         raise SettingsError("--resume and --overwrite contradict each other; give one of them")
     stored = parsed.output / "config.yaml"
+    _check_output(parsed.output, parsed.resume)
     if parsed.resume and stored.is_file():
         parsed = parser.parse_args(["--config", str(stored), *_with_preset(arguments)])
     settings = instantiate(parsed)
@@ -71,10 +74,24 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     else:
         score = best["validation"]
         print(
-            f"{parsed.output}: best validation accuracy {score['accuracy']:.1%} "
+            f"{parsed.output}: best {score['way']}-way validation accuracy {score['accuracy']:.1%} "
             f"± {score['ci95']:.1%} at step {best['step']}; measure it on unseen classes with: "
             f"vsm evaluate {parsed.output}"
         )
+
+
+def _check_output(output: Path, resume: bool) -> None:
+    """Refuse places where a run would be lost or would bury something else."""
+    if output == Path():
+        raise SettingsError("output: give the run a folder of its own, got the current one")
+    if not resume:
+        return
+    leftovers = ("resume.safetensors", "model.safetensors", "metrics.jsonl")
+    has_run = any((output / name).exists() for name in leftovers)
+    if has_run and not (output / "config.yaml").is_file():
+        raise SettingsError(f"output: {output} has no config.yaml, so it cannot be resumed")
+    if not (output / "resume.safetensors").is_file():
+        print(f"vsm train: nothing to resume in {output}, starting anew", file=sys.stderr)
 
 
 def _with_preset(arguments: Sequence[str]) -> list[str]:

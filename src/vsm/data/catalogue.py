@@ -178,6 +178,8 @@ def prepare(
         return store.data_root() / name
     if source is not None and download:
         raise DataError("data: --from and --download exclude each other; give one of them")
+    if source is not None and not source.expanduser().exists():
+        raise DataError(f"data: {source} does not exist; check the path given with --from")
     if source is None:
         source = _download(name, entry, download, progress)
     with entry.read(source.expanduser(), allow_missing) as preparation:
