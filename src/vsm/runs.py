@@ -287,7 +287,7 @@ def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunError(f"{path} is missing: the run has not saved it yet, or it was moved")
     try:
         with safetensors.safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
             return tensors, json.loads((file.metadata() or {})[METADATA_KEY])
     except KeyError:
         raise RunError(

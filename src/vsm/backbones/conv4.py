@@ -42,6 +42,7 @@ class Conv4(nn.Module):
         if min(height, width) < 1:
             raise ValueError(f"image_shape: {image_shape} is too small for {num_blocks} poolings")
         self.num_features = channels * height * width
+        # torch's stubs lack this form of Module.to.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _pooled(self, size: int) -> int:

@@ -62,6 +62,7 @@ class ResNet12(nn.Module):
         )
         self.num_features = widths[-1]
         initialise_convolutions(self)
+        # torch's stubs lack this form of Module.to.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor, random: torch.Generator | None = None) -> Tensor:

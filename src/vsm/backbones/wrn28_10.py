@@ -47,6 +47,7 @@ class WideResNet(nn.Module):
         self.norm = nn.BatchNorm2d(width)
         self.num_features = width
         initialise_convolutions(self)
+        # torch's stubs lack this form of Module.to.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor, random: torch.Generator | None = None) -> Tensor:

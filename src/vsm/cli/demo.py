@@ -95,7 +95,7 @@ def _clear(output: Path, overwrite: bool) -> None:
 
 def _need_matplotlib() -> None:
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib  # noqa: F401 - only whether it is there
     except ImportError:
         raise SettingsError(
             "the report needs matplotlib: pip install 'variational-semantic-memory[plots]'"

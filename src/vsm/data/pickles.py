@@ -142,7 +142,7 @@ class _ElementType:
 def _element_type(described: object) -> np.dtype[Any]:
     if not isinstance(described, _ElementType) or not PLAIN_TYPE.fullmatch(described.code):
         raise pickle.UnpicklingError(f"unsupported element type {described!r}")
-    return np.dtype(described.code).newbyteorder(described.order)  # type: ignore[arg-type]
+    return np.dtype(described.code).newbyteorder(described.order)  # type: ignore[arg-type]  # numpy checks
 
 
 # The stand-ins below are instances without attributes, so that a pickle cannot change them either.
