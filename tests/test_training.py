@@ -17,7 +17,14 @@ from vsm.memory import Memory
 from vsm.model import FewShotModel
 from vsm.runs import RunDirectory, TrainingState, load_run, settled_memory
 from vsm.settings import METHODS, MemorySettings, Method, OptimiserSettings, RunSettings
-from vsm.training import Silence, build_optimiser, set_learning_rate, train, training_step
+from vsm.training import (
+    Silence,
+    build_optimiser,
+    load_inputs,
+    set_learning_rate,
+    train,
+    training_step,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +148,8 @@ def step_through(
     for step in range(1, num_steps + 1):
         state.step = step
         batch = sampler.draw(settings.tasks, torch.Generator().manual_seed(step))
-        measured.append(training_step(model, optimiser, dataset, batch, state))
+        inputs = load_inputs(dataset, batch, settings, step)
+        measured.append(training_step(model, optimiser, inputs, batch.class_ids, state))
     return model, state, measured
 
 
@@ -334,14 +342,16 @@ def test_training_images_are_augmented_and_test_images_never(
 ) -> None:
     seeds: list[int] = []
 
-    def augment(self: ImageDataset, pixels: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-        seeds.append(random.initial_seed())
+    def augment(
+        self: ImageDataset, pixels: torch.Tensor, random: list[torch.Generator]
+    ) -> torch.Tensor:
+        seeds.extend(one.initial_seed() for one in random)
         return pixels
 
     monkeypatch.setattr(ImageDataset, "augment", augment)
     model, state, _ = step_through(tiny_settings, tiny_dataset, 3)
-    assert len(set(seeds)) == 3  # every step varies its images anew
+    assert len(set(seeds)) == 3 * tiny_settings.tasks  # every task of every step anew
     sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
     evaluate(model, state.memory, sampler, 2, seed=0)
     step_through(replace(tiny_settings, augment=False), tiny_dataset, 2)
-    assert len(seeds) == 3
+    assert len(seeds) == 3 * tiny_settings.tasks

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vsm.seeding import Randomness, normal
+
 LOG_VARIANCE_BOUND = 10.0
 LOG_TWO_PI = math.log(2 * math.pi)
 
@@ -45,16 +47,14 @@ class DiagonalGaussian:
         """``[..., D]``."""
         return (-self.log_variance).exp()
 
-    def sample(self, num_samples: int, random: torch.Generator) -> Tensor:
+    def sample(self, num_samples: int, random: Randomness) -> Tensor:
         """Draw reparameterised samples.
 
         Returns:
             ``[..., num_samples, D]``, differentiable in mean and log-variance.
         """
         mean = self.mean.unsqueeze(-2)
-        noise = torch.randn(
-            *self.mean.shape[:-1], num_samples, self.mean.shape[-1], generator=random
-        )
+        noise = normal(random, *self.mean.shape[:-1], num_samples, self.mean.shape[-1])
         return torch.addcmul(mean, (0.5 * self.log_variance).exp().unsqueeze(-2), noise.to(mean))
 
     def log_prob(self, value: Tensor) -> Tensor:
