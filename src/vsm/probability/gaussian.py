@@ -18,7 +18,7 @@ def bounded_log_variance(unbounded: Tensor) -> Tensor:
 
     A hard clamp would stop the gradient of every variance that touched it.
     """
-    bounded: Tensor = _Bounded.apply(unbounded)
+    bounded: Tensor = _Bounded.apply(unbounded)  # type: ignore[no-untyped-call] - torch's stubs
     return bounded
 
 
@@ -37,7 +37,8 @@ class _Bounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (root,) = ctx.saved_tensors
-        return root.square().mul_(gradients[0])
+        slope: Tensor = root.square()
+        return slope.mul_(gradients[0])
 
 
 def unbounded_log_variance(bounded: float) -> float:
