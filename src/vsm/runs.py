@@ -287,7 +287,9 @@ def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunError(f"{path} is missing: the run has not saved it yet, or it was moved")
     try:
         with safetensors.safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+            # Copied, since the last bit of a matrix product may depend on how its operands are
+            # aligned, and a file aligns them otherwise than torch.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             return tensors, json.loads((file.metadata() or {})[METADATA_KEY])
     except KeyError:
         raise RunError(
