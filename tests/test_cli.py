@@ -16,6 +16,9 @@ import pytest
 from PIL import Image
 
 from vsm.cli import main
+from vsm.comparison import EpisodeProtocol, evaluate_run
+from vsm.data import open_dataset
+from vsm.report.page import write_report
 
 TINY = [
     *("--way", "5", "--queries", "2", "--tasks", "1", "--checkpoint-every", "5"),
@@ -310,6 +313,43 @@ def test_the_demo_writes_a_report_with_every_picture(
     assert main(["demo", "--output", str(out), "--overwrite"]) == 2
     assert "holds something else" in capsys.readouterr().err
     assert (out / "precious.txt").exists()
+
+
+@pytest.fixture(scope="module")
+def rivals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Trained runs of the rival memories."""
+    folder = tmp_path_factory.mktemp("rivals")
+    paths = [folder / method for method in ("mann", "kanerva")]
+    small = ["--mann.slots", "16", "--mann.width", "4", "--kanerva.slots", "8"]
+    for path in paths:
+        arguments = ["train", "--method", path.name, "--steps", "4", "--output", str(path)]
+        assert main([*arguments, *TINY, *small, "--json"]) == 0
+    return paths
+
+
+def test_rival_memories_are_evaluated_and_compared(
+    rivals: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    episodes = ["--episodes", "5", "--way", "3", "--shot", "2"]  # other than in training
+    assert main(["compare", *map(str, rivals), *episodes, "--json"]) == 0
+    printed = one_json_object(capsys.readouterr().out)
+    assert [run["method"] for run in printed["runs"]] == ["mann", "kanerva"]
+    assert [run["memory_slots"] for run in printed["runs"]] == [None, 8]
+    cut = ["evaluate", str(rivals[1]), *episodes, "--json", "--memory-slots"]
+    assert main([*cut, "0"]) == 0
+    assert one_json_object(capsys.readouterr().out)["memory_slots"] == 0
+    assert main([*cut, "3"]) == 2
+    assert "spreads every class over all of its slots" in capsys.readouterr().err
+
+
+def test_a_report_on_rival_memories_leaves_out_what_needs_a_slot_for_each_class(
+    rivals: list[Path], tmp_path: Path
+) -> None:
+    protocol = EpisodeProtocol("glyphs", "test", 3, 1, 2, 4, 0)
+    measured = [evaluate_run(path, protocol) for path in rivals]
+    page = write_report(measured, open_dataset("glyphs"), tmp_path / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 5
+    assert "What was recalled" not in page
 
 
 def draw_folder(root: Path, num_classes: int) -> None:

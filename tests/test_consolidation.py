@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from vsm.memory import Consolidation, Memory, Observations
+from vsm.memory import Observations, SlotConsolidation, SlotMemory
 from vsm.settings import MemorySettings
 
 WIDTH = 4
 
 
-def memory_of(*class_ids: int, seed: int = 0) -> Memory:
+def memory_of(*class_ids: int, seed: int = 0) -> SlotMemory:
     random = torch.Generator().manual_seed(seed)
     count = len(class_ids)
-    return Memory(
+    return SlotMemory(
         torch.rand(count, WIDTH, generator=random, dtype=torch.float64),
         torch.tensor(class_ids, dtype=torch.int64),
         torch.arange(1, count + 1),
@@ -30,13 +30,13 @@ def observe(*class_ids: int, seed: int = 1) -> Observations:
     return Observations(features, torch.tensor(class_ids))
 
 
-def build(**settings: object) -> Consolidation:
+def build(**settings: object) -> SlotConsolidation:
     torch.manual_seed(0)
-    return Consolidation(WIDTH, replace(MemorySettings(), **settings)).double()  # type: ignore[arg-type]
+    return SlotConsolidation(WIDTH, replace(MemorySettings(), **settings)).double()  # type: ignore[arg-type]
 
 
 def loop_update(
-    module: Consolidation, old: Tensor, samples: list[Tensor], retention: float
+    module: SlotConsolidation, old: Tensor, samples: list[Tensor], retention: float
 ) -> Tensor:
     """Eqs. 11-13 for one class, one scalar at a time."""
     nodes = [old, *samples]
@@ -92,7 +92,7 @@ def test_unseen_classes_append_the_mean_of_all_their_samples() -> None:
 
 
 def test_memory_grows_from_empty() -> None:
-    updated = build()(Memory.empty(WIDTH), observe(4, 2, 4), step=1)
+    updated = build()(SlotMemory.empty(WIDTH), observe(4, 2, 4), step=1)
     assert updated.class_ids.tolist() == [2, 4]
 
 
@@ -148,7 +148,7 @@ def test_both_halves_of_the_attention_vector_receive_gradient_that_finite_differ
     module = build()
 
     def content(half_memory: Tensor, half_sample: Tensor) -> Tensor:
-        changed: Memory = torch.func.functional_call(
+        changed: SlotMemory = torch.func.functional_call(
             module,
             {"attention_memory": half_memory, "attention_sample": half_sample},
             (memory, seen, 1),
@@ -173,14 +173,14 @@ def test_identical_and_huge_features_stay_finite() -> None:
 
 def test_first_come_capacity_ignores_new_classes_when_full() -> None:
     module = build(capacity=2)
-    memory = module(Memory.empty(WIDTH), observe(5, 1, 9), step=1)
+    memory = module(SlotMemory.empty(WIDTH), observe(5, 1, 9), step=1)
     assert memory.class_ids.tolist() == [1, 5]
     assert module(memory, observe(9, 5), step=2).class_ids.tolist() == [1, 5]
 
 
 def test_least_recently_updated_capacity_drops_the_oldest_slot() -> None:
     module = build(capacity=2, capacity_policy="least_recently_updated")
-    memory = module(Memory.empty(WIDTH), observe(5, 1), step=1)
+    memory = module(SlotMemory.empty(WIDTH), observe(5, 1), step=1)
     memory = module(memory, observe(1), step=2)
     memory = module(memory, observe(9), step=3)
     assert memory.class_ids.tolist() == [1, 9]

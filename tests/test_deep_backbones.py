@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from memories import remember
 from vsm.backbones import BACKBONES, Backbone, ResNet12, WideResNet
 from vsm.backbones.parts import drop, drop_blocks
-from vsm.memory import Memory
 from vsm.model import FewShotModel
 from vsm.settings import METHODS, Method, ModelSettings, RunSettings, SamplingSettings
 
@@ -227,8 +227,7 @@ def test_the_width_of_the_features_flows_through_every_method(name: str, method:
     model = FewShotModel(settings, (1, 28, 28))
     assert model.num_features == 20
     features = model.embed(torch.rand(2 * 3 * 4, 1, 28, 28), seeded(0)).unflatten(0, (2, 3, 4))
-    ids = torch.arange(5)
-    memory = Memory(torch.rand(5, 20), ids, ids + 1, ids) if settings.uses_memory else None
+    memory = remember(model.consolidation, torch.rand(5, 20))
     prediction = model(features[:, :, :1], features[:, :, 1:], memory, seeded(1))
     assert prediction.log_probabilities.shape[:3] == (2, 9, 3)
     assert prediction.prototypes.shape[-1] == 20

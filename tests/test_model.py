@@ -6,13 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from memories import remember
 from vsm.classifier import predictive
-from vsm.memory import Memory
+from vsm.memory import MEMORIES, Memory, SlotMemory
 from vsm.model import FewShotModel, Prediction
 from vsm.networks import GaussianNetwork, MemoryConditionedNetwork
 from vsm.objective import objective
 from vsm.settings import (
     METHODS,
+    KanervaSettings,
+    MannSettings,
     MemorySettings,
     Method,
     ModelSettings,
@@ -23,6 +26,7 @@ from vsm.settings import (
 TASKS, WAY, SHOT, QUERIES, SLOTS = 2, 3, 2, 4, 9
 IMAGE = (1, 28, 28)
 WIDTH = 16  # four channels on a 2×2 grid
+LONG_TERM = [method for method in METHODS if RunSettings(method=method).uses_memory]
 
 
 def build(method: Method, residual: bool = False, **memory: object) -> FewShotModel:
@@ -32,6 +36,8 @@ def build(method: Method, residual: bool = False, **memory: object) -> FewShotMo
             channels=4, hidden_units=8, residual=residual, initial_log_variance=0.0
         ),
         memory=replace(MemorySettings(), **memory),  # type: ignore[arg-type]
+        mann=MannSettings(slots=12, width=4, reads=2, controller_units=6),
+        kanerva=KanervaSettings(slots=SLOTS),
         sampling=SamplingSettings(6, 5, 6, 5),
     )
     return FewShotModel(settings, IMAGE).double()
@@ -42,9 +48,8 @@ def features(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
     return scale * torch.rand(*shape, WIDTH, generator=random).double()
 
 
-def memory_of(num_slots: int, scale: float = 1.0) -> Memory:
-    ids = torch.arange(num_slots)
-    return Memory(features(num_slots, seed=3, scale=scale), ids, ids + 1, ids)
+def memory_of(model: FewShotModel, num_slots: int = SLOTS, scale: float = 1.0) -> Memory | None:
+    return remember(model.consolidation, features(num_slots, seed=3, scale=scale))
 
 
 def forward(
@@ -53,7 +58,7 @@ def forward(
     prediction: Prediction = model(
         features(TASKS, WAY, SHOT, seed=1, scale=scale),
         features(TASKS, WAY, QUERIES, seed=2, scale=scale),
-        memory_of(SLOTS, scale) if memory is None else memory,
+        memory_of(model, SLOTS, scale) if memory is None else memory,
         torch.Generator().manual_seed(seed),
     )
     return prediction
@@ -71,7 +76,7 @@ def test_probabilities_are_normalised(method: Method) -> None:
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e4])
 def test_losses_and_gradients_stay_finite(method: Method, num_slots: int, scale: float) -> None:
     model = build(method)
-    prediction = forward(model, memory_of(num_slots, scale), scale)
+    prediction = forward(model, memory_of(model, num_slots, scale), scale)
     queries = features(TASKS, WAY, QUERIES, seed=2, scale=scale)
     prior = model.prior(queries) if method != "protonet" else None
     terms = objective(prediction, prior, model.settings.objective)
@@ -100,7 +105,7 @@ def test_without_weights_on_the_memory_vsm_is_the_variational_prototype_network(
         )
 
 
-@pytest.mark.parametrize("method", ["vpn", "rote", "transformed", "vsm"])
+@pytest.mark.parametrize("method", ["vpn", *MEMORIES])
 def test_with_identity_inference_and_no_variance_every_method_is_protonet(method: Method) -> None:
     model = build(method, residual=True)  # residual networks start as the identity
     assert model.inference is not None
@@ -118,21 +123,46 @@ def test_protonet_classifies_by_the_mean_of_the_support() -> None:
     torch.testing.assert_close(prediction.prototypes.squeeze(2), support.mean(2))
 
 
-@pytest.mark.parametrize("method", ["rote", "transformed", "vsm"])
+@pytest.mark.parametrize("method", LONG_TERM)
 def test_memory_changes_the_prediction_and_is_not_changed_by_it(method: Method) -> None:
     model = build(method)
-    memory = memory_of(SLOTS)
-    before = memory.content.clone()
+    memory = memory_of(model)
+    assert memory is not None
+    before = {name: value.clone() for name, value in memory.tensors().items()}
     one = forward(model, memory).log_probabilities
-    assert torch.equal(memory.content, before)
-    other = Memory(memory.content.flip(-1), memory.class_ids, memory.counts, memory.last_update)
+    assert all(torch.equal(value, before[name]) for name, value in memory.tensors().items())
+    other = remember(model.consolidation, features(SLOTS, seed=3).flip(-1))
     assert not torch.allclose(one, forward(model, other).log_probabilities)
+
+
+@pytest.mark.parametrize("method", MEMORIES)
+def test_queries_never_reach_the_recollection(method: Method) -> None:
+    model = build(method)
+    memory, support = memory_of(model), features(TASKS, WAY, SHOT, seed=1)
+    one, two = (
+        model(
+            support,
+            features(TASKS, WAY, QUERIES, seed=seed),
+            memory,
+            torch.Generator().manual_seed(0),
+        ).recollection
+        for seed in (2, 5)
+    )
+    assert all(torch.equal(x, y) for x, y in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_have_a_memory_to_store_if_and_only_if_the_settings_say_so(method: Method) -> None:
+    model = build(method)
+    assert (model.empty_memory() is not None) == model.settings.uses_memory
+    assert (model.recall is not None) == (method in MEMORIES)
 
 
 @pytest.mark.parametrize("method", ["rote", "transformed", "vsm"])
 def test_the_order_of_slots_does_not_matter(method: Method) -> None:
     model = build(method)
-    memory = memory_of(SLOTS)
+    memory = memory_of(model)
+    assert isinstance(memory, SlotMemory)
     shuffled = memory.keep(torch.randperm(SLOTS, generator=torch.Generator().manual_seed(5)))
     torch.testing.assert_close(
         forward(model, memory).log_probabilities, forward(model, shuffled).log_probabilities

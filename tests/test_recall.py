@@ -6,19 +6,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from vsm.memory import RECALLS, Recall
+from memories import remember
+from vsm.memory import MEMORIES, MemoryDesign, SlotMemory
+from vsm.memory.kanerva import KanervaRecall
 from vsm.memory.recall import (
     RoteRecall,
+    SlotRecall,
     TransformedRecall,
     VariationalRecall,
     mixture_divergence,
 )
 from vsm.probability import DiagonalGaussian, GaussianMixture
 from vsm.probability.mixture import pairwise_log_prob
-from vsm.settings import MemorySettings, ModelSettings, ObjectiveSettings, RunSettings
+from vsm.settings import (
+    KanervaSettings,
+    MannSettings,
+    MemorySettings,
+    ModelSettings,
+    ObjectiveSettings,
+    RunSettings,
+)
 
-TASKS, WAY, SLOTS, WIDTH, SAMPLES = 2, 3, 7, 5, 11
-KINDS = [
+TASKS, WAY, SHOT, SLOTS, WIDTH, SAMPLES = 2, 3, 2, 7, 5, 11
+SLOT_KINDS = [
     ("rote", "soft", "bound"),
     ("transformed", "soft", "bound"),
     *(
@@ -27,26 +37,45 @@ KINDS = [
         for kl in ("bound", "monte_carlo")
     ),
 ]
+LONG_TERM_KINDS = [*SLOT_KINDS, ("kanerva", "soft", "bound")]
+KINDS = [*LONG_TERM_KINDS, ("mann", "soft", "bound")]
 
 
-def build(method: str, kind: str = "soft", kl: str = "bound", **memory: object) -> Recall:
+def design_of(method: str, kind: str = "soft", kl: str = "bound", **memory: object) -> MemoryDesign:
     settings = RunSettings(
         memory=replace(MemorySettings(recall=kind), **memory),  # type: ignore[arg-type]
+        mann=MannSettings(slots=SLOTS, width=4, reads=2, controller_units=6),
+        kanerva=KanervaSettings(slots=SLOTS),
         model=ModelSettings(hidden_units=8, residual=False, initial_log_variance=0.0),
         objective=ObjectiveSettings(kl=kl),  # type: ignore[arg-type]
     )
     torch.manual_seed(0)
-    return RECALLS[method](WIDTH, settings).double()
+    design = MEMORIES[method](WIDTH, settings)  # type: ignore[index]
+    design.recall.double()
+    if isinstance(design.consolidation, torch.nn.Module):
+        design.consolidation.double()
+    return design
 
 
-@pytest.fixture(params=KINDS, ids="-".join)
-def recall(request: pytest.FixtureRequest) -> Recall:
-    return build(*request.param)
+def build(method: str, kind: str = "soft", kl: str = "bound", **memory: object) -> SlotRecall:
+    recall = design_of(method, kind, kl, **memory).recall
+    assert isinstance(recall, SlotRecall)
+    return recall
+
+
+def named(kinds: list[tuple[str, str, str]]) -> list[object]:
+    return [pytest.param(kind, id="-".join(kind)) for kind in kinds]
+
+
+@pytest.fixture(params=named(KINDS))
+def design(request: pytest.FixtureRequest) -> MemoryDesign:
+    return design_of(*request.param)
 
 
 @pytest.fixture
-def support_mean() -> Tensor:
-    return torch.rand(TASKS, WAY, WIDTH, generator=torch.Generator().manual_seed(1)).double()
+def support() -> Tensor:
+    shape = (TASKS, WAY, SHOT, WIDTH)
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1)).double()
 
 
 @pytest.fixture
@@ -54,40 +83,67 @@ def content() -> Tensor:
     return torch.rand(SLOTS, WIDTH, generator=torch.Generator().manual_seed(2)).double()
 
 
+@pytest.fixture
+def memory(content: Tensor) -> SlotMemory:
+    return slots_of(content)
+
+
+def slots_of(content: Tensor) -> SlotMemory:
+    ids = torch.arange(len(content))
+    return SlotMemory(content, ids, ids + 1, ids)
+
+
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
 def test_shapes_are_those_of_the_contract(
-    recall: Recall, support_mean: Tensor, content: Tensor
+    design: MemoryDesign, support: Tensor, content: Tensor
 ) -> None:
-    recollection = recall(support_mean, content, None, SAMPLES, generator())
-    samples = SAMPLES if isinstance(recall, VariationalRecall) else 1
-    assert recollection.samples.shape == (TASKS, WAY, samples, WIDTH)
+    recall, consolidation = design
+    recollection = recall(support, remember(consolidation, content), None, SAMPLES, generator())
+    drawn = isinstance(recall, VariationalRecall | KanervaRecall)
+    assert recollection.samples.shape == (TASKS, WAY, SAMPLES if drawn else 1, WIDTH)
     assert recollection.weights.shape == (TASKS, WAY, SLOTS)
     assert recollection.divergence.shape == (TASKS, WAY)
 
 
-def test_reading_never_writes(recall: Recall, support_mean: Tensor, content: Tensor) -> None:
-    before = content.clone()
-    recall(support_mean, content, None, SAMPLES, generator())
-    assert torch.equal(content, before)
+def test_reading_never_writes(design: MemoryDesign, support: Tensor, content: Tensor) -> None:
+    recall, consolidation = design
+    memory = remember(consolidation, content)
+    before = {} if memory is None else {k: v.clone() for k, v in memory.tensors().items()}
+    recall(support, memory, None, SAMPLES, generator())
+    for name, value in before.items():
+        assert memory is not None
+        assert torch.equal(memory.tensors()[name], value), name
 
 
 def test_the_same_generator_gives_the_same_recollection(
-    recall: Recall, support_mean: Tensor, content: Tensor
+    design: MemoryDesign, support: Tensor, content: Tensor
 ) -> None:
-    one = recall(support_mean, content, None, SAMPLES, generator())
-    two = recall(support_mean, content, None, SAMPLES, generator())
+    recall, consolidation = design
+    memory = remember(consolidation, content)
+    one = recall(support, memory, None, SAMPLES, generator())
+    two = recall(support, memory, None, SAMPLES, generator())
     assert all(torch.equal(x, y) for x, y in zip(one, two, strict=True))
 
 
+def test_an_empty_memory_is_recalled_from(design: MemoryDesign, support: Tensor) -> None:
+    recall, consolidation = design
+    memory = None if consolidation is None else consolidation.empty()
+    recollection = recall.float()(support.float(), memory, None, SAMPLES, generator())
+    assert all(part.isfinite().all() for part in recollection)
+    assert recollection.samples.shape[:2] == (TASKS, WAY)
+
+
+@pytest.mark.parametrize("kind", named(SLOT_KINDS))
 def test_an_empty_memory_equals_one_with_every_slot_hidden(
-    recall: Recall, support_mean: Tensor, content: Tensor
+    kind: tuple[str, str, str], support: Tensor, memory: SlotMemory
 ) -> None:
+    recall = build(*kind)
     hidden = torch.ones(TASKS, WAY, SLOTS, dtype=torch.bool)
-    masked = recall(support_mean, content, hidden, SAMPLES, generator())
-    empty = recall(support_mean, torch.zeros(0, WIDTH).double(), None, SAMPLES, generator())
+    masked = recall(support, memory, hidden, SAMPLES, generator())
+    empty = recall(support, memory.first(0), None, SAMPLES, generator())
     for recollection in (masked, empty):
         assert recollection.samples.isfinite().all()
         assert (recollection.divergence == 0).all()
@@ -95,66 +151,96 @@ def test_an_empty_memory_equals_one_with_every_slot_hidden(
 
 
 def test_gradients_stay_finite_with_hidden_rows_large_features_and_identical_slots(
-    recall: Recall, support_mean: Tensor, content: Tensor
+    design: MemoryDesign, support: Tensor, content: Tensor
 ) -> None:
+    recall, consolidation = design
     hidden = torch.zeros(TASKS, WAY, SLOTS, dtype=torch.bool)
     hidden[0, 0] = True
     for case in (content, content * 1e4, content[:1].expand(SLOTS, -1), torch.zeros_like(content)):
-        slots = case.clone().requires_grad_()
-        recollection = recall(support_mean, slots, hidden, SAMPLES, generator())
+        slots, shown = case.clone().requires_grad_(), support.clone().requires_grad_()
+        memory = remember(consolidation, slots)
+        recollection = recall(shown, memory, hidden, SAMPLES, generator())
         (recollection.samples.square().sum() + recollection.divergence.sum()).backward()
-        assert slots.grad is not None
-        assert slots.grad.isfinite().all()
+        assert shown.grad is not None
+        assert shown.grad.isfinite().all()
+        assert memory is None or slots.grad is not None
+        assert slots.grad is None or slots.grad.isfinite().all()
         for parameter in recall.parameters():
             assert parameter.grad is None or parameter.grad.isfinite().all()
 
 
 def test_divergence_is_never_negative_beyond_sampling_error(
-    recall: Recall, support_mean: Tensor, content: Tensor
+    design: MemoryDesign, support: Tensor, content: Tensor
 ) -> None:
-    recollection = recall(support_mean, content, None, 4000, generator())
+    recall, consolidation = design
+    recollection = recall(support, remember(consolidation, content), None, 4000, generator())
     assert (recollection.divergence >= -0.02).all()
 
 
+@pytest.mark.parametrize("kind", named(LONG_TERM_KINDS))
 def test_permuting_classes_permutes_weights_and_divergence(
-    recall: Recall, support_mean: Tensor, content: Tensor
+    kind: tuple[str, str, str], support: Tensor, content: Tensor
 ) -> None:
-    if getattr(recall, "kl", "") == "monte_carlo" and getattr(recall, "kind", "") != "soft":
-        samples = 20_000  # a Monte Carlo divergence agrees only up to its error
-    else:
-        samples = SAMPLES
+    recall, consolidation = design_of(*kind)
+    memory = remember(consolidation, content)
+    monte_carlo = kind[2] == "monte_carlo" and kind[1] != "soft"
+    samples = 20_000 if monte_carlo else SAMPLES  # an estimate agrees only up to its error
     order = torch.tensor([2, 0, 1])
-    one = recall(support_mean, content, None, samples, generator())
-    two = recall(support_mean[:, order], content, None, samples, generator())
+    one = recall(support, memory, None, samples, generator())
+    two = recall(support[:, order], memory, None, samples, generator())
     torch.testing.assert_close(two.weights, one.weights[:, order])
     torch.testing.assert_close(two.divergence, one.divergence[:, order], rtol=0.1, atol=0.01)
 
 
-def test_rote_recall_is_the_addressed_average(support_mean: Tensor, content: Tensor) -> None:
+def test_tasks_do_not_see_each_other(
+    design: MemoryDesign, support: Tensor, content: Tensor
+) -> None:
+    recall, consolidation = design
+    memory = remember(consolidation, content)
+    both = recall(support, memory, None, SAMPLES, [generator(0), generator(1)])
+    alone = recall(support[1:], memory, None, SAMPLES, [generator(1)])
+    for together, one in zip(both, alone, strict=True):
+        torch.testing.assert_close(together[1:], one)
+
+
+def test_what_is_logged_is_a_finite_number(
+    design: MemoryDesign, support: Tensor, content: Tensor
+) -> None:
+    recall, consolidation = design
+    memory = remember(consolidation, content)
+    logged = recall.health(recall(support, memory, None, SAMPLES, generator()))
+    if consolidation is not None:
+        assert memory is not None
+        logged |= consolidation.health(memory)
+        assert logged["slots"] == SLOTS
+    assert all(torch.tensor(value).isfinite() for value in logged.values())
+
+
+def test_rote_recall_is_the_addressed_average(support: Tensor, memory: SlotMemory) -> None:
     recall = build("rote")
     assert isinstance(recall, RoteRecall)
-    recollection = recall(support_mean, content, None, 1, generator())
+    recollection = recall(support, memory, None, 1, generator())
     for t in range(TASKS):
         for n in range(WAY):
-            expected = sum(recollection.weights[t, n, a] * content[a] for a in range(SLOTS))
+            expected = sum(recollection.weights[t, n, a] * memory.content[a] for a in range(SLOTS))
             torch.testing.assert_close(recollection.samples[t, n, 0], expected)
 
 
-def test_rote_recall_of_nothing_is_the_support_mean(support_mean: Tensor) -> None:
-    empty = torch.zeros(0, WIDTH).double()
-    recollection = build("rote")(support_mean, empty, None, 1, generator())
-    assert torch.equal(recollection.samples.squeeze(-2), support_mean)
+def test_rote_recall_of_nothing_is_the_support_mean(support: Tensor) -> None:
+    support, nothing = support.float(), SlotMemory.empty(WIDTH)
+    recollection = build("rote").float()(support, nothing, None, 1, generator())
+    assert torch.equal(recollection.samples.squeeze(-2), support.mean(2))
 
 
-def test_transformed_recall_transforms_the_rote_one(support_mean: Tensor, content: Tensor) -> None:
+def test_transformed_recall_transforms_the_rote_one(support: Tensor, memory: SlotMemory) -> None:
     recall = build("transformed")
     assert isinstance(recall, TransformedRecall)
-    rote = build("rote")(support_mean, content, None, 1, generator())
-    transformed = recall(support_mean, content, None, 1, generator())
+    rote = build("rote")(support, memory, None, 1, generator())
+    transformed = recall(support, memory, None, 1, generator())
     torch.testing.assert_close(transformed.samples, recall.transformation(rote.samples))
 
 
-def slot_gaussians(recall: Recall, content: Tensor) -> DiagonalGaussian:
+def slot_gaussians(recall: SlotRecall, content: Tensor) -> DiagonalGaussian:
     assert isinstance(recall, VariationalRecall)
     gaussian: DiagonalGaussian = recall.network(content)
     return gaussian
@@ -162,11 +248,11 @@ def slot_gaussians(recall: Recall, content: Tensor) -> DiagonalGaussian:
 
 @pytest.mark.parametrize("kind", ["soft", "mixture"])
 def test_samples_have_the_mean_and_variance_of_eq_8(
-    kind: str, support_mean: Tensor, content: Tensor
+    kind: str, support: Tensor, memory: SlotMemory
 ) -> None:
     recall = build("vsm", kind)
-    recollection = recall(support_mean, content, None, 60_000, generator())
-    slots = slot_gaussians(recall, content)
+    recollection = recall(support, memory, None, 60_000, generator())
+    slots = slot_gaussians(recall, memory.content)
     for t in range(TASKS):
         for n in range(WAY):
             weights = recollection.weights[t, n]
@@ -182,20 +268,20 @@ def test_samples_have_the_mean_and_variance_of_eq_8(
 
 
 def test_averaged_soft_variance_leaves_out_the_spread_of_the_slots(
-    support_mean: Tensor, content: Tensor
+    support: Tensor, memory: SlotMemory
 ) -> None:
     recall = build("vsm", "soft", soft_variance="averaged")
-    recollection = recall(support_mean, content, None, 60_000, generator())
-    variance = recollection.weights @ slot_gaussians(recall, content).variance
+    recollection = recall(support, memory, None, 60_000, generator())
+    variance = recollection.weights @ slot_gaussians(recall, memory.content).variance
     torch.testing.assert_close(recollection.samples.var(2), variance, rtol=0.05, atol=0)
 
 
 def test_soft_divergence_is_that_of_the_matched_gaussian_from_the_prior(
-    support_mean: Tensor, content: Tensor
+    support: Tensor, memory: SlotMemory
 ) -> None:
     recall = build("vsm", "soft")
-    recollection = recall(support_mean, content, None, 1, generator())
-    slots, prior = slot_gaussians(recall, content), slot_gaussians(recall, support_mean)
+    recollection = recall(support, memory, None, 1, generator())
+    slots, prior = slot_gaussians(recall, memory.content), slot_gaussians(recall, support.mean(2))
     weights = recollection.weights[0, 1]
     mean = (weights.unsqueeze(-1) * slots.mean).sum(0)
     variance = (weights.unsqueeze(-1) * (slots.variance + slots.mean**2)).sum(0) - mean**2
@@ -207,23 +293,23 @@ def test_soft_divergence_is_that_of_the_matched_gaussian_from_the_prior(
 
 @pytest.mark.parametrize("kind", ["mixture", "gumbel"])
 def test_monte_carlo_divergence_lies_below_the_bound_and_agrees_for_one_slot(
-    kind: str, support_mean: Tensor, content: Tensor
+    kind: str, support: Tensor, memory: SlotMemory
 ) -> None:
-    bound = build("vsm", kind, "bound")(support_mean, content, None, 20_000, generator())
-    estimate = build("vsm", kind, "monte_carlo")(support_mean, content, None, 20_000, generator())
+    bound = build("vsm", kind, "bound")(support, memory, None, 20_000, generator())
+    estimate = build("vsm", kind, "monte_carlo")(support, memory, None, 20_000, generator())
     assert (bound.divergence >= estimate.divergence - 0.02).all()
-    one_slot = content[:1]
-    bound = build("vsm", kind, "bound")(support_mean, one_slot, None, 20_000, generator())
-    estimate = build("vsm", kind, "monte_carlo")(support_mean, one_slot, None, 20_000, generator())
+    one_slot = memory.first(1)
+    bound = build("vsm", kind, "bound")(support, one_slot, None, 20_000, generator())
+    estimate = build("vsm", kind, "monte_carlo")(support, one_slot, None, 20_000, generator())
     torch.testing.assert_close(estimate.divergence, bound.divergence, rtol=0.05, atol=0.02)
 
 
 def test_monte_carlo_divergence_equals_a_direct_estimate(
-    support_mean: Tensor, content: Tensor
+    support: Tensor, memory: SlotMemory
 ) -> None:
     recall = build("vsm", "mixture", "monte_carlo")
-    recollection = recall(support_mean, content, None, 300, generator())
-    slots, prior = slot_gaussians(recall, content), slot_gaussians(recall, support_mean)
+    recollection = recall(support, memory, None, 300, generator())
+    slots, prior = slot_gaussians(recall, memory.content), slot_gaussians(recall, support.mean(2))
     density = torch.distributions.MixtureSameFamily(
         torch.distributions.Categorical(recollection.weights[1, 2]),
         torch.distributions.Independent(
@@ -238,7 +324,7 @@ def test_monte_carlo_divergence_equals_a_direct_estimate(
 
 
 def test_ancestral_samples_come_from_slots_as_often_as_their_weights_say(
-    support_mean: Tensor, content: Tensor
+    support: Tensor, memory: SlotMemory
 ) -> None:
     recall = build("vsm", "mixture", addressing_scale=2.0)
     assert isinstance(recall, VariationalRecall)
@@ -246,8 +332,8 @@ def test_ancestral_samples_come_from_slots_as_often_as_their_weights_say(
         100.0 * torch.arange(SLOTS).view(-1, 1).expand(-1, WIDTH).double(),
         torch.full((SLOTS, WIDTH), -8.0).double(),
     )
-    weights = recall.addressing(support_mean, content, None)
-    prior = slot_gaussians(recall, support_mean)
+    weights = recall.addressing(support.mean(2), memory.content, None)
+    prior = slot_gaussians(recall, support.mean(2))
     samples, chosen = recall._ancestral(weights, far_apart, prior, 20_000, generator())
     slots = (samples[0, 0, :, 0] / 100).round().long()
     assert torch.equal(slots, chosen[0, 0])
@@ -256,11 +342,11 @@ def test_ancestral_samples_come_from_slots_as_often_as_their_weights_say(
 
 
 def test_soft_recall_teaches_the_addressing_and_ancestral_choice_does_not(
-    support_mean: Tensor, content: Tensor
+    support: Tensor, memory: SlotMemory
 ) -> None:
     def scale_gradient(kind: str) -> Tensor | None:
         recall = build("vsm", kind)
-        recall(support_mean, content, None, SAMPLES, generator()).samples.sum().backward()
+        recall(support, memory, None, SAMPLES, generator()).samples.sum().backward()
         return recall.addressing.log_scale.grad
 
     soft, mixture, gumbel = (scale_gradient(kind) for kind in ("soft", "mixture", "gumbel"))
@@ -272,34 +358,34 @@ def test_soft_recall_teaches_the_addressing_and_ancestral_choice_does_not(
 
 
 def test_cold_gumbel_recall_approaches_the_ancestral_one(
-    support_mean: Tensor, content: Tensor
+    support: Tensor, memory: SlotMemory
 ) -> None:
     cold = build("vsm", "gumbel", gumbel_temperature=0.05, addressing_scale=2.0)
     ancestral = build("vsm", "mixture", addressing_scale=2.0)
-    one = cold(support_mean, content, None, 40_000, generator(1)).samples
-    two = ancestral(support_mean, content, None, 40_000, generator(2)).samples
+    one = cold(support, memory, None, 40_000, generator(1)).samples
+    two = ancestral(support, memory, None, 40_000, generator(2)).samples
     torch.testing.assert_close(one.mean(2), two.mean(2), rtol=0, atol=0.03)
     torch.testing.assert_close(one.var(2), two.var(2), rtol=0.06, atol=0)
 
 
-def test_hidden_slots_never_enter_gumbel_recall(support_mean: Tensor, content: Tensor) -> None:
+def test_hidden_slots_never_enter_gumbel_recall(support: Tensor, memory: SlotMemory) -> None:
     hidden = torch.zeros(TASKS, WAY, SLOTS, dtype=torch.bool)
     hidden[..., 3] = True
-    support_mean, content = support_mean.float(), content.float()  # where log 0 is not far away
+    support, content = support.float(), memory.content.float()  # where log 0 is not far away
     changed = content.clone()
     recall = build("vsm", "gumbel", centre_addressing=False, gumbel_temperature=20.0).float()
-    one = recall(support_mean, content, hidden, SAMPLES, generator())
+    one = recall(support, slots_of(content), hidden, SAMPLES, generator())
     changed[3] = 77.0
-    two = recall(support_mean, changed, hidden, SAMPLES, generator())
+    two = recall(support, slots_of(changed), hidden, SAMPLES, generator())
     torch.testing.assert_close(one.samples, two.samples)
 
 
-def test_mixture_of_equal_slots_is_that_slot(support_mean: Tensor, content: Tensor) -> None:
+def test_mixture_of_equal_slots_is_that_slot(support: Tensor, memory: SlotMemory) -> None:
     recall = build("vsm", "soft")
-    same = content[:1].expand(SLOTS, -1)
-    slots = slot_gaussians(recall, content[:1])
+    same = slots_of(memory.content[:1].expand(SLOTS, -1))
+    slots = slot_gaussians(recall, memory.content[:1])
     moments = GaussianMixture(slots).moments()
-    recollection = recall(support_mean, same, None, 30_000, generator())
+    recollection = recall(support, same, None, 30_000, generator())
     torch.testing.assert_close(
         recollection.samples.mean(2), moments.mean.expand(TASKS, WAY, -1), rtol=0, atol=0.03
     )

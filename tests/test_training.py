@@ -13,7 +13,7 @@ from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import RunError
 from vsm.evaluation import Evaluation, evaluate
 from vsm.interruption import Interrupted
-from vsm.memory import Memory
+from vsm.memory import MEMORIES, SlotConsolidation, SlotMemory
 from vsm.model import FewShotModel
 from vsm.runs import RunDirectory, TrainingState, load_run, settled_memory
 from vsm.settings import METHODS, MemorySettings, Method, OptimiserSettings, RunSettings
@@ -71,14 +71,14 @@ def test_a_run_leaves_a_directory_that_loads(
         assert trained.memory is not None
         assert len(trained.memory) > 3
         assert trained.slot_names == tuple(
-            tiny_dataset.class_names[i] for i in trained.memory.class_ids.tolist()
+            tiny_dataset.class_names[i] for i in trained.memory.slot_classes
         )
-        assert not trained.memory.content.requires_grad
+        assert not any(part.requires_grad for part in trained.memory.tensors().values())
     sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
     evaluate(trained.model, trained.memory, sampler, 3, 0)
 
 
-@pytest.mark.parametrize("method", ["protonet", "vsm", "rote"])
+@pytest.mark.parametrize("method", ["protonet", "vsm", "rote", "mann", "kanerva"])
 @pytest.mark.parametrize("stop_at", [1, 3, 4])
 def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     method: Method, stop_at: int, tiny_settings: RunSettings, tmp_path: Path
@@ -143,7 +143,7 @@ def step_through(
     model = FewShotModel(settings, dataset.image_shape)
     optimiser = build_optimiser(model, settings.optimiser)
     sampler = EpisodeSampler(dataset, "train", settings.way, settings.shot, settings.queries)
-    state = TrainingState(0, Memory.empty(model.num_features), None)
+    state = TrainingState(0, model.empty_memory(), None)
     measured = []
     for step in range(1, num_steps + 1):
         state.step = step
@@ -168,16 +168,83 @@ def test_the_attention_vector_receives_gradient_and_moves(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:
     settings = replace(tiny_settings, model=replace(tiny_settings.model, residual=False))
-    start = FewShotModel(settings, tiny_dataset.image_shape).consolidation.attention_sample
+    start = FewShotModel(settings, tiny_dataset.image_shape).consolidation
     model, _, measured = step_through(settings, tiny_dataset, 8)
     assert measured[0]["attention_gradient_norm"] == 0  # nothing was pending
     assert all(row["attention_gradient_norm"] > 0 for row in measured[3:])
-    assert not torch.equal(start, model.consolidation.attention_sample)
+    assert isinstance(start, SlotConsolidation)
+    assert isinstance(model.consolidation, SlotConsolidation)
+    assert not torch.equal(start.attention_sample, model.consolidation.attention_sample)
 
 
-def test_observations_wait_one_step_before_they_reach_the_memory(
+def test_what_writes_a_kanerva_memory_learns(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:
+    settings = replace(tiny_settings, method="kanerva")
+    start = dict(FewShotModel(settings, tiny_dataset.image_shape).named_parameters())
+    model, _, _ = step_through(settings, tiny_dataset, 3)
+    machine = {k: v for k, v in model.named_parameters() if ".machine." in k}
+    assert len(machine) == 4 + 6  # addresses, prior and noise; three layers of the key
+    for name, parameter in machine.items():
+        assert not torch.equal(parameter, start[name]), name
+
+
+@pytest.mark.parametrize("method", MEMORIES)
+def test_a_step_recalls_what_the_previous_steps_saw_and_nothing_of_its_own_queries(
+    method: Method, tiny_settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    settings = replace(tiny_settings, method=method)
+
+    def recollected(step: int = 0, changed: slice = slice(0, 0)) -> list[torch.Tensor]:
+        """Return m of two steps, with other images at ``changed`` [K + Q] of one of them."""
+        model = FewShotModel(settings, tiny_dataset.image_shape)
+        model.backbone = PerImage(model.num_features)  # type: ignore[assignment]
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+        state = TrainingState(0, model.empty_memory(), None)
+        samples: list[torch.Tensor] = []
+        watched = FewShotModel._recall
+
+        def watching(*arguments: Any) -> Any:
+            recollection = watched(model, *arguments)
+            assert recollection is not None
+            samples.append(recollection.samples.detach())
+            return recollection
+
+        model._recall = watching  # type: ignore[assignment, method-assign]
+        class_ids = torch.arange(12).view(2, 2, 3)  # no class twice, so that none is hidden
+        random = torch.Generator().manual_seed(0)
+        inputs = torch.rand(2, 2, 3, 3, 1, 28, 28, generator=random)
+        inputs[step - 1, :, :, changed] += 1
+        for state.step in (1, 2):
+            at = state.step - 1
+            training_step(model, optimiser, inputs[at], class_ids[at], state)
+        return samples
+
+    support, queries = slice(0, 1), slice(1, 3)
+    first, second = recollected()
+    assert torch.equal(recollected(1, queries)[0], first)
+    assert torch.equal(recollected(2, queries)[1], second)
+    assert not torch.equal(recollected(2, support)[1], second)
+    # What the first step saw, its queries too, is in memory at the second, if there is one.
+    assert torch.equal(recollected(1, queries)[1], second) != settings.uses_memory
+
+
+class PerImage(torch.nn.Module):
+    """A backbone without batch norm: an image's features depend on that image alone."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.num_features = num_features
+
+    def forward(self, images: torch.Tensor, random: Any) -> torch.Tensor:
+        return images.flatten(1)[:, : self.num_features]
+
+
+@pytest.mark.parametrize("method", ["vsm", "kanerva"])
+def test_observations_wait_one_step_before_they_reach_the_memory(
+    method: Method, tiny_settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    tiny_settings = replace(tiny_settings, method=method)
     _, state, measured = step_through(tiny_settings, tiny_dataset, 1)
     assert state.memory is not None
     assert len(state.memory) == 0
@@ -189,7 +256,7 @@ def test_observations_wait_one_step_before_they_reach_the_memory(
     settled = settled_memory(model, state)
     assert settled is not None
     assert len(settled) >= len(state.memory)
-    assert not settled.content.requires_grad
+    assert not any(part.requires_grad for part in settled.tensors().values())
     assert set(state.pending.class_ids.tolist()) <= set(range(30))  # type: ignore[union-attr]
 
 
@@ -198,7 +265,7 @@ def test_memory_holds_training_classes_alone_and_one_slot_for_each(
 ) -> None:
     _, state, _ = step_through(tiny_settings, tiny_dataset, 12)
     assert state.memory is not None
-    ids = state.memory.class_ids.tolist()
+    ids = state.memory.slot_classes
     assert len(set(ids)) == len(ids)
     assert set(ids) <= set(tiny_dataset.classes("train").tolist())
 
@@ -211,7 +278,7 @@ def test_training_hides_the_slots_that_the_mask_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = replace(tiny_settings, memory=MemorySettings(mask=mask))  # type: ignore[arg-type]
-    seen: list[tuple[Memory, torch.Tensor]] = []
+    seen: list[tuple[SlotMemory, torch.Tensor]] = []
     forward = FewShotModel._recall
 
     def watched(self: FewShotModel, *arguments: Any) -> Any:
@@ -273,14 +340,17 @@ def test_the_best_validated_model_is_kept(
     assert load_run(tmp_path / "run", tiny_dataset, "last").step == 15
 
 
+@pytest.mark.parametrize("method", ["vsm", "kanerva"])
 def test_the_last_state_loads_with_pending_observations_applied(
-    tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
+    method: Method, tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
-    train(replace(tiny_settings, steps=3), tmp_path / "run")  # validated once, at the last step
+    train(
+        replace(tiny_settings, method=method, steps=3), tmp_path / "run"
+    )  # validated once, at the last step
     best, last = (load_run(tmp_path / "run", tiny_dataset, which) for which in ("best", "last"))
     assert best.memory is not None
     assert last.memory is not None
-    torch.testing.assert_close(best.memory.content, last.memory.content)
+    torch.testing.assert_close(best.memory.tensors(), last.memory.tensors())
     assert best.slot_names == last.slot_names
 
 
@@ -293,6 +363,10 @@ def test_a_mismatched_pair_and_a_damaged_file_are_named(
         run.memory.write_bytes(longer.memory.read_bytes())
         with pytest.raises(RunError, match="resume it with --resume"):
             load_run(run.path, tiny_dataset)
+    rival = train(replace(tiny_settings, method="kanerva"), tmp_path / "rival")
+    run.memory.write_bytes(rival.memory.read_bytes())
+    with pytest.raises(RunError, match="does not hold a memory of the method vsm; was it exch"):
+        load_run(run.path, tiny_dataset)
     run.model.write_bytes(b"not weights")
     with pytest.raises(RunError, match=r"model\.safetensors is damaged"):
         load_run(run.path, tiny_dataset)

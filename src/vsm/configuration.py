@@ -10,6 +10,8 @@ import yaml
 
 from vsm.errors import SettingsError
 from vsm.settings import (
+    KanervaSettings,
+    MannSettings,
     MemorySettings,
     ModelSettings,
     ObjectiveSettings,
@@ -63,6 +65,8 @@ def instantiate(parsed: jsonargparse.Namespace) -> RunSettings:
     groups = {
         "model": ModelSettings,
         "memory": MemorySettings,
+        "mann": MannSettings,
+        "kanerva": KanervaSettings,
         "sampling": SamplingSettings,
         "objective": ObjectiveSettings,
         "optimiser": OptimiserSettings,

@@ -1,7 +1,7 @@
 """The model: features → recall → prototype distribution → class probabilities.
 
-All T tasks of a batch run as one tensor program. The memory is a value that is handed in; nothing
-here changes it.
+All T tasks of a batch run as one tensor program. The memory is a value that is handed in; a forward
+pass only reads it.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from vsm.backbones import BACKBONES
 from vsm.classifier import PrototypeClassifier
-from vsm.memory import RECALLS, Consolidation, Memory, Recollection
+from vsm.memory import MEMORIES, Consolidation, Memory, Observations, Recall, Recollection
 from vsm.networks import GaussianNetwork, MemoryConditionedNetwork
 from vsm.probability import GaussianMixture
 from vsm.seeding import Randomness, default_generator
@@ -56,10 +56,11 @@ class FewShotModel(nn.Module):
             self.inference: GaussianNetwork | MemoryConditionedNetwork | None = None  # φ
             if settings.method == "vpn":
                 self.inference = GaussianNetwork(width, settings.model)
-            if settings.uses_memory:
+            self.recall: Recall | None = None  # λ and ψ
+            self.consolidation: Consolidation | None = None  # w of Eq. 11
+            if settings.method in MEMORIES:
                 self.inference = MemoryConditionedNetwork(width, settings.model)
-                self.recall = RECALLS[settings.method](width, settings)  # λ and ψ
-                self.consolidation = Consolidation(width, settings.memory)  # w of Eq. 11
+                self.recall, self.consolidation = MEMORIES[settings.method](width, settings)
 
     def embed(self, images: Tensor, random: Randomness | None = None) -> Tensor:
         """Map normalised images ``[B, C, H, W]`` to features ``[B, D]``."""
@@ -84,7 +85,7 @@ class FewShotModel(nn.Module):
             hidden: boolean ``[T, N, A]``, slots that may not be addressed.
         """
         support_mean = support.mean(2)  # [T, N, D]
-        recollection = self._recall(support_mean, memory, hidden, random)  # Eqs. 8, 9
+        recollection = self._recall(support, memory, hidden, random)  # Eqs. 8, 9
         posterior = self._infer(support_mean, recollection)  # Eqs. 7, 10
         if posterior is None:
             prototypes = support_mean.unsqueeze(-2)  # [T, N, 1, D]
@@ -95,17 +96,17 @@ class FewShotModel(nn.Module):
 
     def _recall(
         self,
-        support_mean: Tensor,
+        support: Tensor,
         memory: Memory | None,
         hidden: Tensor | None,
         random: Randomness,
     ) -> Recollection | None:
-        if not self.settings.uses_memory:
+        if self.recall is None:
             return None
-        if memory is None:
+        if memory is None and self.consolidation is not None:
             raise ValueError(f"memory: the method {self.settings.method} needs one, got none")
         recollection: Recollection = self.recall(
-            support_mean, memory.content, hidden, self.num_memory_samples, random
+            support, memory, hidden, self.num_memory_samples, random
         )
         return recollection
 
@@ -117,6 +118,21 @@ class FewShotModel(nn.Module):
         if recollection is None:
             return GaussianMixture(self.inference(support_mean).unsqueeze(-2))
         return GaussianMixture(self.inference(recollection.samples, support_mean))
+
+    def empty_memory(self) -> Memory | None:
+        """Return a memory that has taken in nothing; nothing for methods without one."""
+        return None if self.consolidation is None else self.consolidation.empty()
+
+    def consolidate(
+        self, memory: Memory | None, observations: Observations | None, step: int
+    ) -> Memory | None:
+        """Return the memory after ``observations`` at ``step``: Eqs. 11-13 or a rival's writing.
+
+        It is the same memory where there is nothing to take in, or nowhere to.
+        """
+        if self.consolidation is None or memory is None or observations is None:
+            return memory
+        return self.consolidation(memory, observations, step)
 
     @property
     def num_prototype_samples(self) -> int:

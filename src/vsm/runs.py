@@ -26,7 +26,6 @@ from vsm.settings import RunSettings
 
 Checkpoint = Literal["best", "last"]
 METADATA_KEY = "vsm"
-MEMORY_PARTS = ("content", "class_ids", "counts", "last_update")
 
 
 @dataclass
@@ -121,8 +120,8 @@ def save_best(
     """Write the model for use, and its memory with the class names of its slots."""
     stamp = {"step": step, "method": model.settings.method}
     if memory is not None:
-        slots = [names[class_id] for class_id in memory.class_ids.tolist()]
-        _save(run.memory, _memory_tensors(memory), {**stamp, "class_names": slots})
+        slots = [names[class_id] for class_id in memory.slot_classes]
+        _save(run.memory, memory.tensors(), {**stamp, "class_names": slots})
     _save(run.model, dict(model.state_dict()), stamp)
 
 
@@ -134,7 +133,7 @@ def save_resume(
     for index, values in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{index}.{name}": value for name, value in values.items()}
     if state.memory is not None:
-        tensors |= {f"memory.{k}": v for k, v in _memory_tensors(state.memory).items()}
+        tensors |= {f"memory.{k}": v for k, v in state.memory.tensors().items()}
     if state.pending is not None:
         tensors |= {"pending.features": state.pending.features}
         tensors |= {"pending.class_ids": state.pending.class_ids}
@@ -156,7 +155,7 @@ def load_resume(
         _load_optimiser(optimiser, _below(tensors, "optimiser"))
     memory, pending = _below(tensors, "memory"), _below(tensors, "pending")
     return TrainingState(
-        memory=Memory(**memory) if memory else None,
+        memory=_remade(model, memory, run.resume) if memory else None,
         pending=Observations(**pending) if pending else None,
         **progress,
     )
@@ -213,7 +212,7 @@ class TrainedModel:
         """Return the same model with the first ``count`` slots of its memory; 0 empties it."""
         if self.memory is None:
             return self
-        kept = self.memory.keep(torch.arange(min(count, len(self.memory))))
+        kept = self.memory.first(count)
         return replace(self, memory=kept, slot_names=self.slot_names[:count])
 
 
@@ -233,7 +232,7 @@ def load_run(path: Path, dataset: ImageDataset, checkpoint: Checkpoint = "best")
         model.eval()
         memory = settled_memory(model, state)
         step = state.step
-        slots = [] if memory is None else memory.class_ids.tolist()
+        slots = [] if memory is None else memory.slot_classes
         names = tuple(dataset.class_names[class_id] for class_id in slots)
         return TrainedModel(settings, model, memory, names, step)
     weights, stamp = _load(run.model)
@@ -242,28 +241,31 @@ def load_run(path: Path, dataset: ImageDataset, checkpoint: Checkpoint = "best")
     if not settings.uses_memory:
         return TrainedModel(settings, model, None, (), stamp["step"])
     parts, memory_stamp = _load(run.memory)
-    if "class_names" not in memory_stamp:
-        raise RunError(f"{run.memory} does not hold a memory; was it exchanged?")
+    memory = _remade(model, parts, run.memory)
     if memory_stamp["step"] != stamp["step"]:
         raise RunError(
             f"{path}: model.safetensors is of step {stamp['step']} but memory.safetensors of step "
             f"{memory_stamp['step']}; the run was cut off between the two: resume it with --resume"
         )
     names = tuple(memory_stamp["class_names"])
-    return TrainedModel(settings, model, Memory(**parts), names, stamp["step"])
+    return TrainedModel(settings, model, memory, names, stamp["step"])
 
 
 @torch.no_grad()
 def settled_memory(model: FewShotModel, state: TrainingState) -> Memory | None:
     """Return the memory with pending observations applied; the state keeps them pending."""
-    if state.memory is None or state.pending is None:
-        return state.memory
-    settled: Memory = model.consolidation(state.memory, state.pending, state.step)
-    return settled
+    return model.consolidate(state.memory, state.pending, state.step)
 
 
-def _memory_tensors(memory: Memory) -> dict[str, Tensor]:
-    return {part: getattr(memory, part) for part in MEMORY_PARTS}
+def _remade(model: FewShotModel, parts: dict[str, Tensor], source: Path) -> Memory:
+    """Make a memory of the method's kind from its stored parts, or say that they are another's."""
+    empty = model.empty_memory()
+    if empty is None or parts.keys() != empty.tensors().keys():
+        raise RunError(
+            f"{source} does not hold a memory of the method {model.settings.method}; was it "
+            "exchanged?"
+        )
+    return type(empty)(**parts)
 
 
 def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 from vsm.errors import SettingsError
 
-Method = Literal["protonet", "vpn", "rote", "transformed", "vsm"]
+Method = Literal["protonet", "vpn", "rote", "transformed", "vsm", "mann", "kanerva"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
 
@@ -81,6 +81,42 @@ class MemorySettings:
     def __post_init__(self) -> None:
         _require_known_choices(self)
         _require_positive(self, "gumbel_temperature", "addressing_scale", "top_k", "capacity")
+        _require_between(self, 0.0, 1.0, "retention")
+
+
+@dataclass(frozen=True)
+class MannSettings:
+    """The short-term memory of method mann; sizes are those of Santoro et al. (2016)."""
+
+    slots: int = 128
+    """Places of the memory."""
+    width: int = 40
+    """Numbers that a place holds."""
+    reads: int = 4
+    """Heads; each reads, and writes to a place of its own."""
+    controller_units: int = 200
+    """Width of the recurrent controller."""
+    usage_decay: float = 0.99
+    """γ: how much of a place's usage is left after every image shown."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "slots", "width", "reads", "controller_units")
+        _require_between(self, 0.0, 1.0, "usage_decay")
+        if self.reads > self.slots:
+            raise SettingsError(f"reads: must not exceed slots ({self.slots}), got {self.reads}")
+
+
+@dataclass(frozen=True)
+class KanervaSettings:
+    """The Gaussian memory of method kanerva."""
+
+    slots: int = 32
+    """Rows of the memory, each with an address of its own."""
+    retention: float = 0.99
+    """How much weight old evidence keeps at every step; 1 is Bayes' rule without forgetting."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "slots")
         _require_between(self, 0.0, 1.0, "retention")
 
 
@@ -166,7 +202,7 @@ class RunSettings:
     data: str = "glyphs"
     """Dataset by name (see `vsm data list`), or folder:PATH."""
     method: Method = "vsm"
-    """protonet (means), vpn (Eq. 4), or a memory: rote, transformed, vsm."""
+    """protonet (means), vpn (Eq. 4), or a memory: rote, transformed, vsm, mann, kanerva."""
     way: int = 5
     """Classes of an episode (N)."""
     shot: int = 1
@@ -185,6 +221,8 @@ class RunSettings:
     """Steps between saves of the state from which --resume continues."""
     model: ModelSettings = field(default_factory=ModelSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
+    mann: MannSettings = field(default_factory=MannSettings)
+    kanerva: KanervaSettings = field(default_factory=KanervaSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
@@ -197,7 +235,7 @@ class RunSettings:
     @property
     def uses_memory(self) -> bool:
         """Whether the method has a long-term memory."""
-        return self.method in ("rote", "transformed", "vsm")
+        return self.method in ("rote", "transformed", "vsm", "kanerva")
 
 
 def _require_known_choices(settings: object) -> None:

@@ -23,8 +23,7 @@ from vsm.errors import RunError
 from vsm.evaluation import Evaluation, evaluate
 from vsm.files import write_text
 from vsm.interruption import Interrupted, stop_request
-from vsm.memory import Memory, Observations
-from vsm.memory.addressing import entropy
+from vsm.memory import Observations
 from vsm.model import FewShotModel
 from vsm.objective import objective
 from vsm.runs import (
@@ -171,7 +170,7 @@ def training_step(
     features = model.embed(inputs.flatten(0, 2), random).unflatten(0, inputs.shape[:3])
     support, queries = features.split([settings.shot, settings.queries], 2)
 
-    memory = _consolidate_pending(model, state)  # Eqs. 11-13, inside this step's graph
+    memory = model.consolidate(state.memory, state.pending, state.step - 1)  # in this step's graph
     hidden = None if memory is None else memory.hidden_from(class_ids, settings.memory.mask)
     prediction = model(support, queries, memory, random, hidden)
     prior = model.prior(queries) if prediction.posterior is not None else None
@@ -190,27 +189,14 @@ def training_step(
         "gradient_norm": gradient_norm,
         "learning_rate": optimiser.param_groups[0]["lr"],
     }
-    if memory is not None and prediction.recollection is not None:
+    if model.recall is not None and prediction.recollection is not None:
+        measured |= model.recall.health(prediction.recollection)
+    if memory is not None and model.consolidation is not None:
         state.memory = memory.detach()
         nodes = class_ids.unsqueeze(-1).expand(inputs.shape[:3])
         state.pending = Observations(features.detach().flatten(0, 2), nodes.flatten())
-        measured |= {
-            "address_entropy": entropy(prediction.recollection.weights.detach()).mean().item(),
-            "address_scale": model.recall.addressing.log_scale.exp().item(),
-            "slots": float(len(memory)),
-        }
-        if settings.memory.update == "attention":
-            measured["attention_gradient_norm"] = _norm(
-                model.consolidation.attention_memory, model.consolidation.attention_sample
-            )
+        measured |= model.consolidation.health(memory)
     return measured
-
-
-def _consolidate_pending(model: FewShotModel, state: TrainingState) -> Memory | None:
-    if state.memory is None or state.pending is None:
-        return state.memory
-    consolidated: Memory = model.consolidation(state.memory, state.pending, state.step - 1)
-    return consolidated
 
 
 def build_optimiser(model: FewShotModel, settings: OptimiserSettings) -> torch.optim.Optimizer:
@@ -240,11 +226,6 @@ def _clip(model: FewShotModel, largest: float | None) -> float:
     return torch.nn.utils.clip_grad_norm_(model.parameters(), limit, foreach=True).item()
 
 
-def _norm(*parameters: torch.nn.Parameter) -> float:
-    gradients = [p.grad.norm() for p in parameters if p.grad is not None]
-    return torch.stack(gradients).norm().item() if gradients else 0.0
-
-
 def _open_run(
     settings: RunSettings,
     output: Path,
@@ -263,8 +244,7 @@ def _open_run(
         write_text(run.config, settings_to_yaml(settings))  # more steps may have been asked for
         return run, load_resume(run, model, optimiser)
     run.create(settings)
-    memory = Memory.empty(model.num_features) if settings.uses_memory else None
-    return run, TrainingState(step=0, memory=memory, pending=None)
+    return run, TrainingState(step=0, memory=model.empty_memory(), pending=None)
 
 
 @contextmanager

@@ -1,12 +1,23 @@
-"""The long-term memory: state, addressing, recall and consolidation.
+"""Memories: state, addressing, recall and consolidation.
 
 This room knows probability, and nothing of images or backbones. Reading never writes: recall is
-handed a :class:`Memory` and returns a :class:`Recollection`; only :class:`Consolidation` makes a
-new memory out of an old one.
+handed a :class:`Memory` and returns a :class:`Recollection`; only a :class:`Consolidation` makes a
+new memory out of an old one. :data:`MEMORIES` says which method has which.
 """
 
-from vsm.memory.consolidation import Consolidation
-from vsm.memory.recall import RECALLS, Recall, Recollection
-from vsm.memory.state import Memory, Observations
+from vsm.memory.consolidation import Consolidation, SlotConsolidation
+from vsm.memory.designs import MEMORIES, MemoryDesign
+from vsm.memory.recall import Recall, Recollection
+from vsm.memory.state import Memory, Observations, SlotMemory
 
-__all__ = ["RECALLS", "Consolidation", "Memory", "Observations", "Recall", "Recollection"]
+__all__ = [
+    "MEMORIES",
+    "Consolidation",
+    "Memory",
+    "MemoryDesign",
+    "Observations",
+    "Recall",
+    "Recollection",
+    "SlotConsolidation",
+    "SlotMemory",
+]

@@ -1,12 +1,13 @@
 """How the memory takes in what was seen: Eqs. 11-13, appending, and capacity."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.memory.state import Memory, Observations
+from vsm.memory.state import Memory, Observations, SlotMemory
 from vsm.settings import MemorySettings
 
 LEAKY_SLOPE = 0.2
@@ -19,19 +20,37 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Consolidation(nn.Module):
-    """Old memory and observations in, new memory out; the only code that changes a memory.
+class Consolidation(ABC):
+    """The contract: old memory and observations in, new memory out.
+
+    Only consolidations change a memory. The training step calls one inside its own graph on the
+    previous step's observations and then recalls from the result, so what it is made of learns
+    although stored memories and observed features are constants.
+    """
+
+    @abstractmethod
+    def empty(self) -> Memory:
+        """Return the memory that has taken in nothing."""
+
+    @abstractmethod
+    def __call__(self, memory: Memory, observations: Observations, step: int) -> Memory:
+        """Return the memory after it has taken in ``observations`` at ``step``."""
+
+    def health(self, memory: Memory) -> dict[str, float]:
+        """Return what is logged of ``memory`` after a backward pass."""
+        return {"slots": float(len(memory))}
+
+
+class SlotConsolidation(nn.Module, Consolidation):
+    """Eqs. 11-13 on a memory of one slot a class.
 
     Seen classes are updated (Eqs. 11-13), unseen ones append their mean feature. All samples of a
     class in one batch of observations are nodes of one graph, whichever tasks they came from.
-
-    The training step calls this inside its own graph on the previous step's observations and then
-    recalls from the result, so the attention vector w receives gradient although stored slots and
-    observed features are constants.
     """
 
     def __init__(self, num_features: int, settings: MemorySettings) -> None:
         super().__init__()
+        self.num_features = num_features
         self.update = settings.update
         self.activation = ACTIVATIONS[settings.update_activation]
         self.retention = settings.retention
@@ -42,8 +61,12 @@ class Consolidation(nn.Module):
             self.attention_memory = nn.Parameter(torch.empty(num_features).uniform_(-bound, bound))
             self.attention_sample = nn.Parameter(torch.empty(num_features).uniform_(-bound, bound))
 
-    def forward(self, memory: Memory, observations: Observations, step: int) -> Memory:
-        """Return the memory after it has taken in ``observations`` at ``step``."""
+    def empty(self) -> SlotMemory:
+        """Return a memory without slots."""
+        return SlotMemory.empty(self.num_features)
+
+    def forward(self, memory: SlotMemory, observations: Observations, step: int) -> SlotMemory:
+        """See :class:`Consolidation`."""
         features, class_ids = observations
         classes, node_class = torch.unique(class_ids, return_inverse=True)  # [C], [P]
         counts = torch.bincount(node_class, minlength=len(classes))  # [C]
@@ -63,7 +86,7 @@ class Consolidation(nn.Module):
             updated_at = updated_at.index_fill(0, slots, step)
         unseen = ~seen
         return self._within_capacity(
-            Memory(
+            SlotMemory(
                 torch.cat([content, means[unseen]]),
                 torch.cat([memory.class_ids, classes[unseen]]),
                 torch.cat([updated_counts, counts[unseen]]),
@@ -101,7 +124,16 @@ class Consolidation(nn.Module):
         totals = _segment_sum(exponentials, segment, len(old))
         return exponentials / totals.index_select(0, segment)
 
-    def _within_capacity(self, memory: Memory) -> Memory:
+    def health(self, memory: Memory) -> dict[str, float]:
+        """Return the number of slots and, where there is one, the gradient of w (Eq. 11)."""
+        measured = super().health(memory)
+        if self.update == "attention":
+            measured["attention_gradient_norm"] = _gradient_norm(
+                self.attention_memory, self.attention_sample
+            )
+        return measured
+
+    def _within_capacity(self, memory: SlotMemory) -> SlotMemory:
         if self.capacity is None or len(memory) <= self.capacity:
             return memory
         if self.capacity_policy == "first_come":
@@ -119,3 +151,8 @@ def _only(chosen: Tensor, features: Tensor, node_class: Tensor) -> tuple[Tensor,
     """Keep the nodes of chosen classes ``[C]`` and renumber their classes without gaps."""
     nodes = chosen[node_class]
     return features[nodes], (chosen.cumsum(0) - 1)[node_class[nodes]]
+
+
+def _gradient_norm(*parameters: nn.Parameter) -> float:
+    gradients = [p.grad.norm() for p in parameters if p.grad is not None]
+    return torch.stack(gradients).norm().item() if gradients else 0.0

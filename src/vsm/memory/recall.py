@@ -1,22 +1,23 @@
 """What comes back from the memory: Eqs. 8-10 and the alternatives of the paper's Table 2.
 
-Every recall fulfils the contract of :class:`Recall`. Choosing one is a look-up in :data:`RECALLS`.
+Every recall fulfils the contract of :class:`Recall`. The look-up from a method to its recall is
+:data:`vsm.memory.MEMORIES`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.memory.addressing import Addressing
+from vsm.memory.addressing import Addressing, entropy
+from vsm.memory.state import SlotMemory
 from vsm.networks import GaussianNetwork, Perceptron
 from vsm.probability import DiagonalGaussian
 from vsm.probability.mixture import pairwise_log_prob, weighted_moments
 from vsm.seeding import Randomness, categorical, uniform
-from vsm.settings import MemorySettings, ModelSettings, ObjectiveSettings, RunSettings
+from vsm.settings import MemorySettings, ModelSettings, ObjectiveSettings
 
 
 class Recollection(NamedTuple):
@@ -24,8 +25,9 @@ class Recollection(NamedTuple):
 
     Attributes:
         samples: m ``[T, N, J, D]``; deterministic recalls give J = 1.
-        weights: λ ``[T, N, A]``, all zero where nothing could be addressed.
-        divergence: KL of the latent memory, in nats ``[T, N]``; zero where nothing was addressed.
+        weights: λ ``[T, N, A]``, all zero where nothing could be addressed; the weights w of a
+            Kanerva machine, which may be negative, or the read weights of a short-term memory.
+        divergence: KL of the latent memory, in nats ``[T, N]``; zero for deterministic recalls.
     """
 
     samples: Tensor
@@ -34,15 +36,13 @@ class Recollection(NamedTuple):
 
 
 class Recall(nn.Module, ABC):
-    """The contract: support means and memory content in, a recollection out, nothing changed."""
-
-    addressing: Addressing
+    """The contract: support features and a memory in, a recollection out, nothing changed."""
 
     @abstractmethod
     def forward(
         self,
-        support_mean: Tensor,
-        content: Tensor,
+        support: Tensor,
+        memory: Any,
         hidden: Tensor | None,
         num_samples: int,
         random: Randomness,
@@ -50,31 +50,46 @@ class Recall(nn.Module, ABC):
         """Recall for every class of a batch.
 
         Args:
-            support_mean: h̄ ``[T, N, D]``.
-            content: M ``[A, D]``; A may be 0.
+            support: features ``[T, N, K, D]``.
+            memory: of the kind that the method's consolidation makes; it may be empty. Nothing for
+                memories that are wiped between episodes.
             hidden: boolean ``[T, N, A]``, slots that may not be addressed, or nothing.
             num_samples: J.
             random: source of every draw.
         """
 
+    def health(self, recollection: Recollection) -> dict[str, float]:
+        """Return what is logged of a recollection: here, how sharply it was addressed."""
+        return {"address_entropy": entropy(recollection.weights.detach()).mean().item()}
 
-class RoteRecall(Recall):
-    """The addressed average M̄ = Σ λ_a M_a itself; the support mean where nothing is addressed."""
+
+class SlotRecall(Recall):
+    """What recalls from one slot a class have in common: Eq. 9 with a learnable scale."""
 
     def __init__(self, memory: MemorySettings) -> None:
         super().__init__()
         self.addressing = Addressing(memory)
 
+    def health(self, recollection: Recollection) -> dict[str, float]:
+        """Add the learned scale."""
+        scale = self.addressing.log_scale.exp().item()
+        return super().health(recollection) | {"address_scale": scale}
+
+
+class RoteRecall(SlotRecall):
+    """The addressed average M̄ = Σ λ_a M_a itself; the support mean where nothing is addressed."""
+
     def forward(
         self,
-        support_mean: Tensor,
-        content: Tensor,
+        support: Tensor,
+        memory: SlotMemory,
         hidden: Tensor | None,
         num_samples: int,
         random: Randomness,
     ) -> Recollection:
         """See :class:`Recall`; there is one value and nothing to draw."""
         del num_samples, random
+        support_mean, content = support.mean(2), memory.content  # [T, N, D], [A, D]
         weights = self.addressing(support_mean, content, hidden)
         average = torch.where(_addressed(weights).unsqueeze(-1), weights @ content, support_mean)
         return Recollection(
@@ -101,7 +116,7 @@ class TransformedRecall(RoteRecall):
         return transformed
 
 
-class VariationalRecall(Recall):
+class VariationalRecall(SlotRecall):
     """The latent memory m ~ Σ λ_a p_ψ(m | M_a) of Eqs. 8-10, drawn in one of three ways.
 
     ``soft`` draws from one Gaussian with the mixture's mean and variance, so λ learns through
@@ -120,8 +135,7 @@ class VariationalRecall(Recall):
         model: ModelSettings,
         objective: ObjectiveSettings,
     ) -> None:
-        super().__init__()
-        self.addressing = Addressing(memory)
+        super().__init__(memory)
         self.network = GaussianNetwork(num_features, model)  # ψ, shared by prior and posterior
         self.kind = memory.recall
         self.soft_variance = memory.soft_variance
@@ -130,13 +144,14 @@ class VariationalRecall(Recall):
 
     def forward(
         self,
-        support_mean: Tensor,
-        content: Tensor,
+        support: Tensor,
+        memory: SlotMemory,
         hidden: Tensor | None,
         num_samples: int,
         random: Randomness,
     ) -> Recollection:
         """See :class:`Recall`."""
+        support_mean, content = support.mean(2), memory.content  # [T, N, D], [A, D]
         weights = self.addressing(support_mean, content, hidden)  # [T, N, A]
         slots: DiagonalGaussian = self.network(content)  # [A, D]
         prior: DiagonalGaussian = self.network(support_mean)  # [T, N, D]
@@ -250,10 +265,3 @@ def mixture_divergence(
 def _addressed(weights: Tensor) -> Tensor:
     """Tell which rows of λ ``[T, N, A]`` address anything at all: boolean ``[T, N]``."""
     return weights.detach().sum(-1) > 0
-
-
-RECALLS: dict[str, Callable[[int, RunSettings], Recall]] = {
-    "rote": lambda _, run: RoteRecall(run.memory),
-    "transformed": lambda width, run: TransformedRecall(width, run.memory, run.model),
-    "vsm": lambda width, run: VariationalRecall(width, run.memory, run.model, run.objective),
-}

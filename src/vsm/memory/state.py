@@ -1,10 +1,13 @@
-"""What the memory holds, as immutable values."""
+"""What a memory holds, as immutable values."""
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
+
+Mask = Literal["none", "own", "task"]
 
 
 class Observations(NamedTuple):
@@ -20,7 +23,49 @@ class Observations(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(ABC):
+    """The contract of what is remembered in the long term: a record whose fields are tensors.
+
+    The fields are all there is, so that a memory can be stored by their names and made again from
+    them.
+    """
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every field by its name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def detach(self) -> Self:
+        """Return the same memory outside any graph."""
+        return type(self)(**{name: value.detach() for name, value in self.tensors().items()})
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Slots that hold something."""
+
+    @property
+    @abstractmethod
+    def slot_classes(self) -> list[int]:
+        """The class of each slot; nothing where slots do not stand for classes."""
+
+    @abstractmethod
+    def first(self, count: int) -> Self:
+        """Return the memory of the first ``count`` slots alone; 0 empties it."""
+
+    @abstractmethod
+    def hidden_from(self, class_ids: Tensor, mask: Mask) -> Tensor | None:
+        """Tell which slots each class of a training batch must not see.
+
+        Args:
+            class_ids: ``[T, N]``, the classes of the batch.
+            mask: ``none``, the class's ``own`` slot, or the slots of all classes of its ``task``.
+
+        Returns:
+            Boolean ``[T, N, A]``, true where hidden; nothing where nothing is hidden.
+        """
+
+
+@dataclass(frozen=True)
+class SlotMemory(Memory):
     """One slot a class; A slots in all, in the order in which their classes were first met.
 
     Attributes:
@@ -36,37 +81,35 @@ class Memory:
     last_update: Tensor
 
     @staticmethod
-    def empty(num_features: int) -> "Memory":
+    def empty(num_features: int) -> "SlotMemory":
         """Return a memory without slots."""
         none = torch.zeros(0, dtype=torch.int64)
-        return Memory(torch.zeros(0, num_features), none, none, none)
+        return SlotMemory(torch.zeros(0, num_features), none, none, none)
 
     def __len__(self) -> int:
         return self.content.shape[0]
 
-    def detach(self) -> "Memory":
-        """Return the same memory outside any graph."""
-        return Memory(self.content.detach(), self.class_ids, self.counts, self.last_update)
+    @property
+    def slot_classes(self) -> list[int]:
+        """See :class:`Memory`."""
+        classes: list[int] = self.class_ids.tolist()
+        return classes
 
-    def keep(self, slots: Tensor) -> "Memory":
+    def keep(self, slots: Tensor) -> "SlotMemory":
         """Return the memory of these slots alone: int64 ``[A']``."""
-        return Memory(
+        return SlotMemory(
             self.content.index_select(0, slots),
             self.class_ids[slots],
             self.counts[slots],
             self.last_update[slots],
         )
 
-    def hidden_from(self, class_ids: Tensor, mask: Literal["none", "own", "task"]) -> Tensor | None:
-        """Tell which slots each class of a training batch must not see.
+    def first(self, count: int) -> "SlotMemory":
+        """See :class:`Memory`."""
+        return self.keep(torch.arange(min(count, len(self))))
 
-        Args:
-            class_ids: ``[T, N]``, the classes of the batch.
-            mask: ``none``, the class's ``own`` slot, or the slots of all classes of its ``task``.
-
-        Returns:
-            Boolean ``[T, N, A]``, true where hidden; nothing for ``none``.
-        """
+    def hidden_from(self, class_ids: Tensor, mask: Mask) -> Tensor | None:
+        """See :class:`Memory`."""
         if mask == "none":
             return None
         own = class_ids.unsqueeze(-1) == self.class_ids  # [T, N, A]

@@ -34,10 +34,10 @@ CLOUD_QUERIES = 10
 def write_report(measured: Sequence[MeasuredRun], dataset: ImageDataset, output: Path) -> Path:
     """Write an HTML report about runs measured on identical episodes and return its path.
 
-    Pictures of single episodes are of the last run with a memory, else of the last run.
+    Pictures of single episodes are of the last run that remembers classes, else of the last run.
     """
     names = unique_names(measured)
-    chosen = next((one for one in reversed(measured) if one.trained.memory), measured[-1])
+    chosen = next((one for one in reversed(measured) if one.trained.slot_names), measured[-1])
     episodes = look_at_episodes(chosen, dataset, NUM_EPISODES_SHOWN, QUERIES_SHOWN)
     sections = [
         _heading(chosen, dataset),
@@ -55,8 +55,8 @@ def write_report(measured: Sequence[MeasuredRun], dataset: ImageDataset, output:
             for episode in episodes
         ),
     ]
-    if chosen.trained.memory is not None:
-        slot_ids = chosen.trained.memory.class_ids.tolist()
+    if chosen.trained.memory is not None and chosen.trained.slot_names:
+        slot_ids = chosen.trained.memory.slot_classes
         sections += [
             "<h2>What was recalled</h2>",
             _figure(
@@ -91,7 +91,7 @@ def write_report(measured: Sequence[MeasuredRun], dataset: ImageDataset, output:
             "intervals.",
         ),
     ]
-    if chosen.trained.memory is not None:
+    if chosen.trained.slot_names:
         sections.append(
             _figure(
                 figures.memory_growth(RunDirectory(chosen.path).read_metrics()),
@@ -126,7 +126,7 @@ def unique_names(measured: Sequence[MeasuredRun]) -> list[str]:
 
 
 def _cloud_title(measured: MeasuredRun, name: str) -> str:
-    return f"{name}: {'without' if measured.trained.memory is None else 'with'} memory"
+    return f"{name}: {'without' if measured.trained.model.recall is None else 'with'} memory"
 
 
 def _heading(measured: MeasuredRun, dataset: ImageDataset) -> str:
@@ -150,7 +150,7 @@ def _scores(measured: Sequence[MeasuredRun], names: Sequence[str]) -> str:
                 f"{result['accuracy']:.2%} ± {result['ci95']:.2%}",
                 f"{result['nll']:.3f}",
                 f"{result['ece']:.2%}",
-                str(len(one.trained.memory)) if one.trained.memory else "–",
+                str(len(one.trained.slot_names)) if one.trained.slot_names else "–",
             ]
         )
     return _table(

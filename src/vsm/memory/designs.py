@@ -1,0 +1,55 @@
+"""Which method remembers how: one look-up."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from vsm.memory.consolidation import Consolidation, SlotConsolidation
+from vsm.memory.kanerva import KanervaConsolidation, KanervaRecall
+from vsm.memory.mann import MannRecall
+from vsm.memory.recall import Recall, RoteRecall, TransformedRecall, VariationalRecall
+from vsm.settings import Method, RunSettings
+
+
+class MemoryDesign(NamedTuple):
+    """How a method reads its memory, and how it writes it.
+
+    Attributes:
+        recall: reads.
+        consolidation: makes memories, empty and new ones; nothing for a memory that is wiped
+            between episodes.
+    """
+
+    recall: Recall
+    consolidation: Consolidation | None
+
+
+def _rote(width: int, run: RunSettings) -> MemoryDesign:
+    return MemoryDesign(RoteRecall(run.memory), SlotConsolidation(width, run.memory))
+
+
+def _transformed(width: int, run: RunSettings) -> MemoryDesign:
+    recall = TransformedRecall(width, run.memory, run.model)
+    return MemoryDesign(recall, SlotConsolidation(width, run.memory))
+
+
+def _vsm(width: int, run: RunSettings) -> MemoryDesign:
+    recall = VariationalRecall(width, run.memory, run.model, run.objective)
+    return MemoryDesign(recall, SlotConsolidation(width, run.memory))
+
+
+def _mann(width: int, run: RunSettings) -> MemoryDesign:
+    return MemoryDesign(MannRecall(width, run.mann), None)
+
+
+def _kanerva(width: int, run: RunSettings) -> MemoryDesign:
+    recall = KanervaRecall(width, run.kanerva, run.model)
+    return MemoryDesign(recall, KanervaConsolidation(recall.machine, run.kanerva.retention))
+
+
+MEMORIES: dict[Method, Callable[[int, RunSettings], MemoryDesign]] = {
+    "rote": _rote,
+    "transformed": _transformed,
+    "vsm": _vsm,
+    "mann": _mann,
+    "kanerva": _kanerva,
+}
