@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from memories import remember
 from vsm.errors import SettingsError
-from vsm.memory import Observations
+from vsm.memory import Observations, SupportSet
 from vsm.memory.kanerva import (
     KanervaConsolidation,
     KanervaMachine,
@@ -187,7 +187,9 @@ def test_recollections_are_drawn_from_the_reading_of_the_support_mean() -> None:
     recall = recall_of()
     support = features_of(12, seed=5).view(2, 3, 2, WIDTH)
     memory = written(recall.machine, features_of(5))
-    recollection = recall(support, memory, None, 60_000, torch.Generator().manual_seed(0))
+    recollection = recall(
+        SupportSet.of(support), memory, None, 60_000, torch.Generator().manual_seed(0)
+    )
     reading = recall.machine.read(recall.machine.weights(support.mean(2)), memory)
     samples = recollection.samples
     torch.testing.assert_close(samples.mean(2), reading.mean, rtol=0, atol=0.02)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vsm.errors import SettingsError
+from vsm.memory import SupportSet
 from vsm.memory.mann import MannRecall, content_weights, least_used
 from vsm.settings import MannSettings
 
@@ -108,7 +109,7 @@ def test_a_recollection_maps_what_each_class_reads_after_the_whole_support() -> 
     for n in range(WAY):
         for k in range(SHOT):
             episode = recall.show(episode, torch.cat([support[:, n, k], means[:, n]], -1))
-    recollection = recall.recollect(support, in_turn(WAY * SHOT))
+    recollection = recall.recollect(SupportSet.of(support), in_turn(WAY * SHOT))
     last = (episode.read_weights @ episode.content).flatten(1)
     for n in range(WAY):
         shown = torch.cat([means[:, n], means[:, n], last], -1)
@@ -139,8 +140,8 @@ def test_permuting_classes_permutes_recollections_when_they_are_shown_in_the_sam
     order = torch.tensor([3, 0, 5, 1, 4, 2]).expand(TASKS, -1)
     where = permutation.argsort()
     moved = where[order // SHOT] * SHOT + order % SHOT
-    one = recall.recollect(support, order)
-    two = recall.recollect(support[:, permutation], moved)
+    one = recall.recollect(SupportSet.of(support), order)
+    two = recall.recollect(SupportSet.of(support[:, permutation]), moved)
     torch.testing.assert_close(two.samples, one.samples[:, permutation])
     torch.testing.assert_close(two.weights, one.weights[:, permutation])
 
@@ -151,13 +152,13 @@ def test_the_order_is_drawn_for_each_task_and_every_image_is_shown_once(
     recall, support = build(), support_of()
     orders: list[Tensor] = []
 
-    def recollect(shown: Tensor, order: Tensor) -> None:
+    def recollect(shown: SupportSet, order: Tensor) -> None:
         orders.append(order)
 
     monkeypatch.setattr(recall, "recollect", recollect)
     for seed in range(20):
         random = [torch.Generator().manual_seed(100 * seed + t) for t in range(TASKS)]
-        recall(support, None, None, 1, random)
+        recall(SupportSet.of(support), None, None, 1, random)
     drawn = torch.cat(orders)
     assert drawn.sort(-1).values.eq(torch.arange(WAY * SHOT)).all()
     assert len({tuple(order.tolist()) for order in drawn}) > 30
@@ -166,12 +167,14 @@ def test_the_order_is_drawn_for_each_task_and_every_image_is_shown_once(
 def test_a_class_recalls_in_the_context_of_its_rivals_and_nothing_of_earlier_episodes() -> None:
     recall, support = build(), support_of()
     order = in_turn(WAY * SHOT)
-    one = recall.recollect(support, order).samples
-    recall.recollect(support_of(seed=2), order)
-    assert torch.equal(recall.recollect(support, order).samples, one)
+    one = recall.recollect(SupportSet.of(support), order).samples
+    recall.recollect(SupportSet.of(support_of(seed=2)), order)
+    assert torch.equal(recall.recollect(SupportSet.of(support), order).samples, one)
     changed = support.clone()
     changed[:, 2] += 1
-    assert not torch.allclose(recall.recollect(changed, order).samples[:, 0], one[:, 0])
+    assert not torch.allclose(
+        recall.recollect(SupportSet.of(changed), order).samples[:, 0], one[:, 0]
+    )
 
 
 def test_every_parameter_learns_with_finite_gradients_that_finite_differences_confirm() -> None:
@@ -181,7 +184,7 @@ def test_every_parameter_learns_with_finite_gradients_that_finite_differences_co
     def samples(*parameters: Tensor) -> Tensor:
         named = dict(zip(dict(recall.named_parameters()), parameters, strict=True))
         random = torch.Generator().manual_seed(0)
-        arguments = (support, None, None, 1, random)
+        arguments = (SupportSet.of(support), None, None, 1, random)
         recollection: Tensor = torch.func.functional_call(recall, named, arguments).samples
         return recollection
 
@@ -198,7 +201,9 @@ def test_any_number_of_classes_and_shots_fits_even_more_than_there_are_places(
     recall = build()
     for scale in (0.0, 1.0, 1e4):
         support = (scale * support_of(way, shot)).requires_grad_()
-        recollection = recall(support, None, None, 1, torch.Generator().manual_seed(0))
+        recollection = recall(
+            SupportSet.of(support), None, None, 1, torch.Generator().manual_seed(0)
+        )
         assert recollection.samples.shape == (TASKS, way, 1, WIDTH)
         recollection.samples.square().sum().backward()
         assert support.grad is not None

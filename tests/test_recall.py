@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from memories import remember
-from vsm.memory import MEMORIES, MemoryDesign, SlotMemory
+from vsm.memory import MEMORIES, MemoryDesign, SlotMemory, SupportSet
 from vsm.memory.kanerva import KanervaRecall
 from vsm.memory.recall import (
     RoteRecall,
@@ -101,7 +101,9 @@ def test_shapes_are_those_of_the_contract(
     design: MemoryDesign, support: Tensor, content: Tensor
 ) -> None:
     recall, consolidation = design
-    recollection = recall(support, remember(consolidation, content), None, SAMPLES, generator())
+    recollection = recall(
+        SupportSet.of(support), remember(consolidation, content), None, SAMPLES, generator()
+    )
     drawn = isinstance(recall, VariationalRecall | KanervaRecall)
     assert recollection.samples.shape == (TASKS, WAY, SAMPLES if drawn else 1, WIDTH)
     assert recollection.weights.shape == (TASKS, WAY, SLOTS)
@@ -112,7 +114,7 @@ def test_reading_never_writes(design: MemoryDesign, support: Tensor, content: Te
     recall, consolidation = design
     memory = remember(consolidation, content)
     before = {} if memory is None else {k: v.clone() for k, v in memory.tensors().items()}
-    recall(support, memory, None, SAMPLES, generator())
+    recall(SupportSet.of(support), memory, None, SAMPLES, generator())
     for name, value in before.items():
         assert memory is not None
         assert torch.equal(memory.tensors()[name], value), name
@@ -123,15 +125,17 @@ def test_the_same_generator_gives_the_same_recollection(
 ) -> None:
     recall, consolidation = design
     memory = remember(consolidation, content)
-    one = recall(support, memory, None, SAMPLES, generator())
-    two = recall(support, memory, None, SAMPLES, generator())
+    one = recall(SupportSet.of(support), memory, None, SAMPLES, generator())
+    two = recall(SupportSet.of(support), memory, None, SAMPLES, generator())
     assert all(torch.equal(x, y) for x, y in zip(one, two, strict=True))
 
 
 def test_an_empty_memory_is_recalled_from(design: MemoryDesign, support: Tensor) -> None:
     recall, consolidation = design
     memory = None if consolidation is None else consolidation.empty()
-    recollection = recall.float()(support.float(), memory, None, SAMPLES, generator())
+    recollection = recall.float()(
+        SupportSet.of(support.float()), memory, None, SAMPLES, generator()
+    )
     assert all(part.isfinite().all() for part in recollection)
     assert recollection.samples.shape[:2] == (TASKS, WAY)
 
@@ -142,8 +146,8 @@ def test_an_empty_memory_equals_one_with_every_slot_hidden(
 ) -> None:
     recall = build(*kind)
     hidden = torch.ones(TASKS, WAY, SLOTS, dtype=torch.bool)
-    masked = recall(support, memory, hidden, SAMPLES, generator())
-    empty = recall(support, memory.first(0), None, SAMPLES, generator())
+    masked = recall(SupportSet.of(support), memory, hidden, SAMPLES, generator())
+    empty = recall(SupportSet.of(support), memory.first(0), None, SAMPLES, generator())
     for recollection in (masked, empty):
         assert recollection.samples.isfinite().all()
         assert (recollection.divergence == 0).all()
@@ -159,7 +163,7 @@ def test_gradients_stay_finite_with_hidden_rows_large_features_and_identical_slo
     for case in (content, content * 1e4, content[:1].expand(SLOTS, -1), torch.zeros_like(content)):
         slots, shown = case.clone().requires_grad_(), support.clone().requires_grad_()
         memory = remember(consolidation, slots)
-        recollection = recall(shown, memory, hidden, SAMPLES, generator())
+        recollection = recall(SupportSet.of(shown), memory, hidden, SAMPLES, generator())
         (recollection.samples.square().sum() + recollection.divergence.sum()).backward()
         assert shown.grad is not None
         assert shown.grad.isfinite().all()
@@ -173,7 +177,9 @@ def test_divergence_is_never_negative_beyond_sampling_error(
     design: MemoryDesign, support: Tensor, content: Tensor
 ) -> None:
     recall, consolidation = design
-    recollection = recall(support, remember(consolidation, content), None, 4000, generator())
+    recollection = recall(
+        SupportSet.of(support), remember(consolidation, content), None, 4000, generator()
+    )
     assert (recollection.divergence >= -0.02).all()
 
 
@@ -186,8 +192,8 @@ def test_permuting_classes_permutes_weights_and_divergence(
     monte_carlo = kind[2] == "monte_carlo" and kind[1] != "soft"
     samples = 20_000 if monte_carlo else SAMPLES  # an estimate agrees only up to its error
     order = torch.tensor([2, 0, 1])
-    one = recall(support, memory, None, samples, generator())
-    two = recall(support[:, order], memory, None, samples, generator())
+    one = recall(SupportSet.of(support), memory, None, samples, generator())
+    two = recall(SupportSet.of(support[:, order]), memory, None, samples, generator())
     torch.testing.assert_close(two.weights, one.weights[:, order])
     torch.testing.assert_close(two.divergence, one.divergence[:, order], rtol=0.1, atol=0.01)
 
@@ -197,8 +203,8 @@ def test_tasks_do_not_see_each_other(
 ) -> None:
     recall, consolidation = design
     memory = remember(consolidation, content)
-    both = recall(support, memory, None, SAMPLES, [generator(0), generator(1)])
-    alone = recall(support[1:], memory, None, SAMPLES, [generator(1)])
+    both = recall(SupportSet.of(support), memory, None, SAMPLES, [generator(0), generator(1)])
+    alone = recall(SupportSet.of(support[1:]), memory, None, SAMPLES, [generator(1)])
     for together, one in zip(both, alone, strict=True):
         torch.testing.assert_close(together[1:], one)
 
@@ -208,7 +214,7 @@ def test_what_is_logged_is_a_finite_number(
 ) -> None:
     recall, consolidation = design
     memory = remember(consolidation, content)
-    logged = recall.health(recall(support, memory, None, SAMPLES, generator()))
+    logged = recall.health(recall(SupportSet.of(support), memory, None, SAMPLES, generator()))
     if consolidation is not None:
         assert memory is not None
         logged |= consolidation.health(memory)
@@ -219,7 +225,7 @@ def test_what_is_logged_is_a_finite_number(
 def test_rote_recall_is_the_addressed_average(support: Tensor, memory: SlotMemory) -> None:
     recall = build("rote")
     assert isinstance(recall, RoteRecall)
-    recollection = recall(support, memory, None, 1, generator())
+    recollection = recall(SupportSet.of(support), memory, None, 1, generator())
     for t in range(TASKS):
         for n in range(WAY):
             expected = sum(recollection.weights[t, n, a] * memory.content[a] for a in range(SLOTS))
@@ -228,15 +234,15 @@ def test_rote_recall_is_the_addressed_average(support: Tensor, memory: SlotMemor
 
 def test_rote_recall_of_nothing_is_the_support_mean(support: Tensor) -> None:
     support, nothing = support.float(), SlotMemory.empty(WIDTH)
-    recollection = build("rote").float()(support, nothing, None, 1, generator())
+    recollection = build("rote").float()(SupportSet.of(support), nothing, None, 1, generator())
     assert torch.equal(recollection.samples.squeeze(-2), support.mean(2))
 
 
 def test_transformed_recall_transforms_the_rote_one(support: Tensor, memory: SlotMemory) -> None:
     recall = build("transformed")
     assert isinstance(recall, TransformedRecall)
-    rote = build("rote")(support, memory, None, 1, generator())
-    transformed = recall(support, memory, None, 1, generator())
+    rote = build("rote")(SupportSet.of(support), memory, None, 1, generator())
+    transformed = recall(SupportSet.of(support), memory, None, 1, generator())
     torch.testing.assert_close(transformed.samples, recall.transformation(rote.samples))
 
 
@@ -251,7 +257,7 @@ def test_samples_have_the_mean_and_variance_of_eq_8(
     kind: str, support: Tensor, memory: SlotMemory
 ) -> None:
     recall = build("vsm", kind)
-    recollection = recall(support, memory, None, 60_000, generator())
+    recollection = recall(SupportSet.of(support), memory, None, 60_000, generator())
     slots = slot_gaussians(recall, memory.content)
     for t in range(TASKS):
         for n in range(WAY):
@@ -271,7 +277,7 @@ def test_averaged_soft_variance_leaves_out_the_spread_of_the_slots(
     support: Tensor, memory: SlotMemory
 ) -> None:
     recall = build("vsm", "soft", soft_variance="averaged")
-    recollection = recall(support, memory, None, 60_000, generator())
+    recollection = recall(SupportSet.of(support), memory, None, 60_000, generator())
     variance = recollection.weights @ slot_gaussians(recall, memory.content).variance
     torch.testing.assert_close(recollection.samples.var(2), variance, rtol=0.05, atol=0)
 
@@ -280,7 +286,7 @@ def test_soft_divergence_is_that_of_the_matched_gaussian_from_the_prior(
     support: Tensor, memory: SlotMemory
 ) -> None:
     recall = build("vsm", "soft")
-    recollection = recall(support, memory, None, 1, generator())
+    recollection = recall(SupportSet.of(support), memory, None, 1, generator())
     slots, prior = slot_gaussians(recall, memory.content), slot_gaussians(recall, support.mean(2))
     weights = recollection.weights[0, 1]
     mean = (weights.unsqueeze(-1) * slots.mean).sum(0)
@@ -295,12 +301,16 @@ def test_soft_divergence_is_that_of_the_matched_gaussian_from_the_prior(
 def test_monte_carlo_divergence_lies_below_the_bound_and_agrees_for_one_slot(
     kind: str, support: Tensor, memory: SlotMemory
 ) -> None:
-    bound = build("vsm", kind, "bound")(support, memory, None, 20_000, generator())
-    estimate = build("vsm", kind, "monte_carlo")(support, memory, None, 20_000, generator())
+    bound = build("vsm", kind, "bound")(SupportSet.of(support), memory, None, 20_000, generator())
+    estimate = build("vsm", kind, "monte_carlo")(
+        SupportSet.of(support), memory, None, 20_000, generator()
+    )
     assert (bound.divergence >= estimate.divergence - 0.02).all()
     one_slot = memory.first(1)
-    bound = build("vsm", kind, "bound")(support, one_slot, None, 20_000, generator())
-    estimate = build("vsm", kind, "monte_carlo")(support, one_slot, None, 20_000, generator())
+    bound = build("vsm", kind, "bound")(SupportSet.of(support), one_slot, None, 20_000, generator())
+    estimate = build("vsm", kind, "monte_carlo")(
+        SupportSet.of(support), one_slot, None, 20_000, generator()
+    )
     torch.testing.assert_close(estimate.divergence, bound.divergence, rtol=0.05, atol=0.02)
 
 
@@ -308,7 +318,7 @@ def test_monte_carlo_divergence_equals_a_direct_estimate(
     support: Tensor, memory: SlotMemory
 ) -> None:
     recall = build("vsm", "mixture", "monte_carlo")
-    recollection = recall(support, memory, None, 300, generator())
+    recollection = recall(SupportSet.of(support), memory, None, 300, generator())
     slots, prior = slot_gaussians(recall, memory.content), slot_gaussians(recall, support.mean(2))
     density = torch.distributions.MixtureSameFamily(
         torch.distributions.Categorical(recollection.weights[1, 2]),
@@ -346,7 +356,7 @@ def test_soft_recall_teaches_the_addressing_and_ancestral_choice_does_not(
 ) -> None:
     def scale_gradient(kind: str) -> Tensor | None:
         recall = build("vsm", kind)
-        recall(support, memory, None, SAMPLES, generator()).samples.sum().backward()
+        recall(SupportSet.of(support), memory, None, SAMPLES, generator()).samples.sum().backward()
         return recall.addressing.log_scale.grad
 
     soft, mixture, gumbel = (scale_gradient(kind) for kind in ("soft", "mixture", "gumbel"))
@@ -362,8 +372,8 @@ def test_cold_gumbel_recall_approaches_the_ancestral_one(
 ) -> None:
     cold = build("vsm", "gumbel", gumbel_temperature=0.05, addressing_scale=2.0)
     ancestral = build("vsm", "mixture", addressing_scale=2.0)
-    one = cold(support, memory, None, 40_000, generator(1)).samples
-    two = ancestral(support, memory, None, 40_000, generator(2)).samples
+    one = cold(SupportSet.of(support), memory, None, 40_000, generator(1)).samples
+    two = ancestral(SupportSet.of(support), memory, None, 40_000, generator(2)).samples
     torch.testing.assert_close(one.mean(2), two.mean(2), rtol=0, atol=0.03)
     torch.testing.assert_close(one.var(2), two.var(2), rtol=0.06, atol=0)
 
@@ -374,9 +384,9 @@ def test_hidden_slots_never_enter_gumbel_recall(support: Tensor, memory: SlotMem
     support, content = support.float(), memory.content.float()  # where log 0 is not far away
     changed = content.clone()
     recall = build("vsm", "gumbel", centre_addressing=False, gumbel_temperature=20.0).float()
-    one = recall(support, slots_of(content), hidden, SAMPLES, generator())
+    one = recall(SupportSet.of(support), slots_of(content), hidden, SAMPLES, generator())
     changed[3] = 77.0
-    two = recall(support, slots_of(changed), hidden, SAMPLES, generator())
+    two = recall(SupportSet.of(support), slots_of(changed), hidden, SAMPLES, generator())
     torch.testing.assert_close(one.samples, two.samples)
 
 
@@ -385,7 +395,7 @@ def test_mixture_of_equal_slots_is_that_slot(support: Tensor, memory: SlotMemory
     same = slots_of(memory.content[:1].expand(SLOTS, -1))
     slots = slot_gaussians(recall, memory.content[:1])
     moments = GaussianMixture(slots).moments()
-    recollection = recall(support, same, None, 30_000, generator())
+    recollection = recall(SupportSet.of(support), same, None, 30_000, generator())
     torch.testing.assert_close(
         recollection.samples.mean(2), moments.mean.expand(TASKS, WAY, -1), rtol=0, atol=0.03
     )

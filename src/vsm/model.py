@@ -11,7 +11,15 @@ from torch.nn import functional as F
 
 from vsm.backbones import BACKBONES
 from vsm.classifier import PrototypeClassifier
-from vsm.memory import MEMORIES, Consolidation, Memory, Observations, Recall, Recollection
+from vsm.memory import (
+    MEMORIES,
+    Consolidation,
+    Memory,
+    Observations,
+    Recall,
+    Recollection,
+    SupportSet,
+)
 from vsm.networks import GaussianNetwork, MemoryConditionedNetwork
 from vsm.probability import GaussianMixture
 from vsm.seeding import Randomness, default_generator
@@ -85,7 +93,9 @@ class FewShotModel(nn.Module):
             hidden: boolean ``[T, N, A]``, slots that may not be addressed.
         """
         support_mean = support.mean(2)  # [T, N, D]
-        recollection = self._recall(support, memory, hidden, random)  # Eqs. 8, 9
+        recollection = self._recall(
+            SupportSet(support, support_mean), memory, hidden, random
+        )  # Eqs. 8, 9
         posterior = self._infer(support_mean, recollection)  # Eqs. 7, 10
         if posterior is None:
             prototypes = support_mean.unsqueeze(-2)  # [T, N, 1, D]
@@ -96,7 +106,7 @@ class FewShotModel(nn.Module):
 
     def _recall(
         self,
-        support: Tensor,
+        support: SupportSet,
         memory: Memory | None,
         hidden: Tensor | None,
         random: Randomness,

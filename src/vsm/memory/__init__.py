@@ -7,7 +7,7 @@ new memory out of an old one. :data:`MEMORIES` says which method has which.
 
 from vsm.memory.consolidation import Consolidation, SlotConsolidation
 from vsm.memory.designs import MEMORIES, MemoryDesign
-from vsm.memory.recall import Recall, Recollection
+from vsm.memory.recall import Recall, Recollection, SupportSet
 from vsm.memory.state import Memory, Observations, SlotMemory
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "Recollection",
     "SlotConsolidation",
     "SlotMemory",
+    "SupportSet",
 ]

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from vsm.errors import SettingsError
 from vsm.memory.consolidation import Consolidation
-from vsm.memory.recall import Recall, Recollection
+from vsm.memory.recall import Recall, Recollection, SupportSet
 from vsm.memory.state import Mask, Memory, Observations
 from vsm.networks import GaussianNetwork, Perceptron
 from vsm.probability import DiagonalGaussian, bounded_log_variance, unbounded_log_variance
@@ -189,7 +189,7 @@ class KanervaRecall(Recall):
 
     def forward(
         self,
-        support: Tensor,
+        support: SupportSet,
         memory: KanervaMemory,
         hidden: Tensor | None,
         num_samples: int,
@@ -197,10 +197,9 @@ class KanervaRecall(Recall):
     ) -> Recollection:
         """See :class:`vsm.memory.recall.Recall`; nothing can be hidden."""
         del hidden
-        support_mean = support.mean(2)  # [T, N, D]
-        weights = self.machine.weights(support_mean)  # [T, N, S]
+        weights = self.machine.weights(support.mean)  # [T, N, S]
         latent = self.machine.read(weights, memory)
-        prior: DiagonalGaussian = self.network(support_mean)
+        prior: DiagonalGaussian = self.network(support.mean)
         return Recollection(latent.sample(num_samples, random), weights, latent.kl(prior))
 
     def health(self, recollection: Recollection) -> dict[str, float]:

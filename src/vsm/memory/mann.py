@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.memory.recall import Recall, Recollection
+from vsm.memory.recall import Recall, Recollection, SupportSet
 from vsm.seeding import Randomness, uniform
 from vsm.settings import MannSettings
 
@@ -62,7 +62,7 @@ class MannRecall(Recall):
 
     def forward(
         self,
-        support: Tensor,
+        support: SupportSet,
         memory: None,
         hidden: Tensor | None,
         num_samples: int,
@@ -70,17 +70,17 @@ class MannRecall(Recall):
     ) -> Recollection:
         """See :class:`vsm.memory.recall.Recall`; the only draw is the order of presentation."""
         del memory, hidden, num_samples
-        tasks, way, shot, _ = support.shape
+        tasks, way, shot, _ = support.features.shape
         order = uniform(random, tasks, way * shot).argsort(-1)
-        return self.recollect(support, order.to(support.device))
+        return self.recollect(support, order.to(support.features.device))
 
-    def recollect(self, support: Tensor, order: Tensor) -> Recollection:
+    def recollect(self, support: SupportSet, order: Tensor) -> Recollection:
         """Show images in ``order`` ``[T, N·K]``, positions in N·K, and read for every class."""
-        means = support.mean(2)  # [T, N, D]
-        tasks, way, shot, width = support.shape
-        shown = torch.cat([support, means.unsqueeze(2).expand_as(support)], -1).flatten(1, 2)
+        features, means = support
+        tasks, way, shot, width = features.shape
+        shown = torch.cat([features, means.unsqueeze(2).expand_as(features)], -1).flatten(1, 2)
         shown = shown.gather(1, order.unsqueeze(-1).expand(-1, -1, 2 * width))  # [T, N·K, 2·D]
-        episode = self.begin(tasks, support)
+        episode = self.begin(tasks, features)
         for step in range(way * shot):
             episode = self.show(episode, shown[:, step])
         return self._read(episode, means)

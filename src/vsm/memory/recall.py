@@ -20,6 +20,23 @@ from vsm.seeding import Randomness, categorical, uniform
 from vsm.settings import MemorySettings, ModelSettings, ObjectiveSettings
 
 
+class SupportSet(NamedTuple):
+    """S, the labelled images that a batch's classes are told by.
+
+    Attributes:
+        features: ``[T, N, K, D]``.
+        mean: h̄ ``[T, N, D]``, over K.
+    """
+
+    features: Tensor
+    mean: Tensor
+
+    @staticmethod
+    def of(features: Tensor) -> "SupportSet":
+        """Take the mean of ``features`` ``[T, N, K, D]``."""
+        return SupportSet(features, features.mean(2))
+
+
 class Recollection(NamedTuple):
     """What the memory offers each class of a batch.
 
@@ -36,12 +53,12 @@ class Recollection(NamedTuple):
 
 
 class Recall(nn.Module, ABC):
-    """The contract: support features and a memory in, a recollection out, nothing changed."""
+    """The contract: a support set and a memory in, a recollection out, nothing changed."""
 
     @abstractmethod
     def forward(
         self,
-        support: Tensor,
+        support: SupportSet,
         memory: Any,
         hidden: Tensor | None,
         num_samples: int,
@@ -50,7 +67,7 @@ class Recall(nn.Module, ABC):
         """Recall for every class of a batch.
 
         Args:
-            support: features ``[T, N, K, D]``.
+            support: of every class.
             memory: of the kind that the method's consolidation makes; it may be empty. Nothing for
                 memories that are wiped between episodes.
             hidden: boolean ``[T, N, A]``, slots that may not be addressed, or nothing.
@@ -81,7 +98,7 @@ class RoteRecall(SlotRecall):
 
     def forward(
         self,
-        support: Tensor,
+        support: SupportSet,
         memory: SlotMemory,
         hidden: Tensor | None,
         num_samples: int,
@@ -89,7 +106,7 @@ class RoteRecall(SlotRecall):
     ) -> Recollection:
         """See :class:`Recall`; there is one value and nothing to draw."""
         del num_samples, random
-        support_mean, content = support.mean(2), memory.content  # [T, N, D], [A, D]
+        support_mean, content = support.mean, memory.content  # [T, N, D], [A, D]
         weights = self.addressing(support_mean, content, hidden)
         average = torch.where(_addressed(weights).unsqueeze(-1), weights @ content, support_mean)
         return Recollection(
@@ -144,14 +161,14 @@ class VariationalRecall(SlotRecall):
 
     def forward(
         self,
-        support: Tensor,
+        support: SupportSet,
         memory: SlotMemory,
         hidden: Tensor | None,
         num_samples: int,
         random: Randomness,
     ) -> Recollection:
         """See :class:`Recall`."""
-        support_mean, content = support.mean(2), memory.content  # [T, N, D], [A, D]
+        support_mean, content = support.mean, memory.content  # [T, N, D], [A, D]
         weights = self.addressing(support_mean, content, hidden)  # [T, N, A]
         slots: DiagonalGaussian = self.network(content)  # [A, D]
         prior: DiagonalGaussian = self.network(support_mean)  # [T, N, D]
