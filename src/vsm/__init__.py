@@ -8,13 +8,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vsm.checkpoints import load_backbone
     from vsm.data import EpisodeSampler, ImageDataset, open_dataset
     from vsm.errors import VsmError
     from vsm.evaluation import Evaluation, evaluate
     from vsm.memory import Memory
     from vsm.model import FewShotModel
+    from vsm.pretraining import pretrain
     from vsm.runs import TrainedModel, load_run
-    from vsm.settings import RunSettings
+    from vsm.settings import PretrainSettings, RunSettings
     from vsm.training import train
 
 __version__ = "0.1.0"
@@ -25,12 +27,15 @@ _HOMES = {
     "FewShotModel": "vsm.model",
     "ImageDataset": "vsm.data",
     "Memory": "vsm.memory",
+    "PretrainSettings": "vsm.settings",
     "RunSettings": "vsm.settings",
     "TrainedModel": "vsm.runs",
     "VsmError": "vsm.errors",
     "evaluate": "vsm.evaluation",
+    "load_backbone": "vsm.checkpoints",
     "load_run": "vsm.runs",
     "open_dataset": "vsm.data",
+    "pretrain": "vsm.pretraining",
     "train": "vsm.training",
 }
 
@@ -40,12 +45,15 @@ __all__ = [
     "FewShotModel",
     "ImageDataset",
     "Memory",
+    "PretrainSettings",
     "RunSettings",
     "TrainedModel",
     "VsmError",
     "evaluate",
+    "load_backbone",
     "load_run",
     "open_dataset",
+    "pretrain",
     "train",
 ]
 

@@ -26,6 +26,8 @@ ELEMENTS_AT_ONCE = 20_000_000  # log-probabilities held at a time; bounds memory
 
 BatchNormMode = Literal["inductive", "transductive"]
 Advance = Callable[[int], None]
+Embedder = Callable[[Tensor], Tensor]
+"""From image ids ``[T, N, K + Q]`` to features ``[T, N, K + Q, D]``."""
 
 
 def unwatched(_: int) -> None:
@@ -88,17 +90,19 @@ def evaluate(
     seed: int,
     batch_norm: BatchNormMode = "inductive",
     advance: Advance = unwatched,
+    embed: Embedder | None = None,
 ) -> Evaluation:
     """Classify the first ``num_episodes`` of the sampler's seeded list of episodes.
 
     ``transductive`` batch norm uses each episode's own statistics, so its queries see each other;
-    every episode is embedded anew and results carry that name.
+    every episode is embedded anew and results carry that name. Features that were cached for
+    episodes of another shape serve again as ``embed``.
     """
     outcomes = []
     done = 0
     whole_blocks = math.ceil(num_episodes / EVALUATION_BLOCK) * EVALUATION_BLOCK
     with torch.no_grad(), evaluation_mode(model):
-        embed = _embedder(model, sampler, batch_norm)
+        embed = embed or _embedder(model, sampler, batch_norm)
         for block, batch in enumerate(sampler.evaluation_episodes(whole_blocks, seed)):
             random = generator(seed, "evaluation-noise", block)
             per_task = (sampler.way**2) * sampler.queries * model.num_prototype_samples
@@ -129,17 +133,19 @@ def _outcome(log_probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return best.indices == labels, best.values.exp(), likelihood
 
 
-def _embedder(
-    model: FewShotModel, sampler: EpisodeSampler, batch_norm: BatchNormMode
-) -> Callable[[Tensor], Tensor]:
-    """Return a function from image ids ``[T, N, K + Q]`` to features ``[T, N, K + Q, D]``."""
+def cached_embedder(model: FewShotModel, sampler: EpisodeSampler) -> Embedder:
+    """Embed every image of the sampler's split once; return the look-up of their features."""
+    image_ids = sampler.image_ids()
+    features = embed_images(model, sampler.dataset, image_ids)
+    row = torch.zeros(len(sampler.dataset.images), dtype=torch.int64)
+    row[image_ids] = torch.arange(len(image_ids))
+    return lambda wanted: features[row[wanted]]
+
+
+def _embedder(model: FewShotModel, sampler: EpisodeSampler, batch_norm: BatchNormMode) -> Embedder:
     dataset = sampler.dataset
     if batch_norm == "inductive":
-        image_ids = sampler.image_ids()
-        features = embed_images(model, dataset, image_ids)
-        row = torch.zeros(len(dataset.images), dtype=torch.int64)
-        row[image_ids] = torch.arange(len(image_ids))
-        return lambda wanted: features[row[wanted]]
+        return cached_embedder(model, sampler)
 
     def embed_each_episode(wanted: Tensor) -> Tensor:
         with batch_statistics(model):

@@ -6,21 +6,16 @@ pending observations of the next step. So the attention vector of Eq. 11 learns,
 recalls what its own queries wrote.
 """
 
-import json
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from vsm.configuration import settings_to_yaml
 from vsm.data import EpisodeBatch, EpisodeSampler, ImageDataset, open_dataset
 from vsm.errors import RunError
 from vsm.evaluation import Evaluation, evaluate
-from vsm.files import write_text
 from vsm.interruption import Interrupted, stop_request
 from vsm.memory import Memory, Observations
 from vsm.memory.addressing import entropy
@@ -82,7 +77,7 @@ def train(
     optimiser = build_optimiser(model, settings.optimiser)
     run, state = _open_run(settings, output, resume, model, optimiser)
     started = time.monotonic()
-    with _metrics_log(run, state.step) as log, stop_request() as stop:
+    with run.metrics_log(state.step) as log, stop_request() as stop:
         while state.step < settings.steps:
             state.step += 1
             batch = sampler.draw(settings.tasks, generator(settings.seed, "episodes", state.step))
@@ -237,31 +232,10 @@ def _open_run(
 ) -> tuple[RunDirectory, TrainingState]:
     """Begin a run, or take up the one in ``output`` at its last state."""
     run = RunDirectory(output)
-    if run.exists() and not resume:
-        raise RunError(
-            f"output: {output} already holds a run; go on with --resume, replace it with "
-            "--overwrite, or choose another --output"
-        )
-    if run.exists() and run.resume.is_file():
-        write_text(run.config, settings_to_yaml(settings))  # more steps may have been asked for
+    if run.open(settings, resume):
         return run, load_resume(run, model, optimiser)
-    run.create(settings)
     memory = Memory.empty(model.num_features) if settings.uses_memory else None
     return run, TrainingState(step=0, memory=memory, pending=None)
-
-
-@contextmanager
-def _metrics_log(run: RunDirectory, step: int) -> Iterator[Any]:
-    """Yield a function that appends a row; rows after ``step`` belong to work that was lost."""
-    kept = [row for row in run.read_metrics() if row["step"] <= step]
-    write_text(run.metrics, "".join(json.dumps(row) + "\n" for row in kept))
-    with run.metrics.open("a", encoding="utf-8") as file:
-
-        def log(row: dict[str, Any]) -> None:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-
-        yield log
 
 
 def _summary(result: Evaluation, way: int) -> dict[str, float]:

@@ -1,12 +1,12 @@
 """``vsm demo``."""
 
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import jsonargparse
 
+from vsm.cli.launch import exit_when_stopped
 from vsm.cli.output import TrainingBar, console, counting, print_json
 from vsm.configuration import preset_paths, settings_from_files
 from vsm.errors import RunError, SettingsError
@@ -37,7 +37,6 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from vsm.cli.compare import comparison_json, print_comparison
     from vsm.comparison import EpisodeProtocol, evaluate_run
     from vsm.data import open_dataset
-    from vsm.interruption import Interrupted
     from vsm.report import write_report
     from vsm.runtime import keep_allocations
     from vsm.training import train
@@ -52,12 +51,11 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         base = replace(base, steps=parsed.steps)
     paths = [parsed.output / method for method in METHODS_SHOWN]
     for method, path in zip(METHODS_SHOWN, paths, strict=True):
-        try:
-            with TrainingBar(method, base.steps, quiet=parsed.json) as bar:
-                train(replace(base, method=method), path, progress=bar)
-        except Interrupted as interruption:
-            print(f"vsm demo: {interruption}", file=sys.stderr)
-            sys.exit(interruption.exit_code)
+        with (
+            exit_when_stopped("demo"),
+            TrainingBar(method, base.steps, quiet=parsed.json) as bar,
+        ):
+            train(replace(base, method=method), path, progress=bar)
     protocol = EpisodeProtocol(
         data=base.data,
         split="test",
