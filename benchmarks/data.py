@@ -24,7 +24,7 @@ from vsm.runs import TrainingState
 from vsm.runtime import keep_allocations
 from vsm.seeding import generator
 from vsm.settings import RunSettings
-from vsm.training import build_optimiser, training_step
+from vsm.training import build_optimiser, load_inputs, training_step
 
 TASKS, WAY, SHOT, QUERIES = 8, 5, 1, 15
 
@@ -67,7 +67,10 @@ def measure(name: str, num_steps: int) -> None:
         feed(dataset, sampler, step, parts)
         fed = time.perf_counter()
         batch = sampler.draw(TASKS, generator(0, "step", step))
-        training_step(model, optimiser, dataset, batch, TrainingState(step + 1, None, None))
+        inputs = load_inputs(dataset, batch, settings, step)
+        training_step(
+            model, optimiser, inputs, batch.class_ids, TrainingState(step + 1, None, None)
+        )
         feeding.append(fed - start)
         stepping.append(time.perf_counter() - fed)
     ratios = [100 * f / s for f, s in zip(feeding[2:], stepping[2:], strict=True)]  # two to warm up

@@ -53,9 +53,9 @@ def test_every_image_becomes_one_of_its_own_windows() -> None:
 def test_colours_change_by_the_stated_formula() -> None:
     pixels = batch(50).float().contiguous(memory_format=torch.channels_last)
     changed = COLOURS(pixels, seeded())
-    factors = 1 + 0.4 * (2 * torch.rand(3, 50, generator=seeded()) - 1)
+    factors = 1 + 0.4 * (2 * torch.rand(50, 3, generator=seeded()) - 1)
     luma = torch.tensor(LUMA).view(3, 1, 1)
-    for image, result, (b, c, s) in zip(pixels, changed, factors.T, strict=True):
+    for image, result, (b, c, s) in zip(pixels, changed, factors, strict=True):
         grey = (image * luma).sum(0, keepdim=True)
         saturated = s * image + (1 - s) * grey
         contrasted = c * saturated + (1 - c) * grey.mean()

@@ -7,7 +7,16 @@ import torch
 
 from vsm.files import atomic_directory, atomic_path, write_text
 from vsm.runtime import keep_allocations
-from vsm.seeding import default_generator, derive_seed, generator
+from vsm.seeding import (
+    categorical,
+    default_generator,
+    derive_seed,
+    generator,
+    integers,
+    normal,
+    task_generators,
+    uniform,
+)
 from vsm.statistics import estimate, reliability
 
 
@@ -65,6 +74,34 @@ def test_a_folder_that_another_process_made_first_is_kept(tmp_path: Path) -> Non
         (target / "who").write_text("theirs")
     assert (target / "who").read_text() == "theirs"
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_task_meets_the_same_noise_whichever_tasks_are_drawn_with_it() -> None:
+    whole, share = (task_generators(0, "noise", 7, tasks) for tasks in (range(4), range(2, 4)))
+    torch.testing.assert_close(normal(whole, 12, 5)[6:], normal(share, 6, 5), rtol=0, atol=0)
+    torch.testing.assert_close(uniform(whole, 12, 5)[6:], uniform(share, 6, 5), rtol=0, atol=0)
+    assert torch.equal(integers(whole, 1000, 12, 5)[6:], integers(share, 1000, 6, 5))
+    even = torch.ones(12, 1000)
+    assert torch.equal(categorical(whole, even, 5)[6:], categorical(share, even[6:], 5))
+
+
+def test_draws_by_task_follow_their_distributions() -> None:
+    random = task_generators(0, "noise", 0, range(2))
+    values = normal(random, 2, 50_000)
+    assert values.mean(1).abs().max() < 0.02
+    torch.testing.assert_close(values.var(1), torch.ones(2), rtol=0.03, atol=0)
+    assert torch.corrcoef(values)[0, 1].abs() < 0.02
+    assert (uniform(random, 2, 50_000).mean(1) - 0.5).abs().max() < 0.01
+    assert integers(random, 5, 2, 1000).unique().tolist() == [0, 1, 2, 3, 4]
+    drawn = categorical(random, torch.tensor([[0.0, 1.0, 3.0], [1.0, 0.0, 0.0]]), 20_000)
+    frequencies = torch.bincount(drawn[0], minlength=3) / 20_000
+    torch.testing.assert_close(frequencies, torch.tensor([0.0, 0.25, 0.75]), atol=0.02, rtol=0)
+    assert drawn[1].unique().tolist() == [0]
+
+
+def test_generators_that_cannot_share_the_rows_evenly_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 generators cannot share 3 rows"):
+        normal(task_generators(0, "noise", 0, range(2)), 3)
 
 
 def test_the_interval_covers_the_true_mean_95_times_in_100(random: torch.Generator) -> None:

@@ -9,7 +9,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from run_helpers import AskedToStop, assert_same_run, rows
 from vsm.backbones import BACKBONES
 from vsm.checkpoints import load_backbone, save_tensors
 from vsm.cli import main
@@ -86,27 +86,11 @@ def with_rotation(settings: PretrainSettings, form: str, weight: float = 1.0) ->
     return replace(settings, rotation=RotationSettings(form, weight))  # type: ignore[arg-type]
 
 
-class StopAt(Silence):
-    """Asks the process to stop at a step, as Ctrl-C does."""
-
-    def __init__(self, step: int, number: signal.Signals = signal.SIGINT) -> None:
-        self.at, self.number = step, number
-
-    def step(self, step: int, loss: float) -> None:
-        if step == self.at:
-            signal.raise_signal(self.number)
+class StopAt(AskedToStop, Silence):
+    """Nobody else watches."""
 
 
-def rows(run: Path) -> list[dict[str, Any]]:
-    """Metrics without the wall clock."""
-    listed = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in listed]
-
-
-def assert_same_run(one: Path, two: Path) -> None:
-    for name in ("backbone.safetensors", "resume.safetensors", "config.yaml"):
-        assert (one / name).read_bytes() == (two / name).read_bytes(), name
-    assert rows(one) == rows(two)
+FILES = ("backbone.safetensors", "resume.safetensors", "config.yaml")
 
 
 # The schedule, the heads and the loss
@@ -492,7 +476,7 @@ def test_a_stopped_and_resumed_pretraining_equals_an_uninterrupted_one_bit_for_b
         pretrain(settings, tmp_path / "parts", progress=StopAt(stop_at))
     assert stopped.value.exit_code == 130
     pretrain(settings, tmp_path / "parts", resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", *FILES)
 
 
 def test_a_crash_between_checkpoints_repeats_the_lost_steps_exactly(
@@ -509,7 +493,7 @@ def test_a_crash_between_checkpoints_repeats_the_lost_steps_exactly(
     with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 11, "half a li')
     pretrain(settings, tmp_path / "parts", resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", *FILES)
 
 
 def test_plain_sgd_without_momentum_resumes_too(settings: PretrainSettings, tmp_path: Path) -> None:
@@ -519,7 +503,7 @@ def test_plain_sgd_without_momentum_resumes_too(settings: PretrainSettings, tmp_
     with pytest.raises(Interrupted):
         pretrain(settings, tmp_path / "parts", progress=StopAt(3, signal.SIGTERM))
     pretrain(settings, tmp_path / "parts", resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", *FILES)
 
 
 def test_resuming_a_finished_pretraining_changes_nothing(
@@ -687,4 +671,4 @@ def test_termination_saves_and_exits_143_and_resume_gives_the_same_bits(tmp_path
         process = start("--output", place, *words)
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
-    assert_same_run(whole, killed)
+    assert_same_run(whole, killed, *FILES)

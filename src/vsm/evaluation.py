@@ -4,7 +4,6 @@ Inductive features do not depend on the episode, so each image is embedded once 
 episodes are drawn from the cached features.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +14,9 @@ from torch import Tensor, nn
 
 from vsm.classifier import predictive
 from vsm.data import EpisodeBatch, EpisodeSampler, ImageDataset
-from vsm.data.episodes import EVALUATION_BLOCK
 from vsm.memory import Memory
 from vsm.model import FewShotModel
-from vsm.seeding import generator
+from vsm.seeding import task_generators
 from vsm.statistics import Estimate, Reliability, estimate, reliability
 
 EMBEDDING_BATCH = 256
@@ -99,24 +97,21 @@ def evaluate(
     episodes of another shape serve again as ``embed``.
     """
     outcomes = []
-    done = 0
-    whole_blocks = math.ceil(num_episodes / EVALUATION_BLOCK) * EVALUATION_BLOCK
     with torch.no_grad(), evaluation_mode(model):
         embed = embed or _embedder(model, sampler, batch_norm)
-        for block, batch in enumerate(sampler.evaluation_episodes(whole_blocks, seed)):
-            random = generator(seed, "evaluation-noise", block)
-            per_task = (sampler.way**2) * sampler.queries * model.num_prototype_samples
-            for part in _parts(batch, max(1, ELEMENTS_AT_ONCE // per_task)):
+        per_task = (sampler.way**2) * sampler.queries * model.num_prototype_samples
+        done = 0
+        for block in sampler.evaluation_episodes(num_episodes, seed):
+            for part in _parts(block, max(1, ELEMENTS_AT_ONCE // per_task)):
+                count = len(part.class_ids)
+                random = task_generators(seed, "evaluation-noise", 0, range(done, done + count))
                 features = embed(part.image_ids)  # [T, N, K + Q, D]
                 support, queries = features.split([sampler.shot, sampler.queries], 2)
                 prediction = model(support, queries, memory, random)
                 outcomes.append(_outcome(predictive(prediction.log_probabilities)))
-                wanted = max(0, min(len(part.class_ids), num_episodes - done))
-                advance(wanted)
-                done += wanted
-    # A block's noise comes from one generator, so whole blocks are run and the rest is dropped:
-    # a longer evaluation then begins with a shorter one's results.
-    return Evaluation(*(torch.cat(values)[:num_episodes] for values in zip(*outcomes, strict=True)))
+                advance(count)
+                done += count
+    return Evaluation(*(torch.cat(values) for values in zip(*outcomes, strict=True)))
 
 
 def _parts(batch: EpisodeBatch, size: int) -> Iterator[EpisodeBatch]:

@@ -6,7 +6,6 @@ here changes it.
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,7 +14,7 @@ from vsm.classifier import PrototypeClassifier
 from vsm.memory import RECALLS, Consolidation, Memory, Recollection
 from vsm.networks import GaussianNetwork, MemoryConditionedNetwork
 from vsm.probability import GaussianMixture
-from vsm.seeding import default_generator
+from vsm.seeding import Randomness, default_generator
 from vsm.settings import RunSettings
 
 
@@ -62,7 +61,7 @@ class FewShotModel(nn.Module):
                 self.recall = RECALLS[settings.method](width, settings)  # λ and ψ
                 self.consolidation = Consolidation(width, settings.memory)  # w of Eq. 11
 
-    def embed(self, images: Tensor, random: torch.Generator | None = None) -> Tensor:
+    def embed(self, images: Tensor, random: Randomness | None = None) -> Tensor:
         """Map normalised images ``[B, C, H, W]`` to features ``[B, D]``."""
         features: Tensor = self.backbone(images, random)
         return F.normalize(features, dim=-1) if self.settings.model.normalise_features else features
@@ -72,7 +71,7 @@ class FewShotModel(nn.Module):
         support: Tensor,
         queries: Tensor,
         memory: Memory | None,
-        random: torch.Generator,
+        random: Randomness,
         hidden: Tensor | None = None,
     ) -> Prediction:
         """Classify queries by prototypes inferred from support features and memory.
@@ -99,7 +98,7 @@ class FewShotModel(nn.Module):
         support_mean: Tensor,
         memory: Memory | None,
         hidden: Tensor | None,
-        random: torch.Generator,
+        random: Randomness,
     ) -> Recollection | None:
         if not self.settings.uses_memory:
             return None

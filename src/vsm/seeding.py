@@ -2,13 +2,20 @@
 
 A generator is a pure function of ``(seed, *names)``, for example ``(0, "noise", step)``. A resumed
 run therefore needs no generator state: step 700 draws what step 700 always draws.
+
+A batch of tasks draws from one generator a task, keyed by the task's place in the whole batch. So a
+task meets the same noise whichever process it is computed in.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
+
+Randomness = torch.Generator | Sequence[torch.Generator]
+"""Where draws come from: one generator for all, or one for each equal part of the first axis."""
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
@@ -31,3 +38,52 @@ def default_generator(seed: int, *names: str | int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, *names))
         yield
+
+
+def task_generators(seed: int, purpose: str, step: int, tasks: range) -> list[torch.Generator]:
+    """Return one generator for each of ``tasks``, which count from the start of the whole batch."""
+    return [generator(seed, purpose, step, task) for task in tasks]
+
+
+def normal(random: Randomness, *shape: int) -> Tensor:
+    """Draw standard normal numbers."""
+    return _fill(random, torch.empty(shape), lambda part, one: part.normal_(generator=one))
+
+
+def uniform(random: Randomness, *shape: int) -> Tensor:
+    """Draw uniform numbers from [0, 1)."""
+    return _fill(random, torch.empty(shape), lambda part, one: part.uniform_(generator=one))
+
+
+def integers(random: Randomness, below: int, *shape: int) -> Tensor:
+    """Draw integers from 0 to ``below`` - 1."""
+    empty = torch.empty(shape, dtype=torch.int64)
+    return _fill(random, empty, lambda part, one: part.random_(below, generator=one))
+
+
+def categorical(random: Randomness, weights: Tensor, count: int) -> Tensor:
+    """Draw positions with replacement by each row of ``weights [B, A]``: ``[B, count]``."""
+    chances = weights.detach().cpu()
+    drawn = [
+        torch.multinomial(part, count, replacement=True, generator=one)
+        for part, one in _parts(random, chances)
+    ]
+    return torch.cat(drawn).to(weights.device)
+
+
+def _fill(
+    random: Randomness, values: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor]
+) -> Tensor:
+    for part, one in _parts(random, values):
+        fill(part, one)
+    return values
+
+
+def _parts(random: Randomness, values: Tensor) -> Iterator[tuple[Tensor, torch.Generator]]:
+    """Pair each generator with its equal share of the first axis."""
+    generators = [random] if isinstance(random, torch.Generator) else random
+    if len(values) % len(generators):
+        raise ValueError(
+            f"random: {len(generators)} generators cannot share {len(values)} rows evenly"
+        )
+    return zip(values.tensor_split(len(generators)), generators, strict=True)

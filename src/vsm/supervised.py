@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vsm.backbones import Backbone
-from vsm.seeding import default_generator
+from vsm.seeding import Randomness, default_generator, integers
 from vsm.settings import OneCycleSettings, PretrainSettings, RotationSettings
 
 QUARTER_TURNS = 4
@@ -81,7 +81,7 @@ class SupervisedNetwork(nn.Module):
             if settings.rotation.form != "none":
                 self.rotation_head = nn.Linear(width, QUARTER_TURNS)
 
-    def forward(self, batch: Batch, random: torch.Generator) -> Scores:
+    def forward(self, batch: Batch, random: Randomness) -> Scores:
         """Score classes and turns; ``random`` is the source of what the backbone drops."""
         features = self.backbone(batch.images, random)
         classes = self.classifier(features[: len(batch.labels)])
@@ -90,7 +90,7 @@ class SupervisedNetwork(nn.Module):
         return Scores(classes, self.rotation_head(features[-len(batch.turns) :]))
 
 
-def with_turned_copies(pixels: Tensor, form: str, random: torch.Generator) -> tuple[Tensor, Tensor]:
+def with_turned_copies(pixels: Tensor, form: str, random: Randomness) -> tuple[Tensor, Tensor]:
     """Add copies turned counter-clockwise by quarter turns, for self-supervision.
 
     Args:
@@ -108,7 +108,7 @@ def with_turned_copies(pixels: Tensor, form: str, random: torch.Generator) -> tu
         copies = [torch.rot90(pixels, turn, (2, 3)) for turn in range(QUARTER_TURNS)]
         turns = torch.arange(QUARTER_TURNS).repeat_interleave(len(pixels))
     else:
-        turns = torch.randint(QUARTER_TURNS, (len(pixels),), generator=random)
+        turns = integers(random, QUARTER_TURNS, len(pixels))
         copies = [pixels, _turned(pixels, turns)]
     return torch.cat(copies).contiguous(memory_format=torch.channels_last), turns
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from vsm.data import EpisodeBatch, EpisodeSampler, ImageDataset, open_dataset
 from vsm.errors import RunError
@@ -29,7 +30,7 @@ from vsm.runs import (
     save_resume,
     settled_memory,
 )
-from vsm.seeding import generator
+from vsm.seeding import generator, task_generators
 from vsm.settings import OptimiserSettings, RunSettings
 
 LOG_EVERY = 10
@@ -81,7 +82,8 @@ def train(
         while state.step < settings.steps:
             state.step += 1
             batch = sampler.draw(settings.tasks, generator(settings.seed, "episodes", state.step))
-            measured = training_step(model, optimiser, dataset, batch, state)
+            inputs = load_inputs(dataset, batch, settings, state.step)
+            measured = training_step(model, optimiser, inputs, batch.class_ids, state)
             progress.step(state.step, measured["loss"])
             if not math.isfinite(measured["loss"]):
                 raise RunError(
@@ -125,32 +127,47 @@ def training_samplers(
     )
 
 
+def load_inputs(
+    dataset: ImageDataset, batch: EpisodeBatch, settings: RunSettings, step: int
+) -> Tensor:
+    """Return the normalised, possibly augmented images of a batch: ``[T, N, K + Q, C, H, W]``."""
+    pixels = dataset.load(batch.image_ids)
+    if settings.augment:
+        tasks = range(len(pixels))
+        random = task_generators(settings.seed, "augmentation", step, tasks)
+        pixels = dataset.augment(pixels, random)
+    return dataset.normalise(pixels)
+
+
 def training_step(
     model: FewShotModel,
     optimiser: torch.optim.Optimizer,
-    dataset: ImageDataset,
-    batch: EpisodeBatch,
+    inputs: Tensor,
+    class_ids: Tensor,
     state: TrainingState,
 ) -> dict[str, float]:
-    """Do step ``state.step`` on ``batch``; change model, optimiser, and the memory in ``state``.
+    """Do step ``state.step``; change model, optimiser, and the memory in ``state``.
+
+    Args:
+        model: put into training mode.
+        optimiser: over its parameters.
+        inputs: normalised images ``[T, N, K + Q, C, H, W]``.
+        class_ids: ``[T, N]``.
+        state: says which step this is; its memory takes in what the previous step saw.
 
     Returns:
-        What is logged: the terms of the objective, accuracy, and signs of the memory's health.
+        What is logged: the terms of the objective and signs of the memory's health.
     """
     settings = model.settings
     model.train()
     set_learning_rate(optimiser, settings.optimiser, state.step, settings.steps)
-    random = generator(settings.seed, "noise", state.step)
+    random = task_generators(settings.seed, "noise", state.step, range(len(inputs)))
 
-    pixels = dataset.load(batch.image_ids).flatten(0, 2)  # [T·N·(K+Q), C, H, W]
-    if settings.augment:
-        pixels = dataset.augment(pixels, generator(settings.seed, "augmentation", state.step))
-    images = dataset.normalise(pixels)
-    features = model.embed(images, random).unflatten(0, batch.image_ids.shape)  # [T, N, K+Q, D]
+    features = model.embed(inputs.flatten(0, 2), random).unflatten(0, inputs.shape[:3])
     support, queries = features.split([settings.shot, settings.queries], 2)
 
     memory = _consolidate_pending(model, state)  # Eqs. 11-13, inside this step's graph
-    hidden = None if memory is None else memory.hidden_from(batch.class_ids, settings.memory.mask)
+    hidden = None if memory is None else memory.hidden_from(class_ids, settings.memory.mask)
     prediction = model(support, queries, memory, random, hidden)
     prior = model.prior(queries) if prediction.posterior is not None else None
     terms = objective(prediction, prior, settings.objective)
@@ -170,7 +187,7 @@ def training_step(
     }
     if memory is not None and prediction.recollection is not None:
         state.memory = memory.detach()
-        nodes = batch.class_ids.unsqueeze(-1).expand(batch.image_ids.shape)
+        nodes = class_ids.unsqueeze(-1).expand(inputs.shape[:3])
         state.pending = Observations(features.detach().flatten(0, 2), nodes.flatten())
         measured |= {
             "address_entropy": entropy(prediction.recollection.weights.detach()).mean().item(),

@@ -1,4 +1,4 @@
-"""Feature extractors. This room imports no sibling."""
+"""Feature extractors. This room imports no sibling; its randomness is handed in."""
 
 from vsm.backbones.conv4 import Conv4
 from vsm.backbones.resnet12 import ResNet12

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vsm.backbones.parts import drop
+from vsm.seeding import Randomness
 
 
 class Conv4(nn.Module):
@@ -48,7 +49,7 @@ class Conv4(nn.Module):
     def _pooled(self, size: int) -> int:
         return (size + 1) // 2 if self.pool_rounds_up else size // 2
 
-    def forward(self, images: Tensor, random: torch.Generator | None = None) -> Tensor:
+    def forward(self, images: Tensor, random: Randomness | None = None) -> Tensor:
         """Embed images.
 
         Args:

@@ -1,8 +1,9 @@
 """What several backbones are made of: dropping, widths and initialisation."""
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from vsm.seeding import Randomness, uniform
 
 FULL_CHANNELS = 64
 """The value of ``channels`` that stands for a deep network's published widths."""
@@ -25,7 +26,7 @@ def initialise_convolutions(network: nn.Module) -> None:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-def drop(hidden: Tensor, keep_probability: float, random: torch.Generator | None) -> Tensor:
+def drop(hidden: Tensor, keep_probability: float, random: Randomness | None) -> Tensor:
     """Set single activations to zero and scale the others, so that the mean stays.
 
     Args:
@@ -40,7 +41,7 @@ def drop(hidden: Tensor, keep_probability: float, random: torch.Generator | None
 
 
 def drop_blocks(
-    hidden: Tensor, keep_probability: float, block_size: int, random: torch.Generator | None
+    hidden: Tensor, keep_probability: float, block_size: int, random: Randomness | None
 ) -> Tensor:
     """DropBlock (Ghiasi et al. 2018): set squares of each channel's map to zero, scale the rest.
 
@@ -76,7 +77,7 @@ def _expected_share(height: int, width: int, side: int, rate: float) -> float:
     return sum(shares) / len(shares)
 
 
-def _uniform(shape: tuple[int, ...], random: torch.Generator | None) -> Tensor:
+def _uniform(shape: tuple[int, ...], random: Randomness | None) -> Tensor:
     if random is None:
         raise ValueError("random: dropout needs a generator while training")
-    return torch.rand(shape, generator=random, device=random.device)
+    return uniform(random, *shape)

@@ -17,6 +17,7 @@ from vsm.backbones.parts import (
     initialise_convolutions,
     scaled_width,
 )
+from vsm.seeding import Randomness
 
 WIDTHS = (64, 160, 320, 640)
 SLOPE = 0.1  # of the leaky ReLU for negative values
@@ -65,7 +66,7 @@ class ResNet12(nn.Module):
         # torch's stubs lack this form of Module.to.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def forward(self, images: Tensor, random: torch.Generator | None = None) -> Tensor:
+    def forward(self, images: Tensor, random: Randomness | None = None) -> Tensor:
         """Embed images.
 
         Args:

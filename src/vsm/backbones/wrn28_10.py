@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vsm.backbones.parts import convolution3x3, drop, initialise_convolutions, scaled_width
+from vsm.seeding import Randomness
 
 STEM_WIDTH = 16
 STAGES = ((160, 1), (320, 2), (640, 2))  # width and stride of the first block
@@ -50,7 +51,7 @@ class WideResNet(nn.Module):
         # torch's stubs lack this form of Module.to.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def forward(self, images: Tensor, random: torch.Generator | None = None) -> Tensor:
+    def forward(self, images: Tensor, random: Randomness | None = None) -> Tensor:
         """Embed images.
 
         Args:
@@ -78,9 +79,7 @@ class _Block(nn.Module):
         if in_channels != out_channels or stride != 1:
             self.shortcut = nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False)
 
-    def forward(
-        self, hidden: Tensor, keep_probability: float, random: torch.Generator | None
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, keep_probability: float, random: Randomness | None) -> Tensor:
         active = F.relu(self.first_norm(hidden))
         carried = hidden if self.shortcut is None else self.shortcut(active)
         active = F.relu(self.second_norm(self.first(active)))

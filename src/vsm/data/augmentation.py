@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vsm.seeding import Randomness, integers, uniform
+
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601: how bright red, green and blue look
 
 
@@ -27,7 +29,7 @@ class Augmentation:
     contrast: float = 0.0
     saturation: float = 0.0
 
-    def __call__(self, pixels: Tensor, random: torch.Generator) -> Tensor:
+    def __call__(self, pixels: Tensor, random: Randomness) -> Tensor:
         """Return varied copies of ``pixels``, uint8 or float ``[B, C, H, W]`` in 0…255.
 
         Shape, dtype and channels-last layout are kept.
@@ -38,12 +40,12 @@ class Augmentation:
             pixels = self._change_colours(pixels, random)
         return pixels
 
-    def _crop_and_flip(self, pixels: Tensor, random: torch.Generator) -> Tensor:
+    def _crop_and_flip(self, pixels: Tensor, random: Randomness) -> Tensor:
         """Choose, for every image, one window of its padded original or mirror image."""
         batch, _, height, width = pixels.shape
         padding = self.crop_padding
-        top, left = torch.randint(2 * padding + 1, (2, batch), generator=random).to(pixels.device)
-        mirrored = torch.rand(batch, generator=random) < self.flip_probability
+        top, left = integers(random, 2 * padding + 1, batch, 2).to(pixels.device).unbind(1)
+        mirrored = uniform(random, batch) < self.flip_probability
         padded = F.pad(pixels.permute(0, 2, 3, 1), (0, 0, *[padding] * 4))
         both = torch.stack([padded, padded.flip(2)])  # [2, B, H + 2P, W + 2P, C]
         windows = both.unfold(2, height, 1).unfold(3, width, 1)  # [2, B, 2P+1, 2P+1, C, H, W]
@@ -51,16 +53,16 @@ class Augmentation:
         chosen: Tensor = windows[mirrored.long().to(pixels.device), images, top, left]
         return chosen.contiguous(memory_format=torch.channels_last)
 
-    def _change_colours(self, pixels: Tensor, random: torch.Generator) -> Tensor:
+    def _change_colours(self, pixels: Tensor, random: Randomness) -> Tensor:
         """Change saturation, then contrast, then brightness, and clip once at the end.
 
         With grey value ``g = wᵀx``, its mean ``m`` over the image and factors ``s, c, b``, a pixel
         ``x`` becomes ``b (c (s x + (1 - s) g) + (1 - c) m)``.
         """
         batch, channels, height, width = pixels.shape
-        ranges = torch.tensor([[self.brightness], [self.contrast], [self.saturation]])
-        factors = 1 + ranges * (2 * torch.rand(3, batch, generator=random) - 1)
-        b, c, s = factors.unsqueeze(2).to(pixels.device)  # each [B, 1]
+        ranges = torch.tensor([self.brightness, self.contrast, self.saturation])
+        factors = 1 + ranges * (2 * uniform(random, batch, 3) - 1)
+        b, c, s = factors.to(pixels.device).split(1, 1)  # each [B, 1]
         weights = torch.tensor(LUMA if channels == 3 else [1 / channels] * channels)
         values = pixels.permute(0, 2, 3, 1).flatten(1, 2).float()  # [B, HW, C]
         grey = values @ weights.to(pixels.device)  # [B, HW]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vsm.data.augmentation import NO_AUGMENTATION, Augmentation
 from vsm.errors import DataError
+from vsm.seeding import Randomness
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -94,7 +95,7 @@ class ImageDataset:
         pixels = torch.from_numpy(self.images[positions.reshape(-1)])  # [B, H, W, C]
         return pixels.permute(0, 3, 1, 2).view(*positions.shape, *self.image_shape)
 
-    def augment(self, pixels: Tensor, random: torch.Generator) -> Tensor:
+    def augment(self, pixels: Tensor, random: Randomness) -> Tensor:
         """Vary training images ``[..., C, H, W]`` by this dataset's preset, each on its own.
 
         Shape, dtype and memory layout are kept. Evaluation never calls this.

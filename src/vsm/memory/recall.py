@@ -15,6 +15,7 @@ from vsm.memory.addressing import Addressing
 from vsm.networks import GaussianNetwork, Perceptron
 from vsm.probability import DiagonalGaussian
 from vsm.probability.mixture import pairwise_log_prob, weighted_moments
+from vsm.seeding import Randomness, categorical, uniform
 from vsm.settings import MemorySettings, ModelSettings, ObjectiveSettings, RunSettings
 
 
@@ -44,7 +45,7 @@ class Recall(nn.Module, ABC):
         content: Tensor,
         hidden: Tensor | None,
         num_samples: int,
-        random: torch.Generator,
+        random: Randomness,
     ) -> Recollection:
         """Recall for every class of a batch.
 
@@ -70,7 +71,7 @@ class RoteRecall(Recall):
         content: Tensor,
         hidden: Tensor | None,
         num_samples: int,
-        random: torch.Generator,
+        random: Randomness,
     ) -> Recollection:
         """See :class:`Recall`; there is one value and nothing to draw."""
         del num_samples, random
@@ -133,7 +134,7 @@ class VariationalRecall(Recall):
         content: Tensor,
         hidden: Tensor | None,
         num_samples: int,
-        random: torch.Generator,
+        random: Randomness,
     ) -> Recollection:
         """See :class:`Recall`."""
         weights = self.addressing(support_mean, content, hidden)  # [T, N, A]
@@ -171,7 +172,7 @@ class VariationalRecall(Recall):
         slots: DiagonalGaussian,
         prior: DiagonalGaussian,
         num_samples: int,
-        random: torch.Generator,
+        random: Randomness,
     ) -> tuple[Tensor, Tensor]:
         """m_j ~ N(μ_a, σ_a²) with a ~ Cat(λ): ``[T, N, J, D]``, and the slots a ``[T, N, J]``."""
         tasks, way, num_slots = weights.shape
@@ -180,9 +181,7 @@ class VariationalRecall(Recall):
             return prior.sample(num_samples, random), nothing
         addressed = _addressed(weights)
         chances = weights.detach().masked_fill(~addressed.unsqueeze(-1), 1.0)
-        chosen = torch.multinomial(
-            chances.flatten(0, 1).cpu(), num_samples, replacement=True, generator=random
-        ).to(weights.device)
+        chosen = categorical(random, chances.flatten(0, 1), num_samples)
         shape = (tasks, way, num_samples, -1)
         drawn = DiagonalGaussian(
             slots.mean.index_select(0, chosen.flatten()).view(shape),
@@ -196,13 +195,13 @@ class VariationalRecall(Recall):
         slots: DiagonalGaussian,
         prior: DiagonalGaussian,
         num_samples: int,
-        random: torch.Generator,
+        random: Randomness,
     ) -> Tensor:
         """m_j ~ N(Σ w_j μ, Σ w_j σ²) with Gumbel-softmax weights w_j: ``[T, N, J, D]``."""
         addressed = _addressed(weights)
         log_weights = weights.clamp_min(torch.finfo(weights.dtype).tiny).log().unsqueeze(-2)
-        uniform = torch.rand(*weights.shape[:2], num_samples, weights.shape[-1], generator=random)
-        gumbel = -torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7))).to(weights)
+        chances = uniform(random, *weights.shape[:2], num_samples, weights.shape[-1])
+        gumbel = -torch.log(-torch.log(chances.clamp(1e-20, 1 - 1e-7))).to(weights)
         relaxed = F.softmax((log_weights + gumbel) / self.gumbel_temperature, -1)
         relaxed = relaxed * (weights > 0).unsqueeze(-2)  # hidden slots stay hidden: [T, N, J, A]
         variance = (relaxed @ slots.variance).masked_fill(~addressed[..., None, None], 1.0)

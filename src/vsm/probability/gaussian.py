@@ -2,9 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from vsm.seeding import Randomness, normal
 
 LOG_VARIANCE_BOUND = 10.0
 LOG_TWO_PI = math.log(2 * math.pi)
@@ -15,7 +18,27 @@ def bounded_log_variance(unbounded: Tensor) -> Tensor:
 
     A hard clamp would stop the gradient of every variance that touched it.
     """
-    return LOG_VARIANCE_BOUND * unbounded / (LOG_VARIANCE_BOUND + unbounded.abs())
+    bounded: Tensor = _Bounded.apply(unbounded)  # type: ignore[no-untyped-call] - torch's stubs
+    return bounded
+
+
+class _Bounded(torch.autograd.Function):
+    """y = x·r with r = b / (b + |x|), and its slope r² written out.
+
+    Composed of separate operations, this made half a dozen more passes over memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, unbounded: Tensor) -> Tensor:
+        root = (unbounded.abs() / LOG_VARIANCE_BOUND).add_(1).reciprocal_()
+        ctx.save_for_backward(root)
+        return unbounded * root
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (root,) = ctx.saved_tensors
+        slope: Tensor = root.square()
+        return slope.mul_(gradients[0])
 
 
 def unbounded_log_variance(bounded: float) -> float:
@@ -45,16 +68,14 @@ class DiagonalGaussian:
         """``[..., D]``."""
         return (-self.log_variance).exp()
 
-    def sample(self, num_samples: int, random: torch.Generator) -> Tensor:
+    def sample(self, num_samples: int, random: Randomness) -> Tensor:
         """Draw reparameterised samples.
 
         Returns:
             ``[..., num_samples, D]``, differentiable in mean and log-variance.
         """
         mean = self.mean.unsqueeze(-2)
-        noise = torch.randn(
-            *self.mean.shape[:-1], num_samples, self.mean.shape[-1], generator=random
-        )
+        noise = normal(random, *self.mean.shape[:-1], num_samples, self.mean.shape[-1])
         return torch.addcmul(mean, (0.5 * self.log_variance).exp().unsqueeze(-2), noise.to(mean))
 
     def log_prob(self, value: Tensor) -> Tensor:

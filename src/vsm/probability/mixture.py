@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vsm.probability.gaussian import LOG_TWO_PI, DiagonalGaussian
+from vsm.seeding import Randomness, normal
 
 
 class Moments(NamedTuple):
@@ -92,28 +93,22 @@ class GaussianMixture:
             self.components.log_variance.mean(-2),
         )
 
-    def sample(self, num_samples: int, random: torch.Generator) -> Tensor:
-        """Draw stratified, reparameterised samples.
+    def sample(self, num_samples: int, random: Randomness) -> Tensor:
+        """Draw reparameterised samples, as evenly as possible from the components in their order.
 
-        Every component gives ⌊L/C⌋ of the L samples; the remainder comes from distinct components
-        chosen at random, a fresh choice for every batch element. Each sample by itself is
-        distributed as the mixture.
+        Sample ℓ comes from component ℓ mod C. The components of Eq. 10 belong to independent draws
+        of m, so no order of them is special, and any L of them serve as well as the first L.
 
         Returns:
             ``[..., L, D]``.
         """
-        *batch, count, width = self.components.mean.shape
-        repeats, remainder = divmod(num_samples, count)
-        order = torch.rand(*batch, count, generator=random).argsort(-1)  # [..., C]
-        chosen = torch.cat([order] * repeats + [order[..., :remainder]], -1)  # [..., L]
-        # Which sample came from which component must say nothing about its position: the L-th
-        # samples of all classes form one classifier. `order` is random, so positions are too.
-        index = (
-            chosen.unsqueeze(-1).expand(*batch, num_samples, width).to(self.components.mean.device)
-        )
-        mean = self.components.mean.gather(-2, index)
-        log_variance = self.components.log_variance.gather(-2, index)
-        noise = torch.randn(*batch, num_samples, width, generator=random).to(mean)
+        mean, log_variance = self.components.mean, self.components.log_variance
+        if num_samples <= self.num_components:
+            mean, log_variance = mean[..., :num_samples, :], log_variance[..., :num_samples, :]
+        else:
+            cycle = torch.arange(num_samples, device=mean.device) % self.num_components
+            mean, log_variance = mean.index_select(-2, cycle), log_variance.index_select(-2, cycle)
+        noise = normal(random, *mean.shape).to(mean)
         return torch.addcmul(mean, (0.5 * log_variance).exp(), noise)
 
     def log_prob(self, value: Tensor) -> Tensor:
