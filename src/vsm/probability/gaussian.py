@@ -18,7 +18,7 @@ def bounded_log_variance(unbounded: Tensor) -> Tensor:
 
     A hard clamp would stop the gradient of every variance that touched it.
     """
-    bounded: Tensor = _Bounded.apply(unbounded)  # type: ignore[no-untyped-call] - torch's stubs
+    bounded: Tensor = _Bounded.apply(unbounded)  # type: ignore[no-untyped-call]  # torch's
     return bounded
 
 
