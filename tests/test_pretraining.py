@@ -19,7 +19,7 @@ from torch import nn
 
 from run_helpers import AskedToStop, assert_same_run, rows
 from vsm.backbones import BACKBONES
-from vsm.checkpoints import load_backbone, save_tensors
+from vsm.checkpoints import load_backbone, load_tensors, save_tensors
 from vsm.cli import main
 from vsm.configuration import read_settings, settings_to_yaml
 from vsm.data import EpisodeSampler, ImageDataset, open_dataset
@@ -315,6 +315,7 @@ def test_a_step_is_that_of_plain_sgd_with_nesterov_momentum(
     for step, (_, ids, labels) in zip((1, 2, 3), images.batches(0), strict=False):
         batch = load_batch(tiny_dataset, ids, labels, settings, step)
         rate = 0.01 * step
+        networks[0].eval()  # a step trains whatever came before it
         pretraining_step(networks[0], optimiser, batch, rate, settings, step)
         networks[1].zero_grad()
         scores = networks[1].train()(batch, torch.Generator())
@@ -350,6 +351,24 @@ def test_validation_is_the_evaluation_of_cosine_prototypes(
                 nearest = (features[:, shot:] @ prototypes.T).argmax(-1)  # [N, Q]
                 right.append((nearest == torch.arange(4).unsqueeze(1)).double().mean().item())
         assert scores.accuracies[shot].mean == pytest.approx(sum(right) / 20, abs=0.01)
+
+
+def test_validation_embeds_every_image_once_with_features_of_length_one(
+    settings: PretrainSettings, tiny_dataset: ImageDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape)
+    embedded: list[torch.Tensor] = []
+    embed = judge.embed
+
+    def watched(images: torch.Tensor) -> torch.Tensor:
+        embedded.append(embed(images))
+        return embedded[-1]
+
+    monkeypatch.setattr(judge, "embed", watched)
+    validate(judge, validation_samplers(settings, tiny_dataset), 3)
+    features = torch.cat(embedded)
+    assert len(features) == 8 * 12  # for both numbers of support images
+    torch.testing.assert_close(features.norm(dim=1), torch.ones(len(features)))
 
 
 def test_validation_leaves_the_network_in_training_mode_and_unchanged(
@@ -401,6 +420,22 @@ def test_the_best_backbone_by_mean_accuracy_is_kept_and_loads_into_a_backbone(
     assert again == scores
 
 
+def test_a_later_and_worse_backbone_does_not_replace_the_best(
+    settings: PretrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coming = iter([0.5, 0.9, 0.7])
+    monkeypatch.setattr(
+        "vsm.pretraining.validate",
+        lambda *_: FewShotScores(4, 4, 20, {1: Estimate(next(coming), 0.01)}),
+    )
+    run = pretrain(settings, tmp_path / "run")
+    weights, facts = load_backbone(run.path)
+    assert (facts["epoch"], facts["validation"]["mean_accuracy"]) == (2, 0.9)
+    last, progress = load_tensors(run.resume)
+    assert progress == {"step": 21, "best_epoch": 2, "best_accuracy": 0.9}
+    assert any(not torch.equal(last[f"model.backbone.{name}"], weights[name]) for name in weights)
+
+
 def test_the_mean_accuracy_is_over_the_numbers_of_support_images() -> None:
     scores = FewShotScores(5, 15, 600, {1: Estimate(0.5, 0.01), 5: Estimate(0.8, 0.02)})
     assert scores.mean == pytest.approx(0.65)
@@ -432,9 +467,13 @@ def test_files_that_hold_no_backbone_are_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"there is no file .*backbone\.safetensors; make one with"):
         load_backbone(tmp_path)
     file = tmp_path / "model.safetensors"
-    save_tensors(file, {"a": torch.zeros(1)}, {"step": 3, "method": "vsm"})
-    with pytest.raises(RunError, match="does not hold a pre-trained backbone; give a directory"):
-        load_backbone(file)
+    enough = {"backbone": "conv4", "channels": 4, "keep_probability": 1.0, "input_shape": [1, 2, 2]}
+    for facts in ({"step": 3}, {"kind": "backbone", "channels": 4}, {"kind": "other", **enough}):
+        save_tensors(file, {"a": torch.zeros(1)}, facts)
+        with pytest.raises(RunError, match="does not hold a pre-trained backbone; give a direct"):
+            load_backbone(file)
+    save_tensors(file, {"a": torch.zeros(1)}, {"kind": "backbone", **enough})
+    assert load_backbone(file)[1]["channels"] == 4
     file.write_bytes(b"not weights")
     with pytest.raises(RunError, match="is damaged"):
         load_backbone(file)
