@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vsm.configuration import settings_from_files, settings_to_yaml
-from vsm.data import ImageDataset
+from vsm.data import Dataset
 from vsm.errors import RunError
 from vsm.files import atomic_path, write_text
 from vsm.memory import Memory, Observations
@@ -217,17 +217,25 @@ class TrainedModel:
         return replace(self, memory=kept, slot_names=self.slot_names[:count])
 
 
-def load_run(path: Path, dataset: ImageDataset, checkpoint: Checkpoint = "best") -> TrainedModel:
+def load_run(
+    path: Path,
+    dataset: Dataset,
+    checkpoint: Checkpoint = "best",
+    backbone: str | None = None,
+) -> TrainedModel:
     """Load the best model of a run, or its last state with pending observations applied.
 
     Args:
         path: the run directory.
-        dataset: what the run was trained on; gives the image shape and class names.
+        dataset: what the run was trained on; gives the input shape and class names.
         checkpoint: which of the two.
+        backbone: the run's backbone, named again. Must be given if it is the user's own code
+            ``module:attribute``: a run directory does not make anyone import anything.
     """
     run = RunDirectory(path)
     settings = run.settings()
-    model = FewShotModel(settings, dataset.image_shape)
+    _require_consent(path, settings, backbone)
+    model = FewShotModel(settings, dataset.input_shape)
     if checkpoint == "last":
         state = load_resume(run, model, None)
         model.eval()
@@ -253,6 +261,17 @@ def load_run(path: Path, dataset: ImageDataset, checkpoint: Checkpoint = "best")
     return TrainedModel(settings, model, Memory(**parts), names, stamp["step"])
 
 
+def _require_consent(path: Path, settings: RunSettings, backbone: str | None) -> None:
+    stored = settings.model.backbone
+    if backbone is not None and backbone != stored:
+        raise RunError(f"backbone: {path} was trained with {stored}, got {backbone}")
+    if settings.model.own_backbone is not None and backbone is None:
+        raise RunError(
+            f"{path} was trained with code that is not part of vsm, and loading it would run that "
+            f"code; if you trust it, add --backbone {stored} (in Python, backbone={stored!r})"
+        )
+
+
 @torch.no_grad()
 def settled_memory(model: FewShotModel, state: TrainingState) -> Memory | None:
     """Return the memory with pending observations applied; the state keeps them pending."""
@@ -276,10 +295,22 @@ def _save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None
     """Write tensors and facts; facts go under one key, since several would have no fixed order."""
     with atomic_path(path) as temporary:
         safetensors.torch.save_file(
-            {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
+            _apart(tensors),
             temporary,
             {METADATA_KEY: json.dumps(facts, ensure_ascii=False)},
         )
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy what shares memory, as tied weights do; safetensors would refuse it."""
+    stored: dict[str, Tensor] = {}
+    seen = set()
+    for name, tensor in tensors.items():
+        laid_out = tensor.detach().contiguous()
+        storage = laid_out.untyped_storage().data_ptr()
+        stored[name] = laid_out.clone() if storage in seen else laid_out
+        seen.add(storage)
+    return stored
 
 
 def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -13,6 +13,8 @@ from vsm.configuration import instantiate, preset_paths, settings_from_files, se
 from vsm.errors import SettingsError
 from vsm.settings import RunSettings
 
+BACKBONE, BACKBONE_ALIAS = "--model.backbone", "--backbone"
+
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare the run's settings and where it goes."""
@@ -34,29 +36,36 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="Print one JSON object when done, and no progress."
     )
+    parser.add_argument(
+        "--backbone",
+        type=str | None,
+        help="Short for --model.backbone: conv4, resnet12, wrn28_10, or your own module:attribute.",
+    )
     parser.add_class_arguments(RunSettings)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Train."""
-    parsed = parser.parse_args(_with_preset(arguments))
+    words = _with_preset(_with_full_names(arguments))
+    parsed = parser.parse_args(words)
     if parsed.resume and parsed.overwrite:
         raise SettingsError("--resume and --overwrite contradict each other; give one of them")
     stored = parsed.output / "config.yaml"
     _check_output(parsed.output, parsed.resume)
     if parsed.resume and stored.is_file():
-        parsed = parser.parse_args(["--config", str(stored), *_with_preset(arguments)])
+        parsed = parser.parse_args(["--config", str(stored), *words])
+    if parsed.backbone is not None:
+        raise SettingsError("backbone: in a settings file it belongs to model, as model.backbone")
     settings = instantiate(parsed)
-    if settings.data.startswith("folder:"):  # the run must find it from anywhere
-        folder = Path(settings.data.removeprefix("folder:")).expanduser().resolve()
-        settings = replace(settings, data=f"folder:{folder}")
+    settings = replace(settings, data=_findable(settings.data))
     if parsed.resume and stored.is_file():
         _refuse_changes(settings, stored)
+    _require_consent(settings, words)
 
     from vsm.interruption import Interrupted
     from vsm.runs import RunDirectory
     from vsm.runtime import keep_allocations
-    from vsm.training import train
+    from vsm.training import named_again, train
 
     keep_allocations()
     if parsed.overwrite:
@@ -76,7 +85,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         print(
             f"{parsed.output}: best {score['way']}-way validation accuracy {score['accuracy']:.1%} "
             f"± {score['ci95']:.1%} at step {best['step']}; measure it on unseen classes with: "
-            f"vsm evaluate {parsed.output}"
+            f"vsm evaluate {parsed.output}{named_again(settings)}"
         )
 
 
@@ -92,6 +101,40 @@ def _check_output(output: Path, resume: bool) -> None:
         raise SettingsError(f"output: {output} has no config.yaml, so it cannot be resumed")
     if not (output / "resume.safetensors").is_file():
         print(f"vsm train: nothing to resume in {output}, starting anew", file=sys.stderr)
+
+
+def _findable(data: str) -> str:
+    """Make the path of ``folder:PATH`` or ``features:PATH`` absolute; it is read from anywhere."""
+    kind, colon, path = data.partition(":")
+    if kind in ("folder", "features") and path:
+        return f"{kind}{colon}{Path(path).expanduser().resolve()}"
+    return data
+
+
+def _with_full_names(arguments: Sequence[str]) -> list[str]:
+    """Let ``--backbone`` stand for ``--model.backbone``."""
+    names = {word.partition("=")[0] for word in arguments}
+    if {BACKBONE_ALIAS, BACKBONE} <= names:
+        raise SettingsError(f"{BACKBONE_ALIAS} and {BACKBONE} are one setting; give one of them")
+    return [
+        BACKBONE + word.removeprefix(BACKBONE_ALIAS)
+        if word.partition("=")[0] == BACKBONE_ALIAS
+        else word
+        for word in arguments
+    ]
+
+
+def _require_consent(settings: RunSettings, words: Sequence[str]) -> None:
+    """Let files choose among our backbones, but only the command line name other code to import."""
+    own = settings.model.own_backbone
+    following = zip(words, [*words[1:], ""], strict=True)
+    named = {after for word, after in following if word == BACKBONE}
+    named |= {word.partition("=")[2] for word in words if word.startswith(f"{BACKBONE}=")}
+    if own is not None and own not in named:
+        raise SettingsError(
+            f"model.backbone: a settings file names code that is not part of vsm, {own}; if you "
+            f"trust it, add {BACKBONE_ALIAS} {own}"
+        )
 
 
 def _with_preset(arguments: Sequence[str]) -> list[str]:
