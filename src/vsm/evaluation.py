@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from vsm.classifier import predictive
-from vsm.data import EpisodeBatch, EpisodeSampler, ImageDataset
+from vsm.data import Dataset, EpisodeBatch, EpisodeSampler
+from vsm.errors import EpisodeError
 from vsm.memory import Memory
 from vsm.model import FewShotModel
 from vsm.seeding import task_generators
@@ -69,9 +70,9 @@ class Evaluation:
 
 @torch.no_grad()
 def embed_images(
-    model: FewShotModel, dataset: ImageDataset, image_ids: Tensor, advance: Advance = unwatched
+    model: FewShotModel, dataset: Dataset, image_ids: Tensor, advance: Advance = unwatched
 ) -> Tensor:
-    """Embed images ``[B]`` in evaluation mode: ``[B, D]``."""
+    """Embed samples ``[B]`` in evaluation mode: ``[B, D]``."""
     with evaluation_mode(model):
         parts = []
         for part in image_ids.split(EMBEDDING_BATCH):
@@ -132,7 +133,7 @@ def cached_embedder(model: FewShotModel, sampler: EpisodeSampler) -> Embedder:
     """Embed every image of the sampler's split once; return the look-up of their features."""
     image_ids = sampler.image_ids()
     features = embed_images(model, sampler.dataset, image_ids)
-    row = torch.zeros(len(sampler.dataset.images), dtype=torch.int64)
+    row = torch.zeros(sampler.dataset.num_samples, dtype=torch.int64)
     row[image_ids] = torch.arange(len(image_ids))
     return lambda wanted: features[row[wanted]]
 
@@ -141,6 +142,12 @@ def _embedder(model: FewShotModel, sampler: EpisodeSampler, batch_norm: BatchNor
     dataset = sampler.dataset
     if batch_norm == "inductive":
         return cached_embedder(model, sampler)
+
+    if not _batch_norms(model):
+        raise EpisodeError(
+            f"batch_norm: transductive needs a backbone with batch norm, and the model of "
+            f"{dataset.name} has none; leave it out"
+        )
 
     def embed_each_episode(wanted: Tensor) -> Tensor:
         with batch_statistics(model):
@@ -170,7 +177,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
     """Make batch norm use the batch's own statistics, and leave the running ones untouched."""
-    layers = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    layers = _batch_norms(model)
     before = [(layer.training, layer.track_running_stats) for layer in layers]
     try:
         for layer in layers:
@@ -179,3 +186,8 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
     finally:
         for layer, (training, tracking) in zip(layers, before, strict=True):
             layer.training, layer.track_running_stats = training, tracking
+
+
+def _batch_norms(model: nn.Module) -> list[nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d]:
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    return [module for module in model.modules() if isinstance(module, kinds)]

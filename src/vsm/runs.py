@@ -22,7 +22,7 @@ from vsm.checkpoints import (
     save_tensors,
 )
 from vsm.configuration import settings_from_files
-from vsm.data import ImageDataset
+from vsm.data import Dataset
 from vsm.directories import Directory
 from vsm.errors import RunError
 from vsm.memory import Memory, Observations
@@ -143,17 +143,25 @@ class TrainedModel:
         return replace(self, memory=kept, slot_names=self.slot_names[:count])
 
 
-def load_run(path: Path, dataset: ImageDataset, checkpoint: Checkpoint = "best") -> TrainedModel:
+def load_run(
+    path: Path,
+    dataset: Dataset,
+    checkpoint: Checkpoint = "best",
+    backbone: str | None = None,
+) -> TrainedModel:
     """Load the best model of a run, or its last state with pending observations applied.
 
     Args:
         path: the run directory.
-        dataset: what the run was trained on; gives the image shape and class names.
+        dataset: what the run was trained on; gives the input shape and class names.
         checkpoint: which of the two.
+        backbone: the run's backbone, named again. Must be given if it is the user's own code
+            ``module:attribute``: a run directory does not make anyone import anything.
     """
     run = RunDirectory(path)
     settings = run.settings()
-    model = FewShotModel(settings, dataset.image_shape)
+    _require_consent(path, settings, backbone)
+    model = FewShotModel(settings, dataset.input_shape)
     if checkpoint == "last":
         state = load_resume(run, model, None)
         model.eval()
@@ -177,6 +185,17 @@ def load_run(path: Path, dataset: ImageDataset, checkpoint: Checkpoint = "best")
         )
     names = tuple(memory_stamp["class_names"])
     return TrainedModel(settings, model, Memory(**parts), names, stamp["step"])
+
+
+def _require_consent(path: Path, settings: RunSettings, backbone: str | None) -> None:
+    stored = settings.model.backbone
+    if backbone is not None and backbone != stored:
+        raise RunError(f"backbone: {path} was trained with {stored}, got {backbone}")
+    if settings.model.own_backbone is not None and backbone is None:
+        raise RunError(
+            f"{path} was trained with code that is not part of vsm, and loading it would run that "
+            f"code; if you trust it, add --backbone {stored} (in Python, backbone={stored!r})"
+        )
 
 
 @torch.no_grad()

@@ -11,15 +11,15 @@ from vsm.errors import SettingsError
 
 Method = Literal["protonet", "vpn", "rote", "transformed", "vsm"]
 METHODS: tuple[Method, ...] = get_args(Method)
-BackboneName = Literal["conv4", "resnet12", "wrn28_10"]
+BACKBONE_NAMES = ("conv4", "resnet12", "wrn28_10")
 
 
 @dataclass(frozen=True)
 class ModelSettings:
     """The network around the memory."""
 
-    backbone: BackboneName = "conv4"
-    """Feature extractor; conv4 adapts its depth to the images, the deep ones give 640 features."""
+    backbone: str = "conv4"
+    """Feature extractor: conv4, resnet12, wrn28_10, or your own as module:attribute."""
     channels: int = 64
     """Width of the backbone; 64 is the published one (conv4: channels of every convolution)."""
     keep_probability: float = 1.0
@@ -30,8 +30,10 @@ class ModelSettings:
     """Networks add to their input and start as the identity; the paper's do not."""
     initial_log_variance: float = -3.0
     """Where log-variances start; 0 leaves the default initialisation."""
+    adapter: Literal["none", "linear"] = "none"
+    """Linear map of the features that starts as the identity and is trained; for fixed features."""
     normalise_features: bool = False
-    """Scale every feature vector to length one."""
+    """Scale every feature vector to length one, after the adapter."""
     distance: Literal["squared_euclidean", "cosine"] = "squared_euclidean"
     """d of Eq. 1 between a query's features and a prototype."""
     temperature: float = 1.0
@@ -41,9 +43,15 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         _require_known_choices(self)
+        _require_backbone(self.backbone)
         _require_positive(self, "channels", "hidden_units", "temperature")
         _require_between(self, -9.0, 9.0, "initial_log_variance")
         _require_between(self, 0.0, 1.0, "keep_probability", low_open=True)
+
+    @property
+    def own_backbone(self) -> str | None:
+        """The backbone, if it is the user's own code ``module:attribute``; else nothing."""
+        return own_code(self.backbone)
 
 
 @dataclass(frozen=True)
@@ -164,7 +172,7 @@ class RunSettings:
     """All that defines a training run; written to config.yaml in its directory."""
 
     data: str = "glyphs"
-    """Dataset by name (see `vsm data list`), or folder:PATH."""
+    """Dataset by name (see `vsm data list`), folder:PATH, or features:PATH."""
     method: Method = "vsm"
     """protonet (means), vpn (Eq. 4), or a memory: rote, transformed, vsm."""
     way: int = 5
@@ -275,8 +283,8 @@ class PretrainSettings:
 
     data: str = "glyphs"
     """Dataset by name (see `vsm data list`), or folder:PATH; all its training classes are used."""
-    backbone: BackboneName = "conv4"
-    """Feature extractor; conv4 adapts its depth to the images, the deep ones give 640 features."""
+    backbone: str = "conv4"
+    """Feature extractor: conv4, resnet12, wrn28_10, or your own as module:attribute."""
     channels: int = 64
     """Width of the backbone; 64 is the published one (conv4: channels of every convolution)."""
     keep_probability: float = 1.0
@@ -303,6 +311,7 @@ class PretrainSettings:
 
     def __post_init__(self) -> None:
         _require_known_choices(self)
+        _require_backbone(self.backbone)
         _require_positive(self, "channels", "epochs", "cosine_scale", "checkpoint_every")
         _require_between(self, 0.0, 1.0, "keep_probability", low_open=True)
         _require_between(self, 0.0, 1.0, "label_smoothing")
@@ -323,6 +332,21 @@ def _require_known_choices(settings: object) -> None:
         if get_origin(kind) is Literal and getattr(settings, name) not in get_args(kind):
             known = ", ".join(map(str, get_args(kind)))
             raise SettingsError(f"{name}: expected one of {known}, got {getattr(settings, name)!r}")
+
+
+def own_code(backbone: str) -> str | None:
+    """Return ``backbone`` if it is the user's own code ``module:attribute``; else nothing."""
+    return backbone if ":" in backbone else None
+
+
+def _require_backbone(backbone: str) -> None:
+    module, colon, attribute = backbone.partition(":")
+    names = [*module.split("."), *attribute.split(".")]
+    if backbone not in BACKBONE_NAMES and not (colon and all(map(str.isidentifier, names))):
+        raise SettingsError(
+            f"backbone: expected {', '.join(BACKBONE_NAMES)}, or your own as module:attribute, "
+            f"got {backbone!r}"
+        )
 
 
 def _require_not_negative(settings: object, *names: str) -> None:

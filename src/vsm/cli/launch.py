@@ -60,14 +60,38 @@ def parse_run(
     if resumed:
         parsed = parser.parse_args(["--config", str(stored), *arguments])
     settings = instantiate(kind, parsed)
-    if settings.data.startswith("folder:"):  # the run must find it from anywhere
-        folder = Path(settings.data.removeprefix("folder:")).expanduser().resolve()
-        settings = replace(settings, data=f"folder:{folder}")
+    settings = replace(settings, data=_findable(settings.data))
     if resumed:
         _refuse_changes(settings, read_settings(kind, stored), parsed.output, may_change)
     if parsed.overwrite:
         stored.unlink(missing_ok=True)
     return parsed, settings
+
+
+def _findable(data: str) -> str:
+    """Make the path of ``folder:PATH`` or ``features:PATH`` absolute; it is read from anywhere."""
+    kind, colon, path = data.partition(":")
+    if kind in ("folder", "features") and path:
+        return f"{kind}{colon}{Path(path).expanduser().resolve()}"
+    return data
+
+
+def require_consent(own: str | None, words: Sequence[str], option: str) -> None:
+    """Let files choose among our backbones, but only the command line name other code to import.
+
+    Args:
+        own: the user's own backbone ``module:attribute`` that the settings name, or nothing.
+        words: the arguments.
+        option: the name under which the backbone is given.
+    """
+    following = zip(words, [*words[1:], ""], strict=True)
+    named = {after for word, after in following if word == option}
+    named |= {word.partition("=")[2] for word in words if word.startswith(f"{option}=")}
+    if own is not None and own not in named:
+        raise SettingsError(
+            f"{option.lstrip('-')}: a settings file names code that is not part of vsm, {own}; if "
+            f"you trust it, add --backbone {own}"
+        )
 
 
 @contextmanager

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 
 import jsonargparse
 
-from vsm.cli.launch import add_run_arguments, exit_when_stopped, parse_run
+from vsm.cli.launch import add_run_arguments, exit_when_stopped, parse_run, require_consent
 from vsm.cli.output import TrainingBar, print_json
 from vsm.configuration import preset_paths
+from vsm.errors import SettingsError
 from vsm.settings import RunSettings
+
+BACKBONE, BACKBONE_ALIAS = "--model.backbone", "--backbone"
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -15,16 +18,24 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--preset", type=str, help="Shipped settings by name, e.g. paper-omniglot-5way-1shot."
     )
+    parser.add_argument(
+        "--backbone",
+        type=str | None,
+        help="Short for --model.backbone: conv4, resnet12, wrn28_10, or your own module:attribute.",
+    )
     add_run_arguments(parser, RunSettings)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Train."""
-    words = _with_preset(arguments)
+    words = _with_preset(_with_full_names(arguments))
     parsed, settings = parse_run(parser, words, RunSettings, "train", _may_change)
+    if parsed.backbone is not None:
+        raise SettingsError("backbone: in a settings file it belongs to model, as model.backbone")
+    require_consent(settings.model.own_backbone, words, BACKBONE)
 
     from vsm.runtime import keep_allocations
-    from vsm.training import train
+    from vsm.training import named_again, train
 
     keep_allocations()
     with (
@@ -41,13 +52,26 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         print(
             f"{parsed.output}: best {score['way']}-way validation accuracy {score['accuracy']:.1%} "
             f"± {score['ci95']:.1%} at step {best['step']}; measure it on unseen classes with: "
-            f"vsm evaluate {parsed.output}"
+            f"vsm evaluate {parsed.output}{named_again(settings)}"
         )
 
 
 def _may_change(key: str, settings: RunSettings) -> bool:
     """Steps may change on resume where no schedule depends on them."""
     return key == "steps" and settings.optimiser.schedule != "cosine"
+
+
+def _with_full_names(arguments: Sequence[str]) -> list[str]:
+    """Let ``--backbone`` stand for ``--model.backbone``."""
+    names = {word.partition("=")[0] for word in arguments}
+    if {BACKBONE_ALIAS, BACKBONE} <= names:
+        raise SettingsError(f"{BACKBONE_ALIAS} and {BACKBONE} are one setting; give one of them")
+    return [
+        BACKBONE + word.removeprefix(BACKBONE_ALIAS)
+        if word.partition("=")[0] == BACKBONE_ALIAS
+        else word
+        for word in arguments
+    ]
 
 
 def _with_preset(arguments: Sequence[str]) -> list[str]:
