@@ -37,6 +37,24 @@ def test_the_commands_of_the_custom_backbone_run(
     assert "5-way 1-shot" in capsys.readouterr().out
 
 
+def test_the_page_about_encoders_does_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (EXAMPLES.parent / "docs" / "encoders.md").read_text(encoding="utf-8")
+    factory, storing = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "encoders.py").write_text(factory)
+    monkeypatch.chdir(tmp_path)
+    exec(storing, {})
+    commands = [shlex.split(line) for line in re.findall(r"^vsm (.+)$", page, re.M)]
+    small = {"train": SMALL, "evaluate": ["--queries", "2", "--episodes", "4"]}
+    done = [command for command in commands if command[0] in small and "--resume" not in command]
+    try:
+        assert all(main([*command, *small[command[0]]]) == 0 for command in done)
+    finally:
+        sys.modules.pop("encoders", None)
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["birds", "own"]
+
+
 def test_features_are_stored_trained_on_and_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,10 @@ class Directory:
         """Whether a run was begun here."""
         return self.config.is_file()
 
+    def has_state(self) -> bool:
+        """Whether there is a run with a state to go on from."""
+        return self.exists() and self.resume.is_file()
+
     def open(self, settings: RunSettings | PretrainSettings, resume: bool) -> bool:
         """Begin a run, or take up the one that is here; tell whether it has a state to go on from.
 
@@ -78,7 +82,7 @@ class Directory:
                 f"output: {self.path} already holds a run; go on with --resume, replace it with "
                 "--overwrite, or choose another --output"
             )
-        if self.exists() and self.resume.is_file():
+        if self.has_state():
             write_text(self.config, settings_to_yaml(settings))  # more steps may be asked for
             return True
         self.create(settings)

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vsm.classifier import predictive
-from vsm.data import Dataset, EpisodeBatch, EpisodeSampler
+from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, FeatureDataset, Split
 from vsm.errors import EpisodeError
 from vsm.memory import Memory
 from vsm.model import FewShotModel
@@ -79,6 +80,29 @@ def embed_images(
             parts.append(model.embed(dataset.normalise(dataset.load(part))))
             advance(len(part))
         return torch.cat(parts)
+
+
+def encode_dataset(model: FewShotModel, dataset: Dataset) -> FeatureDataset:
+    """Pass every training and validation image through the backbone once, in evaluation mode.
+
+    Classes, splits and names stay, so episodes are those of the images. Rows of test images are
+    not a number: nothing may be learned from them.
+    """
+    features = np.full((dataset.num_samples, model.num_features), np.nan, np.float32)
+    splits: tuple[Split, ...] = ("train", "validation")
+    with torch.no_grad(), evaluation_mode(model):
+        for split in splits:
+            for part in torch.from_numpy(dataset.split_ids(split)).split(EMBEDDING_BATCH):
+                encoded = model.encode(dataset.normalise(dataset.load(part)))
+                features[part.numpy()] = encoded.numpy()
+    return FeatureDataset(
+        name=dataset.name,
+        class_names=dataset.class_names,
+        class_starts=dataset.class_starts,
+        splits=dataset.splits,
+        origin=dataset.origin,
+        features=features,
+    )
 
 
 def evaluate(

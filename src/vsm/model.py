@@ -68,7 +68,9 @@ class FewShotModel(nn.Module):
     def require_backbone(self) -> Backbone:
         """Return the backbone, where there must be one."""
         if self.backbone is None:
-            raise ValueError("backbone: a model of stored features has none")
+            raise SettingsError(
+                "backbone: stored features have none; leave out --init and --freeze-backbone"
+            )
         return self.backbone
 
     def embed(self, inputs: Tensor, random: Randomness | None = None) -> Tensor:

@@ -17,6 +17,7 @@ from vsm.checkpoints import (
     below,
     fit_weights,
     learning_tensors,
+    load_backbone,
     load_tensors,
     restore_learning,
     save_tensors,
@@ -115,6 +116,32 @@ def load_resume(
         pending=Observations(**pending) if pending else None,
         **progress,
     )
+
+
+def begin_with_backbone(model: FewShotModel, path: Path) -> None:
+    """Put the backbone of a directory of ``vsm pretrain`` or ``vsm train`` into ``model``."""
+    run = RunDirectory(path)
+    if run.model.is_file():
+        weights = below(load_tensors(run.model)[0], "backbone")
+        trained = run.settings().model
+        facts = {"backbone": trained.backbone, "channels": trained.channels}
+    else:
+        weights, facts = load_backbone(path)
+    wanted = model.settings.model
+    for name in ("backbone", "channels"):
+        if facts[name] != getattr(wanted, name):
+            raise RunError(
+                f"init: {path} was trained with model.{name} {facts[name]}, but this run has "
+                f"{getattr(wanted, name)}; give it --model.{name} {facts[name]}"
+            )
+    try:
+        model.require_backbone().load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise RunError(
+            f"init: the backbone of {path} does not fit this run's data ({reason}); was it trained "
+            "on images of another size?"
+        ) from error
 
 
 @dataclass(frozen=True)

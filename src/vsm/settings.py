@@ -191,6 +191,10 @@ class RunSettings:
     """The one seed from which all randomness is derived."""
     checkpoint_every: int = 100
     """Steps between saves of the state from which --resume continues."""
+    init: str | None = None
+    """Directory of `vsm pretrain` or `vsm train` whose backbone the run begins with."""
+    freeze_backbone: bool = False
+    """Keep that backbone as it is; features are computed once and the rest trains in seconds."""
     model: ModelSettings = field(default_factory=ModelSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
@@ -201,6 +205,10 @@ class RunSettings:
     def __post_init__(self) -> None:
         _require_known_choices(self)
         _require_positive(self, "way", "shot", "queries", "tasks", "steps", "checkpoint_every")
+        if self.freeze_backbone and self.init is None:
+            raise SettingsError(
+                "freeze_backbone: only a trained backbone is worth keeping; name one with --init"
+            )
 
     @property
     def uses_memory(self) -> bool:

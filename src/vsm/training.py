@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, open_dataset
 from vsm.errors import RunError, SettingsError
-from vsm.evaluation import Evaluation, evaluate
+from vsm.evaluation import Evaluation, encode_dataset, evaluate
 from vsm.interruption import Interrupted, stop_request
 from vsm.memory import Memory, Observations
 from vsm.memory.addressing import entropy
@@ -25,6 +25,7 @@ from vsm.objective import objective
 from vsm.runs import (
     RunDirectory,
     TrainingState,
+    begin_with_backbone,
     load_resume,
     save_best,
     save_resume,
@@ -73,10 +74,15 @@ def train(
     """
     progress = progress or Silence()
     dataset = open_dataset(settings.data)
-    sampler, validation = training_samplers(settings, dataset)
+    training_samplers(settings, dataset)  # says before anything else if there are too few classes
     model = FewShotModel(settings, dataset.input_shape)
+    if settings.freeze_backbone:
+        model.require_backbone().requires_grad_(False)
     optimiser = build_optimiser(model, settings.optimiser)
     run, state = _open_run(settings, output, resume, model, optimiser)
+    if settings.freeze_backbone:
+        dataset = encode_dataset(model, dataset)
+    sampler, validation = training_samplers(settings, dataset)
     started = time.monotonic()
     with run.metrics_log(state.step) as log, stop_request() as stop:
         while state.step < settings.steps:
@@ -258,6 +264,8 @@ def _open_run(
 ) -> tuple[RunDirectory, TrainingState]:
     """Begin a run, or take up the one in ``output`` at its last state."""
     run = RunDirectory(output)
+    if settings.init is not None and not (resume and run.has_state()):
+        begin_with_backbone(model, Path(settings.init))
     if run.open(settings, resume):
         return run, load_resume(run, model, optimiser)
     memory = Memory.empty(model.num_features) if settings.uses_memory else None

@@ -13,6 +13,7 @@ from vsm.configuration import AnySettings, instantiate, read_settings, settings_
 from vsm.directories import CONFIG_NAME, METRICS_NAME, RESUME_NAME, require_made_by
 from vsm.errors import SettingsError
 from vsm.interruption import Interrupted
+from vsm.settings import RunSettings
 
 
 def add_run_arguments(parser: jsonargparse.ArgumentParser, kind: type[AnySettings]) -> None:
@@ -60,7 +61,7 @@ def parse_run(
     if resumed:
         parsed = parser.parse_args(["--config", str(stored), *arguments])
     settings = instantiate(kind, parsed)
-    settings = replace(settings, data=_findable(settings.data))
+    settings = _findable(settings)
     if resumed:
         _refuse_changes(settings, read_settings(kind, stored), parsed.output, may_change)
     if parsed.overwrite:
@@ -68,12 +69,18 @@ def parse_run(
     return parsed, settings
 
 
-def _findable(data: str) -> str:
-    """Make the path of ``folder:PATH`` or ``features:PATH`` absolute; it is read from anywhere."""
-    kind, colon, path = data.partition(":")
+def _findable(settings: AnySettings) -> AnySettings:
+    """Make the paths of ``folder:PATH``, ``features:PATH`` and ``init`` absolute for later runs."""
+    kind, _, path = settings.data.partition(":")
     if kind in ("folder", "features") and path:
-        return f"{kind}{colon}{Path(path).expanduser().resolve()}"
-    return data
+        settings = replace(settings, data=f"{kind}:{_absolute(path)}")
+    if isinstance(settings, RunSettings) and settings.init is not None:
+        settings = replace(settings, init=_absolute(settings.init))
+    return settings
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
 
 
 def require_consent(own: str | None, words: Sequence[str], option: str) -> None:

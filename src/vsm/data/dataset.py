@@ -85,6 +85,10 @@ class Dataset(ABC):
         """Return the positions of the samples of class ``class_id``."""
         return np.arange(self.class_starts[class_id], self.class_starts[class_id + 1])
 
+    def split_ids(self, split: Split) -> npt.NDArray[np.int64]:
+        """Return the positions of all samples of ``split``, class after class."""
+        return np.concatenate([self.image_ids(class_id) for class_id in self.classes(split)])
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDataset(Dataset):

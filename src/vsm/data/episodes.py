@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,5 +87,4 @@ class EpisodeSampler:
 
     def image_ids(self) -> Tensor:
         """Return the positions of every sample of the split, class after class."""
-        classes = self.dataset.classes(self.split)
-        return torch.from_numpy(np.concatenate([self.dataset.image_ids(c) for c in classes]))
+        return torch.from_numpy(self.dataset.split_ids(self.split))
