@@ -28,7 +28,7 @@ class ModelSettings:
     residual: bool = True
     """Networks add to their input and start as the identity; the paper's do not."""
     initial_log_variance: float = -3.0
-    """Log-variance of every Gaussian before training; 0 leaves the default initialisation."""
+    """Where log-variances start; 0 leaves the default initialisation."""
     normalise_features: bool = False
     """Scale every feature vector to length one."""
     distance: Literal["squared_euclidean", "cosine"] = "squared_euclidean"
