@@ -92,10 +92,10 @@ def measure(plan: Plan, counting: Counting = uncounted) -> dict[str, Any]:
     """Measure all of ``plan`` in one run; return what ``benchmarks/results.json`` holds."""
     found = Measurements()
     with _two_workers(plan.threads) as (ours, peer):
+        for shot in plan.shots:  # first, so that a mistake in the data shows at once
+            _evaluations(plan, shot, ours, peer, found, counting)
         for size in plan.peer_sizes:
             _against_peer(plan, size, ours, peer, found, counting)
-        for shot in plan.shots:
-            _evaluations(plan, shot, ours, peer, found, counting)
         memory = _memory_sizes(plan, ours, counting)
         for size in plan.sizes:  # the largest images last: the allocator keeps what they took
             _against_backbone(plan, size, ours, found, counting)
