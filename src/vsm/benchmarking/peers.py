@@ -50,8 +50,8 @@ class PeerConv4(nn.Module):
 def channels_first(images: Tensor) -> Tensor:
     """Copy images ``[..., C, H, W]`` to torch's default layout.
 
-    A copy, since a single channel counts as contiguous in either layout, and the strides of the
-    channels-last one would make every convolution choose that.
+    A copy, since images of one channel count as contiguous in both layouts and would keep the
+    strides of the other one.
     """
     return images.clone(memory_format=torch.contiguous_format)
 
