@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from vsm.benchmarking.timing import ratios, spread
-from vsm.data import EpisodeSampler, ImageDataset, open_dataset
+from vsm.data import EpisodeSampler, ImageDataset, open_images
 from vsm.model import FewShotModel
 from vsm.runs import TrainingState
 from vsm.runtime import keep_allocations
@@ -52,7 +52,7 @@ def feed(
 
 def measure(name: str, num_steps: int) -> None:
     resident = resident_bytes()
-    dataset = open_dataset(name)
+    dataset = open_images(name)
     sampler = EpisodeSampler(dataset, "train", WAY, SHOT, QUERIES)
     parts: dict[str, list[float]] = {}
     np.add.reduce(dataset.images, axis=None, dtype=np.int64)  # touch every page, as an epoch would

@@ -30,7 +30,7 @@ from vsm.benchmarking.workloads import EvaluationWorkload, StepWorkload
 from vsm.cli.output import counting
 from vsm.data import EpisodeSampler
 from vsm.errors import SettingsError
-from vsm.evaluation import BatchNormMode, embed_images
+from vsm.evaluation import Embedder, embed_images
 from vsm.files import write_text
 from vsm.model import FewShotModel
 from vsm.networks import MemoryConditionedNetwork
@@ -105,11 +105,8 @@ def broadcast_bound(posterior: GaussianMixture, prior: DiagonalGaussian) -> Tens
     return components.kl(prior.unsqueeze(-3)).mean(-2)  # [T, N, C, Q] → [T, N, Q]
 
 
-def embedding_every_episode(
-    model: FewShotModel, sampler: EpisodeSampler, batch_norm: BatchNormMode
-) -> Callable[[Tensor], Tensor]:
+def embedding_every_episode(model: FewShotModel, sampler: EpisodeSampler) -> Embedder:
     """Embed the images of each episode when it comes."""
-    del batch_norm
 
     def embed(image_ids: Tensor) -> Tensor:
         return torch.stack(
@@ -162,7 +159,7 @@ OPTIMISATIONS: dict[str, Undoing] = {
     ),
     "cached_features": Undoing(
         "evaluation that embeds every episode anew",
-        lambda: mock.patch("vsm.evaluation._embedder", embedding_every_episode),
+        lambda: mock.patch("vsm.evaluation.cached_embedder", embedding_every_episode),
         work="evaluation",
     ),
 }

@@ -75,7 +75,7 @@ SIZES = (28, 32, 84)
 def peer_of(model: FewShotModel, workload: StepWorkload) -> PeerConv4:
     """Return a peer's backbone with the weights of ours."""
     peer = PeerConv4(workload.image_shape, workload.channels)
-    peer.load_state_dict(model.backbone.state_dict())
+    peer.load_state_dict(model.require_backbone().state_dict())
     return peer
 
 
@@ -163,7 +163,8 @@ def test_the_peer_computes_in_the_default_layout_and_we_channels_last(size: int)
     workload = replace(TINY, image_size=size)
     model = FewShotModel(run_settings(workload, "protonet"), workload.image_shape)
     images = episode_images(workload)
-    ours = layouts(model.backbone, model.backbone.blocks, images.flatten(0, 2))
+    backbone: Any = model.backbone
+    ours = layouts(backbone, backbone.blocks, images.flatten(0, 2))
     peer = peer_of(model, workload)
     theirs = layouts(peer, peer.blocks, channels_first(images).flatten(0, 2))
     assert set(ours) == {"channels last"}
@@ -206,7 +207,7 @@ def test_the_bare_backbone_is_the_one_inside_the_step(monkeypatch: pytest.Monkey
             weights = {name: value.clone() for name, value in network.named_parameters()}
             met.append((images[0], weights, images[0].stride()))
 
-        self.backbone.register_forward_pre_hook(note)
+        self.require_backbone().register_forward_pre_hook(note)
 
     monkeypatch.setattr(FewShotModel, "__init__", watched)
     for work in (training_steps(TINY, "vsm"), backbone_passes(TINY), embeddings(TINY)):

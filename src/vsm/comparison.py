@@ -113,8 +113,9 @@ def evaluate_run(
     protocol: EpisodeProtocol,
     checkpoint: Checkpoint = "best",
     advance: Advance = unwatched,
+    backbone: str | None = None,
 ) -> MeasuredRun:
-    """Measure one run under ``protocol``."""
+    """Measure one run under ``protocol``; ``backbone`` is as in :func:`vsm.runs.load_run`."""
     trained_on = RunDirectory(path).settings().data
     if trained_on != protocol.data:
         raise RunError(
@@ -123,7 +124,7 @@ def evaluate_run(
         )
     dataset = open_dataset(protocol.data)
     sampler = EpisodeSampler(dataset, protocol.split, protocol.way, protocol.shot, protocol.queries)
-    trained = load_run(path, dataset, checkpoint)
+    trained = load_run(path, dataset, checkpoint, backbone)
     if protocol.memory_slots is not None:
         trained = trained.with_slots(protocol.memory_slots)
     evaluation = evaluate(

@@ -6,22 +6,17 @@ pending observations of the next step. So the attention vector of Eq. 11 learns,
 recalls what its own queries wrote.
 """
 
-import json
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from vsm.configuration import settings_to_yaml
-from vsm.data import EpisodeBatch, EpisodeSampler, ImageDataset, open_dataset
-from vsm.errors import RunError
+from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, open_dataset
+from vsm.errors import RunError, SettingsError
 from vsm.evaluation import Evaluation, evaluate
-from vsm.files import write_text
 from vsm.interruption import Interrupted, stop_request
 from vsm.memory import Memory, Observations
 from vsm.memory.addressing import entropy
@@ -79,11 +74,11 @@ def train(
     progress = progress or Silence()
     dataset = open_dataset(settings.data)
     sampler, validation = training_samplers(settings, dataset)
-    model = FewShotModel(settings, dataset.image_shape)
+    model = FewShotModel(settings, dataset.input_shape)
     optimiser = build_optimiser(model, settings.optimiser)
     run, state = _open_run(settings, output, resume, model, optimiser)
     started = time.monotonic()
-    with _metrics_log(run, state.step) as log, stop_request() as stop:
+    with run.metrics_log(state.step) as log, stop_request() as stop:
         while state.step < settings.steps:
             state.step += 1
             batch = sampler.draw(settings.tasks, generator(settings.seed, "episodes", state.step))
@@ -115,13 +110,19 @@ def train(
                 raise Interrupted(
                     stop.signal_number,
                     f"stopped and saved at step {state.step} of {settings.steps}; "
-                    f"go on with: vsm train --output {output} --resume",
+                    f"go on with: vsm train --output {output} --resume{named_again(settings)}",
                 )
     return run
 
 
+def named_again(settings: RunSettings) -> str:
+    """Return what a command about the run must add: the name of the user's own code, if any."""
+    own = settings.model.own_backbone
+    return "" if own is None else f" --backbone {own}"
+
+
 def training_samplers(
-    settings: RunSettings, dataset: ImageDataset
+    settings: RunSettings, dataset: Dataset
 ) -> tuple[EpisodeSampler, EpisodeSampler]:
     """Return the samplers of training and validation episodes."""
     shape = (settings.way, settings.shot, settings.queries)
@@ -132,10 +133,8 @@ def training_samplers(
     )
 
 
-def load_inputs(
-    dataset: ImageDataset, batch: EpisodeBatch, settings: RunSettings, step: int
-) -> Tensor:
-    """Return the normalised, possibly augmented images of a batch: ``[T, N, K + Q, C, H, W]``."""
+def load_inputs(dataset: Dataset, batch: EpisodeBatch, settings: RunSettings, step: int) -> Tensor:
+    """Return a batch's inputs, normalised and perhaps augmented: ``[T, N, K + Q, …]``."""
     pixels = dataset.load(batch.image_ids)
     if settings.augment:
         tasks = range(len(pixels))
@@ -156,7 +155,7 @@ def training_step(
     Args:
         model: put into training mode.
         optimiser: over its parameters.
-        inputs: normalised images ``[T, N, K + Q, C, H, W]``.
+        inputs: normalised images ``[T, N, K + Q, C, H, W]``, or features ``[T, N, K + Q, D]``.
         class_ids: ``[T, N]``.
         state: says which step this is; its memory takes in what the previous step saw.
 
@@ -216,6 +215,11 @@ def _consolidate_pending(model: FewShotModel, state: TrainingState) -> Memory | 
 def build_optimiser(model: FewShotModel, settings: OptimiserSettings) -> torch.optim.Optimizer:
     """Return Adam over the parameters that learn."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not learning:
+        raise SettingsError(
+            f"model.adapter: {model.settings.method} on fixed features has nothing to train; give "
+            "it --model.adapter linear, or choose another --method"
+        )
     return torch.optim.AdamW(
         learning, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
     )
@@ -254,31 +258,10 @@ def _open_run(
 ) -> tuple[RunDirectory, TrainingState]:
     """Begin a run, or take up the one in ``output`` at its last state."""
     run = RunDirectory(output)
-    if run.exists() and not resume:
-        raise RunError(
-            f"output: {output} already holds a run; go on with --resume, replace it with "
-            "--overwrite, or choose another --output"
-        )
-    if run.exists() and run.resume.is_file():
-        write_text(run.config, settings_to_yaml(settings))  # more steps may have been asked for
+    if run.open(settings, resume):
         return run, load_resume(run, model, optimiser)
-    run.create(settings)
     memory = Memory.empty(model.num_features) if settings.uses_memory else None
     return run, TrainingState(step=0, memory=memory, pending=None)
-
-
-@contextmanager
-def _metrics_log(run: RunDirectory, step: int) -> Iterator[Any]:
-    """Yield a function that appends a row; rows after ``step`` belong to work that was lost."""
-    kept = [row for row in run.read_metrics() if row["step"] <= step]
-    write_text(run.metrics, "".join(json.dumps(row) + "\n" for row in kept))
-    with run.metrics.open("a", encoding="utf-8") as file:
-
-        def log(row: dict[str, Any]) -> None:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-
-        yield log
 
 
 def _summary(result: Evaluation, way: int) -> dict[str, float]:

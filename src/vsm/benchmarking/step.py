@@ -107,4 +107,4 @@ def embeddings(workload: StepWorkload) -> Work:
 
 def _backbone_and_images(workload: StepWorkload) -> tuple[Backbone, Tensor]:
     model = FewShotModel(run_settings(workload, "protonet"), workload.image_shape)
-    return model.backbone, episode_images(workload).flatten(0, 2)
+    return model.require_backbone(), episode_images(workload).flatten(0, 2)
