@@ -23,3 +23,7 @@ class EpisodeError(VsmError, ValueError):
 
 class RunError(VsmError):
     """A run directory is missing, damaged, or in the way."""
+
+
+class BenchmarkError(VsmError):
+    """A measurement of speed could not be carried out."""
