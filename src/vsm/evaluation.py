@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vsm.classifier import predictive
 from vsm.data import EpisodeBatch, EpisodeSampler, ImageDataset
+from vsm.devices import send
 from vsm.memory import Memory
 from vsm.model import FewShotModel
 from vsm.seeding import task_generators
@@ -73,9 +74,14 @@ def embed_images(
     with evaluation_mode(model):
         parts = []
         for part in image_ids.split(EMBEDDING_BATCH):
-            parts.append(model.embed(dataset.normalise(dataset.load(part))))
+            parts.append(_load_and_embed(model, dataset, part))
             advance(len(part))
         return torch.cat(parts)
+
+
+def _load_and_embed(model: FewShotModel, dataset: ImageDataset, image_ids: Tensor) -> Tensor:
+    """Embed images ``[B]`` in whatever mode the model is: ``[B, D]``."""
+    return model.embed(dataset.normalise(send(dataset.load(image_ids), model.device)))
 
 
 def evaluate(
@@ -116,7 +122,8 @@ def _parts(batch: EpisodeBatch, size: int) -> Iterator[EpisodeBatch]:
 
 
 def _outcome(log_probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Correctness, confidence and log-likelihood ``[T, B]`` of averaged ``[T, B, N]``."""
+    """Correctness, confidence and log-likelihood ``[T, B]`` on the CPU, of ``[T, B, N]``."""
+    log_probabilities = log_probabilities.cpu()
     num_tasks, num_queries, way = log_probabilities.shape
     labels = torch.arange(way).repeat_interleave(num_queries // way).expand(num_tasks, -1)
     best = log_probabilities.max(-1)
@@ -134,15 +141,13 @@ def _embedder(
         features = embed_images(model, dataset, image_ids)
         row = torch.zeros(len(dataset.images), dtype=torch.int64)
         row[image_ids] = torch.arange(len(image_ids))
-        return lambda wanted: features[row[wanted]]
+        return lambda wanted: features[row[wanted].to(features.device)]
 
     def embed_each_episode(wanted: Tensor) -> Tensor:
         with batch_statistics(model):
             return torch.stack(
                 [
-                    model.embed(dataset.normalise(dataset.load(episode.flatten()))).unflatten(
-                        0, episode.shape
-                    )
+                    _load_and_embed(model, dataset, episode.flatten()).unflatten(0, episode.shape)
                     for episode in wanted
                 ]
             )

@@ -4,13 +4,15 @@ All T tasks of a batch run as one tensor program. The memory is a value that is 
 here changes it.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vsm.backbones import BACKBONES
 from vsm.classifier import PrototypeClassifier
+from vsm.devices import Placement, computing_in
 from vsm.memory import RECALLS, Consolidation, Memory, Recollection
 from vsm.networks import GaussianNetwork, MemoryConditionedNetwork
 from vsm.probability import GaussianMixture
@@ -45,6 +47,7 @@ class FewShotModel(nn.Module):
     def __init__(self, settings: RunSettings, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         self.settings = settings
+        self.precision = torch.float32
         with default_generator(settings.seed, "weights"):
             self.backbone = BACKBONES[settings.model.backbone](
                 image_shape, settings.model.channels, settings.model.keep_probability
@@ -61,9 +64,21 @@ class FewShotModel(nn.Module):
                 self.recall = RECALLS[settings.method](width, settings)  # λ and ψ
                 self.consolidation = Consolidation(width, settings.memory)  # w of Eq. 11
 
+    def place(self, placement: Placement) -> Self:
+        """Move to a device; from now on the backbone computes in the placement's precision."""
+        self.precision = placement.precision
+        return self.to(placement.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are, and the inputs must be."""
+        return self.classifier.log_temperature.device
+
     def embed(self, images: Tensor, random: Randomness | None = None) -> Tensor:
-        """Map normalised images ``[B, C, H, W]`` to features ``[B, D]``."""
-        features: Tensor = self.backbone(images, random)
+        """Map normalised images ``[B, C, H, W]`` to features ``[B, D]`` of the images' dtype."""
+        with computing_in(self.precision, images.device):
+            features: Tensor = self.backbone(images, random)
+        features = features.to(images.dtype)
         return F.normalize(features, dim=-1) if self.settings.model.normalise_features else features
 
     def forward(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vsm.configuration import settings_from_files, settings_to_yaml
 from vsm.data import ImageDataset
+from vsm.devices import ON_CPU, Placement
 from vsm.errors import RunError
 from vsm.files import atomic_path, write_text
 from vsm.memory import Memory, Observations
@@ -156,8 +157,8 @@ def load_resume(
         _load_optimiser(optimiser, _below(tensors, "optimiser"))
     memory, pending = _below(tensors, "memory"), _below(tensors, "pending")
     return TrainingState(
-        memory=Memory(**memory) if memory else None,
-        pending=Observations(**pending) if pending else None,
+        memory=Memory(**memory).to(model.device) if memory else None,
+        pending=Observations(**pending).to(model.device) if pending else None,
         **progress,
     )
 
@@ -213,21 +214,28 @@ class TrainedModel:
         """Return the same model with the first ``count`` slots of its memory; 0 empties it."""
         if self.memory is None:
             return self
-        kept = self.memory.keep(torch.arange(min(count, len(self.memory))))
+        slots = torch.arange(min(count, len(self.memory)), device=self.memory.class_ids.device)
+        kept = self.memory.keep(slots)
         return replace(self, memory=kept, slot_names=self.slot_names[:count])
 
 
-def load_run(path: Path, dataset: ImageDataset, checkpoint: Checkpoint = "best") -> TrainedModel:
+def load_run(
+    path: Path,
+    dataset: ImageDataset,
+    checkpoint: Checkpoint = "best",
+    placement: Placement = ON_CPU,
+) -> TrainedModel:
     """Load the best model of a run, or its last state with pending observations applied.
 
     Args:
         path: the run directory.
         dataset: what the run was trained on; gives the image shape and class names.
         checkpoint: which of the two.
+        placement: where the model and its memory go.
     """
     run = RunDirectory(path)
     settings = run.settings()
-    model = FewShotModel(settings, dataset.image_shape)
+    model = FewShotModel(settings, dataset.image_shape).place(placement)
     if checkpoint == "last":
         state = load_resume(run, model, None)
         model.eval()
@@ -250,7 +258,8 @@ def load_run(path: Path, dataset: ImageDataset, checkpoint: Checkpoint = "best")
             f"{memory_stamp['step']}; the run was cut off between the two: resume it with --resume"
         )
     names = tuple(memory_stamp["class_names"])
-    return TrainedModel(settings, model, Memory(**parts), names, stamp["step"])
+    memory = Memory(**parts).to(model.device)
+    return TrainedModel(settings, model, memory, names, stamp["step"])
 
 
 @torch.no_grad()
@@ -276,7 +285,7 @@ def _save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None
     """Write tensors and facts; facts go under one key, since several would have no fixed order."""
     with atomic_path(path) as temporary:
         safetensors.torch.save_file(
-            {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
             temporary,
             {METADATA_KEY: json.dumps(facts, ensure_ascii=False)},
         )

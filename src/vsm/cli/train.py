@@ -4,14 +4,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jsonargparse
 
 from vsm.cli.output import TrainingBar, print_json
+from vsm.cli.processes import add_placement_arguments, is_first_process
 from vsm.configuration import instantiate, preset_paths, settings_from_files, settings_to_dict
 from vsm.errors import SettingsError
-from vsm.settings import RunSettings
+from vsm.settings import RunSettings, SlurmSettings
+
+if TYPE_CHECKING:
+    from vsm.runs import RunDirectory
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -34,6 +38,14 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="Print one JSON object when done, and no progress."
     )
+    add_placement_arguments(parser)
+    parser.add_argument(
+        "--launcher",
+        type=Literal["none", "local", "slurm"],
+        default="none",
+        help="Train here, or submit a job: to this machine's background, or to SLURM.",
+    )
+    parser.add_class_arguments(SlurmSettings, "slurm")
     parser.add_class_arguments(RunSettings)
 
 
@@ -53,20 +65,36 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     if parsed.resume and stored.is_file():
         _refuse_changes(settings, stored)
 
+    if parsed.launcher != "none":
+        _submit(parsed, settings, arguments)
+        return
+
+    from vsm.devices import choose_placement
+    from vsm.distributed import joined_processes
     from vsm.interruption import Interrupted
     from vsm.runs import RunDirectory
     from vsm.runtime import keep_allocations
     from vsm.training import train
 
     keep_allocations()
-    if parsed.overwrite:
-        RunDirectory(parsed.output).config.unlink(missing_ok=True)
-    try:
-        with TrainingBar(settings.method, settings.steps, quiet=parsed.json) as bar:
-            finished = train(settings, parsed.output, parsed.resume, bar)
-    except Interrupted as interruption:
-        print(f"vsm train: {interruption}", file=sys.stderr)
-        sys.exit(interruption.exit_code)
+    placement = choose_placement(parsed.device, parsed.precision)
+    with joined_processes(placement.device) as processes:
+        if parsed.overwrite and processes.is_first:
+            RunDirectory(parsed.output).config.unlink(missing_ok=True)
+        quiet = parsed.json or not processes.is_first
+        try:
+            with TrainingBar(settings.method, settings.steps, quiet) as bar:
+                finished = train(settings, parsed.output, parsed.resume, bar, processes, placement)
+        except Interrupted as interruption:
+            if processes.is_first:
+                print(f"vsm train: {interruption}", file=sys.stderr)
+            sys.exit(interruption.exit_code)
+    if processes.is_first:
+        _print_result(parsed, finished)
+
+
+def _print_result(parsed: jsonargparse.Namespace, finished: "RunDirectory") -> None:
+    """Say how good the best model is by validation."""
     validations = [row for row in finished.read_metrics() if "validation" in row]
     best = max(validations, key=lambda row: row["validation"]["accuracy"])
     if parsed.json:
@@ -80,6 +108,21 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         )
 
 
+def _submit(
+    parsed: jsonargparse.Namespace, settings: RunSettings, arguments: Sequence[str]
+) -> None:
+    """Put the training into a queue and say where to look for it."""
+    from vsm.launching import submit
+
+    slurm = SlurmSettings(**parsed.slurm.as_dict())
+    job = submit(parsed.launcher, slurm, settings.tasks, parsed.output, arguments)
+    if parsed.json:
+        print_json({"run": str(parsed.output), "job": job.id, "log": str(job.log)})
+    else:
+        print(f"{parsed.output}: submitted job {job.id} ({slurm.processes} processes)")
+        print(f"its output: {job.log}; stop it with: {job.stop_command}")
+
+
 def _check_output(output: Path, resume: bool) -> None:
     """Refuse places where a run would be lost or would bury something else."""
     if output == Path():
@@ -90,7 +133,7 @@ def _check_output(output: Path, resume: bool) -> None:
     has_run = any((output / name).exists() for name in leftovers)
     if has_run and not (output / "config.yaml").is_file():
         raise SettingsError(f"output: {output} has no config.yaml, so it cannot be resumed")
-    if not (output / "resume.safetensors").is_file():
+    if not (output / "resume.safetensors").is_file() and is_first_process():
         print(f"vsm train: nothing to resume in {output}, starting anew", file=sys.stderr)
 
 
