@@ -37,7 +37,7 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     stored: dict[str, Tensor] = {}
     seen = set()
     for name, tensor in tensors.items():
-        laid_out = tensor.detach().contiguous()
+        laid_out = tensor.detach().cpu().contiguous()
         storage = laid_out.untyped_storage().data_ptr()
         stored[name] = laid_out.clone() if storage in seen else laid_out
         seen.add(storage)

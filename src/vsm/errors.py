@@ -2,7 +2,9 @@
 
 
 class VsmError(Exception):
-    """Base of every error this package raises on purpose; the command line exits with code 2."""
+    """Base of every error this package raises on purpose; the command line exits with its code."""
+
+    exit_code = 2
 
 
 class SettingsError(VsmError, ValueError):
@@ -27,3 +29,9 @@ class RunError(VsmError):
 
 class BenchmarkError(VsmError):
     """A measurement of speed could not be carried out."""
+
+
+class ProcessLostError(VsmError, ConnectionError):
+    """Another process of the same job ended or fell silent."""
+
+    exit_code = 1

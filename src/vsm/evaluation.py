@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vsm.classifier import predictive
 from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, FeatureDataset, Split
+from vsm.devices import send
 from vsm.errors import EpisodeError
 from vsm.memory import Memory
 from vsm.model import FewShotModel
@@ -77,9 +78,14 @@ def embed_images(
     with evaluation_mode(model):
         parts = []
         for part in image_ids.split(EMBEDDING_BATCH):
-            parts.append(model.embed(dataset.normalise(dataset.load(part))))
+            parts.append(model.embed(_load(model, dataset, part)))
             advance(len(part))
         return torch.cat(parts)
+
+
+def _load(model: FewShotModel, dataset: Dataset, image_ids: Tensor) -> Tensor:
+    """Return the normalised samples ``[B]`` where the model is: ``[B, ...]``."""
+    return dataset.normalise(send(dataset.load(image_ids), model.device))
 
 
 def encode_dataset(model: FewShotModel, dataset: Dataset) -> FeatureDataset:
@@ -93,8 +99,7 @@ def encode_dataset(model: FewShotModel, dataset: Dataset) -> FeatureDataset:
     with torch.no_grad(), evaluation_mode(model):
         for split in splits:
             for part in torch.from_numpy(dataset.split_ids(split)).split(EMBEDDING_BATCH):
-                encoded = model.encode(dataset.normalise(dataset.load(part)))
-                features[part.numpy()] = encoded.numpy()
+                features[part.numpy()] = model.encode(_load(model, dataset, part)).cpu().numpy()
     return FeatureDataset(
         name=dataset.name,
         class_names=dataset.class_names,
@@ -145,7 +150,8 @@ def _parts(batch: EpisodeBatch, size: int) -> Iterator[EpisodeBatch]:
 
 
 def _outcome(log_probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Correctness, confidence and log-likelihood ``[T, B]`` of averaged ``[T, B, N]``."""
+    """Correctness, confidence and log-likelihood ``[T, B]`` on the CPU, of ``[T, B, N]``."""
+    log_probabilities = log_probabilities.cpu()
     num_tasks, num_queries, way = log_probabilities.shape
     labels = torch.arange(way).repeat_interleave(num_queries // way).expand(num_tasks, -1)
     best = log_probabilities.max(-1)
@@ -159,7 +165,7 @@ def cached_embedder(model: FewShotModel, sampler: EpisodeSampler) -> Embedder:
     features = embed_images(model, sampler.dataset, image_ids)
     row = torch.zeros(sampler.dataset.num_samples, dtype=torch.int64)
     row[image_ids] = torch.arange(len(image_ids))
-    return lambda wanted: features[row[wanted]]
+    return lambda wanted: features[row[wanted].to(features.device)]
 
 
 def _embedder(model: FewShotModel, sampler: EpisodeSampler, batch_norm: BatchNormMode) -> Embedder:
@@ -177,7 +183,7 @@ def _embedder(model: FewShotModel, sampler: EpisodeSampler, batch_norm: BatchNor
         with batch_statistics(model):
             return torch.stack(
                 [
-                    model.embed(dataset.normalise(dataset.load(episode.flatten()))).unflatten(
+                    model.embed(_load(model, dataset, episode.flatten())).unflatten(
                         0, episode.shape
                     )
                     for episode in wanted

@@ -4,13 +4,15 @@ All T tasks of a batch run as one tensor program. The memory is a value that is 
 here changes it.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vsm.backbones import Backbone, build_backbone
 from vsm.classifier import PrototypeClassifier
+from vsm.devices import Placement, computing_in
 from vsm.errors import SettingsError
 from vsm.memory import RECALLS, Consolidation, Memory, Recollection
 from vsm.networks import GaussianNetwork, MemoryConditionedNetwork
@@ -47,6 +49,7 @@ class FewShotModel(nn.Module):
     def __init__(self, settings: RunSettings, input_shape: tuple[int, ...]) -> None:
         super().__init__()
         self.settings = settings
+        self.precision = torch.float32
         with default_generator(settings.seed, "weights"):
             self.backbone = _backbone_for(settings.model, input_shape)
             width = input_shape[0] if self.backbone is None else self.backbone.num_features
@@ -64,6 +67,16 @@ class FewShotModel(nn.Module):
             self.adapter: nn.Linear | None = None
             if settings.model.adapter == "linear":
                 self.adapter = _identity(width)
+
+    def place(self, placement: Placement) -> Self:
+        """Move to a device; from now on the backbone computes in the placement's precision."""
+        self.precision = placement.precision
+        return self.to(placement.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are, and the inputs must be."""
+        return self.classifier.log_temperature.device
 
     def require_backbone(self) -> Backbone:
         """Return the backbone, where there must be one."""
@@ -90,8 +103,9 @@ class FewShotModel(nn.Module):
                 f"inputs: a model without backbone takes features [B, {self.num_features}], got "
                 f"{list(inputs.shape)}"
             )
-        features: Tensor = self.backbone(inputs, random)
-        return features
+        with computing_in(self.precision, inputs.device):
+            features: Tensor = self.backbone(inputs, random)
+        return features.to(inputs.dtype)
 
     def adapt(self, features: Tensor) -> Tensor:
         """Apply adapter and normalisation, where the settings have them: ``[B, D]`` to the same."""

@@ -24,6 +24,7 @@ from vsm.checkpoints import (
 )
 from vsm.configuration import settings_from_files
 from vsm.data import Dataset
+from vsm.devices import ON_CPU, Placement
 from vsm.directories import Directory
 from vsm.errors import RunError
 from vsm.memory import Memory, Observations
@@ -112,8 +113,8 @@ def load_resume(
     restore_learning(model, optimiser, tensors, run.resume)
     memory, pending = below(tensors, "memory"), below(tensors, "pending")
     return TrainingState(
-        memory=Memory(**memory) if memory else None,
-        pending=Observations(**pending) if pending else None,
+        memory=Memory(**memory).to(model.device) if memory else None,
+        pending=Observations(**pending).to(model.device) if pending else None,
         **progress,
     )
 
@@ -166,7 +167,8 @@ class TrainedModel:
         """Return the same model with the first ``count`` slots of its memory; 0 empties it."""
         if self.memory is None:
             return self
-        kept = self.memory.keep(torch.arange(min(count, len(self.memory))))
+        slots = torch.arange(min(count, len(self.memory)), device=self.memory.class_ids.device)
+        kept = self.memory.keep(slots)
         return replace(self, memory=kept, slot_names=self.slot_names[:count])
 
 
@@ -175,6 +177,7 @@ def load_run(
     dataset: Dataset,
     checkpoint: Checkpoint = "best",
     backbone: str | None = None,
+    placement: Placement = ON_CPU,
 ) -> TrainedModel:
     """Load the best model of a run, or its last state with pending observations applied.
 
@@ -184,11 +187,12 @@ def load_run(
         checkpoint: which of the two.
         backbone: the run's backbone, named again. Must be given if it is the user's own code
             ``module:attribute``: a run directory does not make anyone import anything.
+        placement: where the model and its memory go.
     """
     run = RunDirectory(path)
     settings = run.settings()
     _require_consent(path, settings, backbone)
-    model = FewShotModel(settings, dataset.input_shape)
+    model = FewShotModel(settings, dataset.input_shape).place(placement)
     if checkpoint == "last":
         state = load_resume(run, model, None)
         model.eval()
@@ -211,7 +215,8 @@ def load_run(
             f"{memory_stamp['step']}; the run was cut off between the two: resume it with --resume"
         )
     names = tuple(memory_stamp["class_names"])
-    return TrainedModel(settings, model, Memory(**parts), names, stamp["step"])
+    memory = Memory(**parts).to(model.device)
+    return TrainedModel(settings, model, memory, names, stamp["step"])
 
 
 def _require_consent(path: Path, settings: RunSettings, backbone: str | None) -> None:

@@ -34,6 +34,8 @@ class ModelSettings:
     """Linear map of the features that starts as the identity and is trained; for fixed features."""
     normalise_features: bool = False
     """Scale every feature vector to length one, after the adapter."""
+    synchronise_batch_norm: bool = True
+    """Batch norm of the whole batch where several processes share it, as one process has it."""
     distance: Literal["squared_euclidean", "cosine"] = "squared_euclidean"
     """d of Eq. 1 between a query's features and a prototype."""
     temperature: float = 1.0
@@ -327,6 +329,52 @@ class PretrainSettings:
             raise SettingsError(
                 f"batch_size: batch norm needs at least 2 images, got {self.batch_size}"
             )
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """What to ask a scheduler for; belongs to the machine and is not stored with a run."""
+
+    nodes: int = 1
+    """Machines."""
+    processes_per_node: int = 1
+    """Processes on each machine, which share the tasks of a step."""
+    gpus_per_node: int = 0
+    """GPUs on each machine, one for each of its processes; 0 computes on CPUs."""
+    cpus_per_process: int = 2
+    """CPU cores of a process."""
+    memory_gb: float | None = None
+    """Memory of a machine; unset: the cluster's default."""
+    hours: float = 24.0
+    """Longest time before the job is put back into the queue and resumed."""
+    restarts: int = 20
+    """How often that may happen."""
+    warning_seconds: int = 120
+    """Time before the limit at which the job saves its state."""
+    partition: str | None = None
+    """Queue; unset: the cluster's default."""
+    account: str | None = None
+    """Whom to charge; unset: the cluster's default."""
+    qos: str | None = None
+    """Quality of service; unset: the cluster's default."""
+    constraint: str | None = None
+    """Features that machines must have."""
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            self, "nodes", "processes_per_node", "cpus_per_process", "memory_gb", "hours"
+        )
+        _require_not_negative(self, "gpus_per_node", "restarts", "warning_seconds")
+        if 0 < self.gpus_per_node < self.processes_per_node:
+            raise SettingsError(
+                f"gpus_per_node: {self.processes_per_node} processes of a machine need as many "
+                f"GPUs, got {self.gpus_per_node}; use 0 to compute on CPUs"
+            )
+
+    @property
+    def processes(self) -> int:
+        """Processes of the whole job."""
+        return self.nodes * self.processes_per_node
 
 
 def _require_episodes(episodes: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonargparse
 
+from vsm.cli.processes import is_first_process
 from vsm.configuration import AnySettings, instantiate, read_settings, settings_to_dict
 from vsm.directories import CONFIG_NAME, METRICS_NAME, RESUME_NAME, require_made_by
 from vsm.errors import SettingsError
@@ -64,7 +65,7 @@ def parse_run(
     settings = _findable(settings)
     if resumed:
         _refuse_changes(settings, read_settings(kind, stored), parsed.output, may_change)
-    if parsed.overwrite:
+    if parsed.overwrite and is_first_process():
         stored.unlink(missing_ok=True)
     return parsed, settings
 
@@ -107,7 +108,8 @@ def exit_when_stopped(command: str) -> Iterator[None]:
     try:
         yield
     except Interrupted as interruption:
-        print(f"vsm {command}: {interruption}", file=sys.stderr)
+        if is_first_process():
+            print(f"vsm {command}: {interruption}", file=sys.stderr)
         sys.exit(interruption.exit_code)
 
 
@@ -121,7 +123,7 @@ def _check_output(output: Path, resume: bool, command: str) -> None:
     has_run = (output / METRICS_NAME).exists() or any(output.glob("*.safetensors"))
     if has_run and not (output / CONFIG_NAME).is_file():
         raise SettingsError(f"output: {output} has no {CONFIG_NAME}, so it cannot be resumed")
-    if not (output / RESUME_NAME).is_file():
+    if not (output / RESUME_NAME).is_file() and is_first_process():
         print(f"vsm {command}: nothing to resume in {output}, starting anew", file=sys.stderr)
 
 

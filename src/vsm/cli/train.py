@@ -1,14 +1,19 @@
 """``vsm train``."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import jsonargparse
 
 from vsm.cli.launch import add_run_arguments, exit_when_stopped, parse_run, require_consent
 from vsm.cli.output import TrainingBar, print_json
+from vsm.cli.processes import add_placement_arguments
 from vsm.configuration import preset_paths
 from vsm.errors import SettingsError
-from vsm.settings import RunSettings
+from vsm.settings import RunSettings, SlurmSettings
+
+if TYPE_CHECKING:
+    from vsm.runs import RunDirectory
 
 BACKBONE, BACKBONE_ALIAS = "--model.backbone", "--backbone"
 
@@ -23,6 +28,14 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         type=str | None,
         help="Short for --model.backbone: conv4, resnet12, wrn28_10, or your own module:attribute.",
     )
+    add_placement_arguments(parser)
+    parser.add_argument(
+        "--launcher",
+        type=Literal["none", "local", "slurm"],
+        default="none",
+        help="Train here, or submit a job: to this machine's background, or to SLURM.",
+    )
+    parser.add_class_arguments(SlurmSettings, "slurm")
     add_run_arguments(parser, RunSettings)
 
 
@@ -34,15 +47,29 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         raise SettingsError("backbone: in a settings file it belongs to model, as model.backbone")
     require_consent(settings.model.own_backbone, words, BACKBONE)
 
+    if parsed.launcher != "none":
+        _submit(parsed, settings, arguments)
+        return
+
+    from vsm.devices import choose_placement
+    from vsm.distributed import joined_processes
     from vsm.runtime import keep_allocations
     from vsm.training import named_again, train
 
     keep_allocations()
-    with (
-        exit_when_stopped("train"),
-        TrainingBar(settings.method, settings.steps, quiet=parsed.json) as bar,
-    ):
-        finished = train(settings, parsed.output, parsed.resume, bar)
+    placement = choose_placement(parsed.device, parsed.precision)
+    with exit_when_stopped("train"), joined_processes(placement.device) as processes:
+        quiet = parsed.json or not processes.is_first
+        with TrainingBar(settings.method, settings.steps, quiet) as bar:
+            finished = train(settings, parsed.output, parsed.resume, bar, processes, placement)
+    if processes.is_first:
+        _print_result(parsed, finished, named_again(settings))
+
+
+def _print_result(
+    parsed: jsonargparse.Namespace, finished: "RunDirectory", named_again: str
+) -> None:
+    """Say how good the best model is by validation."""
     validations = [row for row in finished.read_metrics() if "validation" in row]
     best = max(validations, key=lambda row: row["validation"]["accuracy"])
     if parsed.json:
@@ -52,8 +79,23 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         print(
             f"{parsed.output}: best {score['way']}-way validation accuracy {score['accuracy']:.1%} "
             f"± {score['ci95']:.1%} at step {best['step']}; measure it on unseen classes with: "
-            f"vsm evaluate {parsed.output}{named_again(settings)}"
+            f"vsm evaluate {parsed.output}{named_again}"
         )
+
+
+def _submit(
+    parsed: jsonargparse.Namespace, settings: RunSettings, arguments: Sequence[str]
+) -> None:
+    """Put the training into a queue and say where to look for it."""
+    from vsm.launching import submit
+
+    slurm = SlurmSettings(**parsed.slurm.as_dict())
+    job = submit(parsed.launcher, slurm, settings.tasks, parsed.output, arguments)
+    if parsed.json:
+        print_json({"run": str(parsed.output), "job": job.id, "log": str(job.log)})
+    else:
+        print(f"{parsed.output}: submitted job {job.id} ({slurm.processes} processes)")
+        print(f"its output: {job.log}; stop it with: {job.stop_command}")
 
 
 def _may_change(key: str, settings: RunSettings) -> bool:

@@ -26,6 +26,11 @@ class EpisodeBatch(NamedTuple):
     class_ids: Tensor
     image_ids: Tensor
 
+    def part(self, tasks: range) -> "EpisodeBatch":
+        """Return the episodes at these places, one after another, alone."""
+        chosen = slice(tasks.start, tasks.stop)
+        return EpisodeBatch(self.class_ids[chosen], self.image_ids[chosen])
+
 
 @dataclass(frozen=True)
 class EpisodeSampler:

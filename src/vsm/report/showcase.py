@@ -51,16 +51,16 @@ def look_at_episodes(
         prediction = trained.model(support, query_features, trained.memory, random)
     probabilities = predictive(prediction.log_probabilities).exp()
     probabilities = probabilities.unflatten(1, (protocol.way, queries))
-    recollection = prediction.recollection
+    weights = None if prediction.recollection is None else prediction.recollection.weights.cpu()
     return [
         ShownEpisode(
             [dataset.class_names[class_id] for class_id in batch.class_ids[t].tolist()],
             batch.image_ids[t, :, : protocol.shot],
             batch.image_ids[t, :, protocol.shot :],
-            query_features[t],
-            probabilities[t],
-            prediction.prototypes[t],
-            None if recollection is None else recollection.weights[t],
+            query_features[t].cpu(),
+            probabilities[t].cpu(),
+            prediction.prototypes[t].cpu(),
+            None if weights is None else weights[t],
         )
         for t in range(num_episodes)
     ]
