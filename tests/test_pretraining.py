@@ -65,7 +65,7 @@ COPIES = {"none": 1, "one": 2, "all": 4}
 
 @pytest.fixture(autouse=True)
 def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
-    monkeypatch.setattr("vsm.pretraining.open_dataset", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.pretraining.open_images", lambda name: tiny_dataset)
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_the_network_classifies_the_images_and_turns_of_the_copies(
     settings = replace(with_rotation(settings, form), classifier="cosine")
     images = TrainingImages.of(tiny_dataset, settings)
     judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape)
-    network = SupervisedNetwork(judge.backbone, images.num_classes, settings).eval()
+    network = SupervisedNetwork(judge.require_backbone(), images.num_classes, settings).eval()
     _, ids, labels = next(images.batches(0))
     batch = load_batch(tiny_dataset, ids, labels, settings, step=1)
     with torch.no_grad():
@@ -309,7 +309,7 @@ def test_a_step_is_that_of_plain_sgd_with_nesterov_momentum(
     networks = []
     for _ in range(2):
         judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape)
-        networks.append(SupervisedNetwork(judge.backbone, images.num_classes, settings))
+        networks.append(SupervisedNetwork(judge.require_backbone(), images.num_classes, settings))
     optimiser = build_optimiser(networks[0], settings.optimiser)
     velocity = [torch.zeros_like(parameter) for parameter in networks[1].parameters()]
     for step, (_, ids, labels) in zip((1, 2, 3), images.batches(0), strict=False):
@@ -344,7 +344,9 @@ def test_validation_is_the_evaluation_of_cosine_prototypes(
         for batch in sampler.evaluation_episodes(20, seed=0):
             for episode in batch.image_ids:  # [N, K + Q]
                 pixels = tiny_dataset.normalise(tiny_dataset.load(episode.flatten()))
-                features = judge.backbone(pixels).detach().unflatten(0, episode.shape).double()
+                features = (
+                    judge.require_backbone()(pixels).detach().unflatten(0, episode.shape).double()
+                )
                 features = features / features.norm(dim=-1, keepdim=True)
                 prototypes = features[:, :shot].mean(1)  # [N, D]
                 prototypes = prototypes / prototypes.norm(dim=-1, keepdim=True)
@@ -377,7 +379,7 @@ def test_validation_leaves_the_network_in_training_mode_and_unchanged(
     judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape).train()
     before = {name: value.clone() for name, value in judge.state_dict().items()}
     validate(judge, validation_samplers(settings, tiny_dataset), 3)
-    assert judge.backbone.training
+    assert judge.require_backbone().training
     for name, value in judge.state_dict().items():
         assert torch.equal(value, before[name]), name
 
@@ -415,7 +417,7 @@ def test_the_best_backbone_by_mean_accuracy_is_kept_and_loads_into_a_backbone(
     backbone = BACKBONES["conv4"]((1, 28, 28), 4, 0.9)
     backbone.load_state_dict(weights)
     judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape)
-    judge.backbone.load_state_dict(weights)
+    judge.require_backbone().load_state_dict(weights)
     again = validate(judge, validation_samplers(settings, tiny_dataset), 20)
     assert again == scores
 
@@ -678,7 +680,7 @@ def test_help_needs_no_torch() -> None:
 def test_termination_saves_and_exits_143_and_resume_gives_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsm.pretraining.open_dataset", open_dataset)
+    monkeypatch.setattr("vsm.pretraining.open_images", open_dataset)
     rng = np.random.default_rng(0)
     for class_id in range(15):
         (tmp_path / "data" / f"class{class_id}").mkdir(parents=True)

@@ -9,10 +9,12 @@ from typing import Any
 
 import jsonargparse
 
+from vsm.cli.processes import is_first_process
 from vsm.configuration import AnySettings, instantiate, read_settings, settings_to_dict
 from vsm.directories import CONFIG_NAME, METRICS_NAME, RESUME_NAME, require_made_by
 from vsm.errors import SettingsError
 from vsm.interruption import Interrupted
+from vsm.settings import RunSettings
 
 
 def add_run_arguments(parser: jsonargparse.ArgumentParser, kind: type[AnySettings]) -> None:
@@ -60,14 +62,44 @@ def parse_run(
     if resumed:
         parsed = parser.parse_args(["--config", str(stored), *arguments])
     settings = instantiate(kind, parsed)
-    if settings.data.startswith("folder:"):  # the run must find it from anywhere
-        folder = Path(settings.data.removeprefix("folder:")).expanduser().resolve()
-        settings = replace(settings, data=f"folder:{folder}")
+    settings = _findable(settings)
     if resumed:
         _refuse_changes(settings, read_settings(kind, stored), parsed.output, may_change)
-    if parsed.overwrite:
+    if parsed.overwrite and is_first_process():
         stored.unlink(missing_ok=True)
     return parsed, settings
+
+
+def _findable(settings: AnySettings) -> AnySettings:
+    """Make the paths of ``folder:PATH``, ``features:PATH`` and ``init`` absolute for later runs."""
+    kind, _, path = settings.data.partition(":")
+    if kind in ("folder", "features") and path:
+        settings = replace(settings, data=f"{kind}:{_absolute(path)}")
+    if isinstance(settings, RunSettings) and settings.init is not None:
+        settings = replace(settings, init=_absolute(settings.init))
+    return settings
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
+
+
+def require_consent(own: str | None, words: Sequence[str], option: str) -> None:
+    """Let files choose among our backbones, but only the command line name other code to import.
+
+    Args:
+        own: the user's own backbone ``module:attribute`` that the settings name, or nothing.
+        words: the arguments.
+        option: the name under which the backbone is given.
+    """
+    following = zip(words, [*words[1:], ""], strict=True)
+    named = {after for word, after in following if word == option}
+    named |= {word.partition("=")[2] for word in words if word.startswith(f"{option}=")}
+    if own is not None and own not in named:
+        raise SettingsError(
+            f"{option.lstrip('-')}: a settings file names code that is not part of vsm, {own}; if "
+            f"you trust it, add --backbone {own}"
+        )
 
 
 @contextmanager
@@ -76,7 +108,8 @@ def exit_when_stopped(command: str) -> Iterator[None]:
     try:
         yield
     except Interrupted as interruption:
-        print(f"vsm {command}: {interruption}", file=sys.stderr)
+        if is_first_process():
+            print(f"vsm {command}: {interruption}", file=sys.stderr)
         sys.exit(interruption.exit_code)
 
 
@@ -90,7 +123,7 @@ def _check_output(output: Path, resume: bool, command: str) -> None:
     has_run = (output / METRICS_NAME).exists() or any(output.glob("*.safetensors"))
     if has_run and not (output / CONFIG_NAME).is_file():
         raise SettingsError(f"output: {output} has no {CONFIG_NAME}, so it cannot be resumed")
-    if not (output / RESUME_NAME).is_file():
+    if not (output / RESUME_NAME).is_file() and is_first_process():
         print(f"vsm {command}: nothing to resume in {output}, starting anew", file=sys.stderr)
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import jsonargparse
 
-from vsm.cli.launch import add_run_arguments, exit_when_stopped, parse_run
+from vsm.cli.launch import add_run_arguments, exit_when_stopped, parse_run, require_consent
 from vsm.cli.output import PretrainingBar, print_json, print_table
-from vsm.settings import PretrainSettings
+from vsm.settings import PretrainSettings, own_code
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -18,6 +18,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Pre-train a backbone."""
     parsed, settings = parse_run(parser, arguments, PretrainSettings, "pretrain")
+    require_consent(own_code(settings.backbone), arguments, "--backbone")
 
     from vsm.pretraining import pretrain
     from vsm.runtime import keep_allocations

@@ -7,6 +7,7 @@ KL(mixture ‖ Gaussian) has no closed form. Two estimates are offered:
 * an unbiased Monte Carlo estimate, whose densities are computed by matrix products.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -114,8 +115,7 @@ class GaussianMixture:
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-density of ``value`` ``[..., L, D]``: ``[..., L]``."""
         log_densities = pairwise_log_prob(value, self.components)  # [..., L, C]
-        weights = -torch.log(torch.tensor(float(self.num_components)))
-        return torch.logsumexp(log_densities, -1) + weights
+        return torch.logsumexp(log_densities, -1) - math.log(self.num_components)
 
 
 def pairwise_log_prob(values: Tensor, components: DiagonalGaussian) -> Tensor:
