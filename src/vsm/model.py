@@ -135,6 +135,9 @@ class FewShotModel(nn.Module):
         posterior = self._infer(support_mean, recollection)  # Eqs. 7, 10
         if posterior is None:
             prototypes = support_mean.unsqueeze(-2)  # [T, N, 1, D]
+        elif self.training:
+            count = self.num_prototype_samples
+            prototypes, posterior = posterior.sample_with_moments(count, random)
         else:
             prototypes = posterior.sample(self.num_prototype_samples, random)  # [T, N, L, D]
         log_probabilities = self.classifier(queries.flatten(1, 2), prototypes)  # Eq. 1
