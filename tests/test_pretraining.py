@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -607,15 +608,23 @@ def tiny_command(output: Path, *more: str) -> list[str]:
     return ["pretrain", "--output", str(output), *numbers, *validation, *more]
 
 
-def test_the_command_prints_every_validation_and_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_prints_every_validation_and_a_command_to_go_on_with(
+    tmp_path: Path,
+    tiny_dataset: ImageDataset,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "run"
     assert main(tiny_command(out, "--validation.every", "1")) == 0
     printed = capsys.readouterr()
     table = printed.out
     assert all(word in table for word in ("epoch", "1-shot", "5-shot", "kept", "±"))
-    assert f"vsm train --data glyphs --init {out} --freeze-backbone --output" in table
+    command = shlex.split(table.splitlines()[-1].partition("go on with: vsm ")[2])
+    assert command[:5] == ["train", "--data", "glyphs", "--init", str(out)]
+    assert "--freeze-backbone" in command
+    monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
+    few = ["--steps", "1", "--queries", "2", "--validation.episodes", "2", "--method", "vpn"]
+    assert main([*command, *few, "--json"]) == 0
     assert "validation 1-shot" in printed.err
     assert "loss" in printed.err
 

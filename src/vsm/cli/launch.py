@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_type_hints
 
 import jsonargparse
 
@@ -53,6 +54,7 @@ def parse_run(
         command: its name, for messages.
         may_change: whether a resumed run may be given another value of a setting; none by default.
     """
+    arguments = with_bare_switches(arguments, kind)
     parsed = parser.parse_args(arguments)
     if parsed.resume and parsed.overwrite:
         raise SettingsError("--resume and --overwrite contradict each other; give one of them")
@@ -68,6 +70,24 @@ def parse_run(
     if parsed.overwrite and is_first_process():
         stored.unlink(missing_ok=True)
     return parsed, settings
+
+
+def with_bare_switches(words: Sequence[str], kind: type[AnySettings]) -> list[str]:
+    """Let ``--freeze_backbone`` stand for ``--freeze_backbone true``, and so for every switch."""
+    switches = set(_switches(kind, "--"))
+    return [
+        f"{word}=true" if word in switches and after.startswith("--") else word
+        for word, after in pairwise([*words, "--"])
+    ]
+
+
+def _switches(kind: type, prefix: str) -> Iterator[str]:
+    """Name the options of all settings that are true or false."""
+    for name, hint in get_type_hints(kind).items():
+        if is_dataclass(hint):
+            yield from _switches(cast(type, hint), f"{prefix}{name}.")
+        elif hint is bool:
+            yield prefix + name
 
 
 def _findable(settings: AnySettings) -> AnySettings:
