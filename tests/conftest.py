@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import make_dataset, make_settings
 
+from tiny import make_dataset, make_settings
 from vsm.data import ImageDataset
 from vsm.settings import RunSettings
 

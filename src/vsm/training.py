@@ -328,7 +328,7 @@ def set_learning_rate(
 def _clip(model: FewShotModel, largest: float | None) -> float:
     """Scale the gradient down to ``largest`` if it is longer; return its norm before that."""
     limit = math.inf if largest is None else largest
-    return torch.nn.utils.clip_grad_norm_(model.parameters(), limit, foreach=True).item()
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item()
 
 
 def _norm(*parameters: torch.nn.Parameter) -> float:
