@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from data_layouts import shared_data
-from vsm.data import EpisodeSampler, ImageDataset, open_dataset, store
+from vsm.data import EpisodeSampler, ImageDataset, open_images, store
 from vsm.data.catalogue import CATALOGUE, describe, prepare
 from vsm.data.class_lists import published
 from vsm.data.omniglot import paper_split
@@ -42,7 +42,7 @@ def prepared(name: str, source: Path) -> ImageDataset:
     start = time.perf_counter()
     prepare(name, source)
     assert time.perf_counter() - start < 60
-    return open_dataset(name)
+    return open_images(name)
 
 
 def test_all_of_omniglot_is_there(omniglot: ImageDataset) -> None:

@@ -70,13 +70,19 @@ def test_where_keeps_the_first_where_the_condition_holds() -> None:
 
 
 def test_log_variance_is_bounded_and_its_gradient_never_dies() -> None:
-    raw = torch.tensor([-1e6, -3.0, 0.0, 3.0, 1e6], requires_grad=True)
+    raw = torch.tensor([-1e9, -3.0, 0.0, 3.0, 1e9], requires_grad=True)
     bounded = bounded_log_variance(raw)
     assert bounded.abs().max() <= 10
     bounded.sum().backward()
     assert raw.grad is not None
     assert (raw.grad > 0).all()
     assert raw.grad[2] == 1
+
+
+def test_the_bound_has_the_slope_of_finite_differences() -> None:
+    raw = torch.tensor([-50.0, -3.0, -0.1, 0.2, 3.0, 70.0], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(bounded_log_variance, raw)
+    torch.testing.assert_close(bounded_log_variance(raw), 10 * raw / (10 + raw.abs()))
 
 
 def test_the_inverse_of_the_bound_undoes_it() -> None:

@@ -15,12 +15,20 @@ class DataError(VsmError):
     """A dataset is missing, damaged, or does not hold what was asked of it."""
 
 
+class BackboneError(VsmError):
+    """A backbone of the user's own cannot be found, or does not do what a backbone must."""
+
+
 class EpisodeError(VsmError, ValueError):
     """An episode was requested that the dataset cannot supply."""
 
 
 class RunError(VsmError):
     """A run directory is missing, damaged, or in the way."""
+
+
+class BenchmarkError(VsmError):
+    """A measurement of speed could not be carried out."""
 
 
 class ProcessLostError(VsmError, ConnectionError):

@@ -1,5 +1,6 @@
 """The perceptrons of the paper's architecture table: linear, ELU, linear, ELU, linear."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,11 +20,12 @@ class GaussianHead(nn.Module):
         super().__init__()
         self.hidden = nn.Linear(settings.hidden_units, settings.hidden_units)
         self.output = nn.Linear(settings.hidden_units, 2 * num_features)
-        self.log_variance_offset = unbounded_log_variance(settings.initial_log_variance)
         self.residual = settings.residual
         if settings.residual:
             nn.init.zeros_(self.output.weight)
             nn.init.zeros_(self.output.bias)
+        with torch.no_grad():
+            self.output.bias[num_features:] += unbounded_log_variance(settings.initial_log_variance)
 
     def forward(self, first_layer: Tensor, identity: Tensor) -> DiagonalGaussian:
         """Map pre-activations of the first layer to a Gaussian.
@@ -32,11 +34,12 @@ class GaussianHead(nn.Module):
             first_layer: ``[..., hidden_units]``.
             identity: what a residual mean is added to, broadcastable to ``[..., D]``.
         """
-        output = self.output(F.elu(self.hidden(F.elu(first_layer))))
+        hidden = F.elu(self.hidden(F.elu(first_layer, inplace=True)), inplace=True)
+        output = self.output(hidden)
         mean, log_variance = output.chunk(2, -1)
         if self.residual:
             mean = mean + identity
-        return DiagonalGaussian(mean, bounded_log_variance(log_variance + self.log_variance_offset))
+        return DiagonalGaussian(mean, bounded_log_variance(log_variance))
 
 
 class GaussianNetwork(nn.Module):
@@ -72,7 +75,7 @@ class MemoryConditionedNetwork(nn.Module):
     def forward(self, memory_samples: Tensor, support_mean: Tensor) -> DiagonalGaussian:
         """Map samples of m ``[T, N, J, D]`` and support means ``[T, N, D]`` to ``[T, N, J, D]``."""
         from_support = self.first_support(support_mean).unsqueeze(-2)  # [T, N, 1, H]
-        first_layer = self.first_memory(memory_samples) + from_support  # [T, N, J, H]
+        first_layer = self.first_memory(memory_samples).add_(from_support)  # [T, N, J, H]
         gaussian: DiagonalGaussian = self.head(first_layer, support_mean.unsqueeze(-2))
         return gaussian
 

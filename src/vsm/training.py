@@ -6,25 +6,23 @@ pending observations of the next step. So the attention vector of Eq. 11 learns,
 recalls what its own queries wrote.
 """
 
-import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from vsm.batch_norm import synchronise_batch_norm
-from vsm.configuration import settings_to_yaml
-from vsm.data import EpisodeBatch, EpisodeSampler, ImageDataset, open_dataset
+from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, open_dataset
 from vsm.devices import Placement, choose_placement, send
+from vsm.directories import Log
 from vsm.distributed import ALONE, Processes
-from vsm.errors import ProcessLostError, RunError
-from vsm.evaluation import Evaluation, evaluate
-from vsm.files import write_text
+from vsm.errors import ProcessLostError, RunError, SettingsError
+from vsm.evaluation import Evaluation, encode_dataset, evaluate
 from vsm.interruption import Interrupted, stop_request
 from vsm.memory import Memory, Observations
 from vsm.memory.addressing import entropy
@@ -33,6 +31,7 @@ from vsm.objective import objective
 from vsm.runs import (
     RunDirectory,
     TrainingState,
+    begin_with_backbone,
     load_resume,
     save_best,
     save_resume,
@@ -44,8 +43,6 @@ from vsm.settings import OptimiserSettings, RunSettings
 LOG_EVERY = 10
 VALIDATION_SEED = 0
 FUSED_ADAM_DEVICES = ("cpu", "cuda", "mps")
-
-Log = Callable[[dict[str, Any]], None]
 
 
 class Progress(Protocol):
@@ -93,18 +90,23 @@ def train(
     progress = progress if progress and processes.is_first else Silence()
     tasks = processes.share(settings.tasks)
     dataset = open_dataset(settings.data)
-    sampler, validation = training_samplers(settings, dataset)
-    model = FewShotModel(settings, dataset.image_shape).place(placement or choose_placement())
+    training_samplers(settings, dataset)  # says before anything else if there are too few classes
+    model = FewShotModel(settings, dataset.input_shape).place(placement or choose_placement())
+    if settings.freeze_backbone:
+        model.require_backbone().requires_grad_(False)
     if settings.model.synchronise_batch_norm:
         synchronise_batch_norm(model, processes)
     optimiser = build_optimiser(model, settings.optimiser)
     run, state = _open_run(settings, output, resume, model, optimiser, processes)
     processes.equalise(model.state_dict().values())
+    if settings.freeze_backbone:
+        dataset = encode_dataset(model, dataset)
+    sampler, validation = training_samplers(settings, dataset)
     started = time.monotonic()
     with (
-        _metrics_log(run, state.step, processes) as log,
+        run.metrics_log(state.step, processes.is_first) as log,
         stop_request() as stop,
-        _losses_named(state, output),
+        _losses_named(settings, state, output),
     ):
         while state.step < settings.steps:
             state.step += 1
@@ -138,20 +140,26 @@ def train(
                 raise Interrupted(
                     stopped_by,
                     f"stopped and saved at step {state.step} of {settings.steps}; "
-                    f"go on with: vsm train --output {output} --resume",
+                    f"go on with: vsm train --output {output} --resume{named_again(settings)}",
                 )
     return run
 
 
+def named_again(settings: RunSettings) -> str:
+    """Return what a command about the run must add: the name of the user's own code, if any."""
+    own = settings.model.own_backbone
+    return "" if own is None else f" --backbone {own}"
+
+
 @contextmanager
-def _losses_named(state: TrainingState, output: Path) -> Iterator[None]:
+def _losses_named(settings: RunSettings, state: TrainingState, output: Path) -> Iterator[None]:
     """Say at which step a process was lost, and how to go on."""
     try:
         yield
     except ProcessLostError as error:
         raise ProcessLostError(
             f"a process of this job was lost at step {state.step}; "
-            f"go on with: vsm train --output {output} --resume"
+            f"go on with: vsm train --output {output} --resume{named_again(settings)}"
         ) from error
 
 
@@ -176,7 +184,7 @@ def _validate(
 
 
 def training_samplers(
-    settings: RunSettings, dataset: ImageDataset
+    settings: RunSettings, dataset: Dataset
 ) -> tuple[EpisodeSampler, EpisodeSampler]:
     """Return the samplers of training and validation episodes."""
     shape = (settings.way, settings.shot, settings.queries)
@@ -188,14 +196,14 @@ def training_samplers(
 
 
 def load_inputs(
-    dataset: ImageDataset,
+    dataset: Dataset,
     batch: EpisodeBatch,
     settings: RunSettings,
     step: int,
     tasks: range | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Return the normalised, possibly augmented images of a batch: ``[T, N, K + Q, C, H, W]``.
+    """Return a batch's inputs, normalised and perhaps augmented: ``[T, N, K + Q, …]``.
 
     Args:
         dataset: where they come from.
@@ -228,7 +236,8 @@ def training_step(
     Args:
         model: put into training mode.
         optimiser: over its parameters.
-        inputs: normalised images ``[T, N, K + Q, C, H, W]``, this process's share of the batch.
+        inputs: this process's share of the batch, normalised images ``[T, N, K + Q, C, H, W]`` or
+            features ``[T, N, K + Q, D]``.
         class_ids: ``[T, N]``.
         state: says which step this is; its memory takes in what the previous step saw.
         processes: who shares the batch.
@@ -304,6 +313,11 @@ def _consolidate_pending(model: FewShotModel, state: TrainingState) -> Memory | 
 def build_optimiser(model: FewShotModel, settings: OptimiserSettings) -> torch.optim.Optimizer:
     """Return Adam over the parameters that learn, which must be on their device already."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not learning:
+        raise SettingsError(
+            f"model.adapter: {model.settings.method} on fixed features has nothing to train; give "
+            "it --model.adapter linear, or choose another --method"
+        )
     return torch.optim.AdamW(
         learning,
         lr=settings.learning_rate,
@@ -349,40 +363,13 @@ def _open_run(
     What is there is for the first process to say, which may have begun to write it meanwhile.
     """
     run = RunDirectory(output)
-    exists, is_saved = map(processes.from_first, (run.exists(), run.resume.is_file()))
-    if exists and not resume:
-        raise RunError(
-            f"output: {output} already holds a run; go on with --resume, replace it with "
-            "--overwrite, or choose another --output"
-        )
-    if exists and is_saved:
-        if processes.is_first:
-            write_text(run.config, settings_to_yaml(settings))  # more steps may have been asked for
+    has_state = bool(processes.from_first(run.has_state()))
+    if settings.init is not None and not (resume and has_state):
+        begin_with_backbone(model, Path(settings.init))
+    if run.open(settings, resume, processes.from_first, processes.is_first):
         return run, load_resume(run, model, optimiser)
-    if processes.is_first:
-        run.create(settings)
     memory = Memory.empty(model.num_features, model.device) if settings.uses_memory else None
     return run, TrainingState(step=0, memory=memory, pending=None)
-
-
-@contextmanager
-def _metrics_log(run: RunDirectory, step: int, processes: Processes) -> Iterator[Log]:
-    """Yield a function that appends a row, but for the first process alone.
-
-    Rows after ``step`` belong to work that was lost, and are dropped.
-    """
-    if not processes.is_first:
-        yield lambda _: None
-        return
-    kept = [row for row in run.read_metrics() if row["step"] <= step]
-    write_text(run.metrics, "".join(json.dumps(row) + "\n" for row in kept))
-    with run.metrics.open("a", encoding="utf-8") as file:
-
-        def log(row: dict[str, Any]) -> None:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-
-        yield log
 
 
 def _summary(result: Evaluation, way: int) -> dict[str, float]:

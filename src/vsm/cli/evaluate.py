@@ -19,6 +19,11 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         default="best",
         help="The best model by validation, or the last state.",
     )
+    parser.add_argument(
+        "--backbone",
+        type=str | None,
+        help="Name the run's own backbone module:attribute again, to allow that it is imported.",
+    )
     add_episode_arguments(parser)
 
 
@@ -62,7 +67,9 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     placement = choose_placement(parsed.device, parsed.precision)
     protocol = EpisodeProtocol.of(parsed.run, parsed)
     with counting(f"evaluate {parsed.run}", parsed.episodes, quiet=parsed.json) as advance:
-        measured = evaluate_run(parsed.run, protocol, parsed.checkpoint, advance, placement)
+        measured = evaluate_run(
+            parsed.run, protocol, parsed.checkpoint, advance, parsed.backbone, placement
+        )
     result = measured.as_dict()
     if parsed.json:
         print_json(result)

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 COMMANDS = {
     "demo": "train three methods on built-in data, compare them on unseen classes, write a report",
     "data": "list, prepare and inspect datasets, and folders of your own pictures",
+    "pretrain": "train a backbone on all training classes, for vsm train to begin with",
     "train": "train a model and leave a run directory",
     "evaluate": "measure a run on seeded episodes of unseen classes",
     "compare": "measure several runs on identical episodes, with paired differences",
+    "bench": "measure training and embedding speed on this machine, in a minute",
 }
 SAME_FOR_ALL = (EpisodeError, RunError, SettingsError)
 """Mistakes that every process of a job meets, so that the first alone names them."""

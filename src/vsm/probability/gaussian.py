@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,27 @@ def bounded_log_variance(unbounded: Tensor) -> Tensor:
 
     A hard clamp would stop the gradient of every variance that touched it.
     """
-    return LOG_VARIANCE_BOUND * unbounded / (LOG_VARIANCE_BOUND + unbounded.abs())
+    bounded: Tensor = _Bounded.apply(unbounded)  # type: ignore[no-untyped-call]  # torch's
+    return bounded
+
+
+class _Bounded(torch.autograd.Function):
+    """y = x·r with r = b / (b + |x|), and its slope r² written out.
+
+    Composed of separate operations, this made half a dozen more passes over memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, unbounded: Tensor) -> Tensor:
+        root = (unbounded.abs() / LOG_VARIANCE_BOUND).add_(1).reciprocal_()
+        ctx.save_for_backward(root)
+        return unbounded * root
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (root,) = ctx.saved_tensors
+        slope: Tensor = root.square()
+        return slope.mul_(gradients[0])
 
 
 def unbounded_log_variance(bounded: float) -> float:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vsm.classifier import predictive
 from vsm.comparison import MeasuredRun
-from vsm.data import EpisodeSampler, ImageDataset
+from vsm.data import Dataset, EpisodeSampler
 from vsm.evaluation import embed_images, evaluation_mode
 from vsm.seeding import generator
 
@@ -37,7 +37,7 @@ class ShownEpisode:
 
 @torch.no_grad()
 def look_at_episodes(
-    measured: MeasuredRun, dataset: ImageDataset, num_episodes: int, queries: int
+    measured: MeasuredRun, dataset: Dataset, num_episodes: int, queries: int
 ) -> list[ShownEpisode]:
     """Run the first episodes of the protocol's list, with few queries, keeping every detail."""
     protocol, trained = measured.protocol, measured.trained
