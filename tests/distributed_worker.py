@@ -131,6 +131,19 @@ def whole_batch(kind: torch.dtype) -> tuple[nn.BatchNorm2d, Tensor, Tensor]:
     return layer, images, gradient
 
 
+def normalised_rows(processes: Processes) -> dict[str, Tensor]:
+    """The same of rows ``[B, C]``, through the conversion of a whole network."""
+    random = torch.Generator().manual_seed(0)
+    rows = torch.randn(6, 3, generator=random)
+    network = nn.Sequential(nn.BatchNorm1d(3))
+    synchronise_batch_norm(network, processes)
+    own = processes.share(len(rows))
+    share = rows[own.start : own.stop].clone().requires_grad_()
+    output = network(share)
+    [gradient] = torch.autograd.grad(output.square().sum() + output[:, 0].exp().sum(), [share])
+    return {"output": output, "gradient": gradient, **network.state_dict()}
+
+
 def agreed(processes: Processes) -> dict[str, Tensor]:
     """One call of every way to agree."""
     rank = processes.rank
@@ -221,6 +234,7 @@ def write(folder: Path, processes: Processes) -> None:
     for kind in (torch.float64, torch.float32, torch.bfloat16):
         default = torch.promote_types(kind, torch.float32)
         record(f"batch_norm {kind}", default, partial(normalised, kind, processes))
+    record("rows", torch.float64, partial(normalised_rows, processes))
     for name, settings in SCENARIOS.items():
         record(name, torch.float64, partial(trained, settings, processes))
     record("single precision", torch.float32, partial(trained, SCENARIOS["attention"], processes))

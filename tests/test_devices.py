@@ -124,9 +124,13 @@ def test_evaluation_elsewhere_gives_the_results_of_the_cpu(
 def test_the_backbone_alone_computes_in_bfloat16(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
-    seen = []
+    seen: list[torch.dtype] = []
+
+    def watch(module: torch.nn.Module, given: object, made: torch.Tensor) -> None:
+        seen.append(made.dtype)
+
     model = FewShotModel(tiny_settings, tiny_dataset.image_shape)
-    model.backbone.register_forward_hook(lambda module, given, made: seen.append(made.dtype))
+    model.require_backbone().register_forward_hook(watch)
     images = tiny_dataset.normalise(tiny_dataset.load(torch.arange(6)))
     exact = model.eval().embed(images)
     rounded = model.place(IN_BFLOAT16).embed(images)
@@ -173,19 +177,27 @@ def test_auto_takes_the_gpu_of_its_process_and_bfloat16_where_there_is_any(
     ("device", "count", "named"),
     [
         ("gpu", 1, "device: expected auto, cpu, cuda, cuda:N or mps, got 'gpu'"),
-        ("cuda:x", 1, "expected auto, cpu, cuda, cuda:N or mps"),
+        ("cuda:", 1, "expected auto, cpu, cuda, cuda:N or mps"),
         ("cuda", 0, "device: cuda asked for, but torch finds no GPU; use auto or cpu"),
         ("cuda", 2, "device: this machine has 2 GPUs, too few for process 5"),
-        ("cuda:1", 2, "several processes cannot share cuda:1; use auto or cuda"),
-        ("mps", 0, "device: mps is not available here; use auto or cpu"),
+        ("cuda:1", 2, "device: several processes cannot share cuda:1; use auto, cuda or cpu"),
+        ("mps", 0, "device: several processes cannot share mps"),
     ],
 )
 def test_devices_that_cannot_be_are_named(
     device: str, count: int, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_gpus(monkeypatch, count)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setenv("LOCAL_RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "6")
     with pytest.raises(SettingsError, match=named):
         choose_placement(device)
+
+
+def test_a_missing_gpu_and_a_missing_mps_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 2)
+    with pytest.raises(SettingsError, match="device: cuda:2 asked for, but this machine has 2 of"):
+        choose_placement("cuda:2")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(SettingsError, match="device: mps is not available here; use auto or cpu"):
+        choose_placement("mps")

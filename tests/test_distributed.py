@@ -15,7 +15,13 @@ from torch import Tensor, nn
 
 from distributed_worker import SCENARIOS, whole_batch
 from launching_helpers import TINY, finish, run, start, wait_for
-from vsm.batch_norm import SynchronisedBatchNorm2d, synchronise_batch_norm, whole_statistics
+from vsm.batch_norm import (
+    SynchronisedBatchNorm2d,
+    SynchronisedBatchNorm3d,
+    synchronise_batch_norm,
+    unsynchronised_buffers,
+    whole_statistics,
+)
 from vsm.cli import main
 from vsm.data import ImageDataset
 from vsm.distributed import ALONE, Processes, joined_processes
@@ -108,6 +114,26 @@ def test_synchronised_batch_norm_is_batch_norm_of_the_whole_batch(
         assert_close(share["bias.grad"], layer.bias.grad)
         for key, value in layer.state_dict().items():
             assert_close(share[key], value, msg=key)
+
+
+def test_batch_norm_of_rows_is_synchronised_too(worlds: Path) -> None:
+    [alone], shares = held(worlds, "rows", 1), held(worlds, "rows", 2)
+    for key in ("output", "gradient"):
+        torch.testing.assert_close(torch.cat([share[key] for share in shares]), alone[key])
+    for key in ("0.running_mean", "0.running_var", "0.num_batches_tracked"):
+        for share in shares:
+            torch.testing.assert_close(share[key], alone[key])
+
+
+def test_layers_that_cannot_be_synchronised_stay_and_are_averaged() -> None:
+    layers = [nn.BatchNorm2d(2, affine=False), nn.BatchNorm2d(2, momentum=None), nn.BatchNorm3d(2)]
+    network = nn.Sequential(*layers)
+    synchronise_batch_norm(network, Processes(0, 2))
+    assert [type(layer) for layer in network] == [
+        *(nn.BatchNorm2d, nn.BatchNorm2d, SynchronisedBatchNorm3d)
+    ]
+    left = {id(buffer) for buffer in unsynchronised_buffers(network)}
+    assert left == {id(b) for layer in layers[:2] for b in (layer.running_mean, layer.running_var)}
 
 
 def test_processes_agree_in_order(worlds: Path) -> None:

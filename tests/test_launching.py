@@ -201,6 +201,19 @@ def test_mistakes_are_named_before_anything_is_submitted(
     assert named in capsys.readouterr().err
 
 
+def test_a_run_to_be_replaced_is_left_alone_until_its_job_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    old = tmp_path / "run" / "config.yaml"
+    old.parent.mkdir()
+    old.write_text("method: vsm\n", encoding="utf-8")
+    words = ["--output", str(old.parent), "--overwrite", "--launcher", "slurm"]
+    assert main(["train", *words]) == 2
+    assert "srun" in capsys.readouterr().err
+    assert old.exists()
+
+
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(SettingsError, match=r"needs submitit: pip install '.*\[slurm\]'"):
