@@ -173,6 +173,16 @@ def test_mistakes_are_named_with_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_commands_for_one_process_refuse_to_be_many(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, said in (("0", "vsm evaluate: works in one process, but WORLD_SIZE"), ("1", "")):
+        monkeypatch.setenv("RANK", rank)
+        assert main(["evaluate", str(runs / "a")]) == 2
+        assert capsys.readouterr().err.startswith(said)
+
+
 def test_infeasible_evaluations_are_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(runs / "a"), "--way", "900"]) == 2
     assert "way: 900 classes asked for, but the test split of glyphs has" in capsys.readouterr().err

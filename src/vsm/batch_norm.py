@@ -4,24 +4,26 @@ torch's ``SyncBatchNorm`` refuses tensors of the CPU. This one works on any devi
 message a layer and direction, and leaves the arithmetic to torch's own kernels.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from vsm.distributed import Processes
 
 
-class SynchronisedBatchNorm2d(nn.BatchNorm2d):
-    """``nn.BatchNorm2d`` of the whole batch, of which this process holds an equal share.
+class SynchronisedBatchNorm(_BatchNorm):
+    """Batch norm of the whole batch, of which this process holds an equal share.
 
     It takes over the parameters and buffers of a plain layer, under the same names. In evaluation,
     and where running statistics are not tracked, it is the plain layer.
 
     Args:
-        layer: affine and with running statistics, as ``nn.BatchNorm2d`` is by default.
+        layer: one for which :func:`can_be_synchronised`.
         processes: who shares the batch.
     """
 
@@ -30,7 +32,7 @@ class SynchronisedBatchNorm2d(nn.BatchNorm2d):
     running_var: Tensor
     num_batches_tracked: Tensor
 
-    def __init__(self, layer: nn.BatchNorm2d, processes: Processes) -> None:
+    def __init__(self, layer: _BatchNorm, processes: Processes) -> None:
         super().__init__(layer.num_features, layer.eps, layer.momentum)
         self.processes = processes
         for name, parameter in layer.named_parameters():
@@ -40,7 +42,7 @@ class SynchronisedBatchNorm2d(nn.BatchNorm2d):
         self.train(layer.training)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Normalise ``[B, C, H, W]`` and, while training, update the running statistics."""
+        """Normalise ``[B, C, ...]`` and, while training, update the running statistics."""
         if not (self.training and self.track_running_stats):
             return super().forward(images)
         mean, variance = whole_statistics(images.detach(), self.processes)
@@ -55,18 +57,55 @@ class SynchronisedBatchNorm2d(nn.BatchNorm2d):
         return normalised
 
 
+class SynchronisedBatchNorm1d(SynchronisedBatchNorm, nn.BatchNorm1d):
+    """For inputs ``[B, C]`` or ``[B, C, L]``."""
+
+
+class SynchronisedBatchNorm2d(SynchronisedBatchNorm, nn.BatchNorm2d):
+    """For inputs ``[B, C, H, W]``."""
+
+
+class SynchronisedBatchNorm3d(SynchronisedBatchNorm, nn.BatchNorm3d):
+    """For inputs ``[B, C, D, H, W]``."""
+
+
+SYNCHRONISED: dict[type[nn.Module], type[SynchronisedBatchNorm]] = {
+    nn.BatchNorm1d: SynchronisedBatchNorm1d,
+    nn.BatchNorm2d: SynchronisedBatchNorm2d,
+    nn.BatchNorm3d: SynchronisedBatchNorm3d,
+}
+
+
+def can_be_synchronised(layer: nn.Module) -> TypeGuard[_BatchNorm]:
+    """Whether ``layer`` is torch's batch norm with weights, running statistics and a momentum."""
+    return (
+        isinstance(layer, _BatchNorm)
+        and type(layer) in SYNCHRONISED
+        and layer.affine
+        and layer.track_running_stats
+        and layer.momentum is not None
+    )
+
+
 def synchronise_batch_norm(network: nn.Module, processes: Processes) -> None:
     """Make every batch norm of ``network`` one of all processes; nothing changes for one alone."""
     if processes.count == 1:
         return
     for module in list(network.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.BatchNorm2d:
-                setattr(module, name, SynchronisedBatchNorm2d(child, processes))
+            if can_be_synchronised(child):
+                setattr(module, name, SYNCHRONISED[type(child)](child, processes))
+
+
+def unsynchronised_buffers(network: nn.Module) -> Iterator[Tensor]:
+    """Yield the buffers in which processes may drift apart: running statistics of plain layers."""
+    for module in network.modules():
+        if not isinstance(module, SynchronisedBatchNorm):
+            yield from (one for one in module.buffers(recurse=False) if one.is_floating_point())
 
 
 def whole_statistics(images: Tensor, processes: Processes) -> tuple[Tensor, Tensor]:
-    """Mean and variance ``[C]`` of every channel over everybody's ``[B, C, H, W]``.
+    """Mean and variance ``[C]`` of every channel over everybody's ``[B, C, ...]``.
 
     The variance is that within shares plus that of the shares' means, which does not cancel as
     E[x²] − E[x]² would.
@@ -119,9 +158,6 @@ class _Normalise(torch.autograd.Function):
         scale = (variance + context.eps).rsqrt()
         slope = -weight * scale.square() * through_variance
         offset = -weight * scale * through_mean - slope * mean
-        constants_held.addcmul_(images, _per_channel(slope)).add_(_per_channel(offset))
+        shape = (1, -1, *[1] * (images.ndim - 2))
+        constants_held.addcmul_(images, slope.view(shape)).add_(offset.view(shape))
         return constants_held, weight_gradient, bias_gradient, None, None, None, None
-
-
-def _per_channel(values: Tensor) -> Tensor:
-    return values.view(1, -1, 1, 1)

@@ -51,6 +51,8 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, index = name.partition(":")
+    if (index or name == "mps") and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise SettingsError(f"device: several processes cannot share {name}; use auto, cuda or cpu")
     if name in ("cpu", "mps"):
         if name == "mps" and not torch.backends.mps.is_available():
             raise SettingsError("device: mps is not available here; use auto or cpu")
@@ -59,8 +61,9 @@ def _device(name: str) -> torch.device:
         raise SettingsError(f"device: expected auto, cpu, cuda, cuda:N or mps, got {name!r}")
     if not torch.cuda.is_available():
         raise SettingsError(f"device: {name} asked for, but torch finds no GPU; use auto or cpu")
-    if index and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise SettingsError(f"device: several processes cannot share {name}; use auto or cuda")
+    if index and int(index) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise SettingsError(f"device: {name} asked for, but this machine has {count} of them")
     return torch.device("cuda", int(index) if index else _own_gpu())
 
 

@@ -8,7 +8,8 @@ time is up the job saves, goes back into the queue and is resumed.
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -58,7 +59,8 @@ class TrainingJob:
             code = stop.code
         if code == 128 + signal.SIGUSR2 and callable(ask_again):
             ask_again(signal.SIGUSR2, None)
-        sys.exit(code)
+        if code:
+            sys.exit(code)
 
     def resumed(self) -> "TrainingJob":
         """Return the job that goes on with what this one has saved."""
@@ -100,13 +102,29 @@ def submit(
     restarts = {f"{launcher}_max_num_timeout": slurm.restarts}
     try:
         executor = submitit.AutoExecutor(folder, launcher, **restarts)
-    except RuntimeError as error:
+        executor.update_parameters(**_parameters(slurm, f"vsm-{output.name}"))
+    except (RuntimeError, ValueError) as error:
         raise SettingsError(f"launcher: {error}") from error
-    executor.update_parameters(**_parameters(slurm, f"vsm-{output.name}"))
-    with submitit.helpers.clean_env():
+    with submitit.helpers.clean_env(), _output_not_inherited():
         job = executor.submit(TrainingJob((*arguments, "--launcher", "none")))
     stop_command = f"scancel {job.job_id}" if launcher == "slurm" else f"kill {job.job_id}"
     return SubmittedJob(str(job.job_id), job.paths.stdout, stop_command)
+
+
+@contextmanager
+def _output_not_inherited() -> Iterator[None]:
+    """Keep processes that start inside the block from holding our output open after we end."""
+    ours = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for descriptor in ours:
+            os.dup2(nowhere, descriptor)
+        yield
+    finally:
+        for descriptor, copy in ours.items():
+            os.dup2(copy, descriptor)
+            os.close(copy)
+        os.close(nowhere)
 
 
 def _parameters(slurm: SlurmSettings, name: str) -> dict[str, Any]:

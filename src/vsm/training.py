@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vsm.batch_norm import synchronise_batch_norm
+from vsm.batch_norm import synchronise_batch_norm, unsynchronised_buffers
 from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, open_dataset
 from vsm.devices import Placement, choose_placement, send
 from vsm.directories import Log
@@ -267,8 +267,7 @@ def training_step(
     gradient_norm = _clip(model, settings.optimiser.clip_norm)
     optimiser.step()
 
-    if not settings.model.synchronise_batch_norm:
-        processes.average(buffer for buffer in model.buffers() if buffer.is_floating_point())
+    processes.average(unsynchronised_buffers(model))
 
     means = {
         "loss": terms.total,
@@ -342,7 +341,7 @@ def set_learning_rate(
 def _clip(model: FewShotModel, largest: float | None) -> float:
     """Scale the gradient down to ``largest`` if it is longer; return its norm before that."""
     limit = math.inf if largest is None else largest
-    return torch.nn.utils.clip_grad_norm_(model.parameters(), limit, foreach=True).item()
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item()
 
 
 def _norm(*parameters: torch.nn.Parameter) -> float:

@@ -67,7 +67,8 @@ def parse_run(
     settings = _findable(settings)
     if resumed:
         _refuse_changes(settings, read_settings(kind, stored), parsed.output, may_change)
-    if parsed.overwrite and is_first_process():
+    submits = parsed.get("launcher", "none") != "none"  # then the job makes way itself
+    if parsed.overwrite and is_first_process() and not submits:
         stored.unlink(missing_ok=True)
     return parsed, settings
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 from vsm import __version__
-from vsm.cli.processes import is_first_process
+from vsm.cli.processes import is_first_process, is_one_of_several
 from vsm.errors import EpisodeError, RunError, SettingsError, VsmError
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ COMMANDS = {
     "compare": "measure several runs on identical episodes, with paired differences",
     "bench": "measure training and embedding speed on this machine, in a minute",
 }
+SHARED_COMMANDS = ("train",)
+"""What several processes can do together."""
 SAME_FOR_ALL = (EpisodeError, RunError, SettingsError)
 """Mistakes that every process of a job meets, so that the first alone names them."""
 DESCRIPTION = (
@@ -53,6 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     module.add_arguments(parser)
     try:
+        if is_one_of_several() and name not in SHARED_COMMANDS:
+            raise SettingsError(
+                "works in one process, but WORLD_SIZE announces several; start it without "
+                "torchrun, or unset WORLD_SIZE"
+            )
         module.run(parser, rest)
     except VsmError as error:
         if is_first_process() or not isinstance(error, SAME_FOR_ALL):

@@ -7,9 +7,14 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 
+def is_one_of_several() -> bool:
+    """Whether the environment announces other processes of the same job, as torchrun's does."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 def is_first_process() -> bool:
     """Whether this process is alone, or the first of a job: the one that speaks."""
-    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
+    return not is_one_of_several() or os.environ.get("RANK", "0") == "0"
 
 
 def add_placement_arguments(parser: "ArgumentParser") -> None:
