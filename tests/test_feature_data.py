@@ -24,7 +24,7 @@ from vsm.model import FewShotModel
 from vsm.objective import objective
 from vsm.report import write_report
 from vsm.runs import load_run
-from vsm.seeding import generator
+from vsm.seeding import generator, task_generators
 from vsm.settings import (
     METHODS,
     Method,
@@ -403,7 +403,7 @@ def train_by_hand(
     losses = []
     for step in range(1, settings.steps + 1):
         batch = sampler.draw(settings.tasks, generator(settings.seed, "episodes", step))
-        random = generator(settings.seed, "noise", step)
+        random = task_generators(settings.seed, "noise", step, range(settings.tasks))
         chosen = values[batch.image_ids]  # [T, N, K + Q, D]
         if memory is not None and pending is not None:
             memory = model.consolidation(memory, pending, step - 1)
