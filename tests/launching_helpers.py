@@ -63,10 +63,11 @@ def finish(processes: list[Process]) -> list[tuple[int, str]]:
 
 
 def wait_for(path: Path, processes: list[Process]) -> None:
-    """Wait until ``path`` exists while all processes are alive."""
+    """Wait until ``path`` exists; if a process ends before that, or takes too long, end all."""
     deadline = time.monotonic() + 300
     while not path.exists():
-        ended = [process for process in processes if process.poll() is not None]
-        assert not ended, ended[0].stderr.read() if ended[0].stderr else ""
-        assert time.monotonic() < deadline, f"{path} did not appear"
+        if time.monotonic() > deadline or any(process.poll() is not None for process in processes):
+            for process in processes:
+                process.kill()
+            raise AssertionError(f"{path} did not appear: {finish(processes)}")
         time.sleep(0.02)
