@@ -284,3 +284,8 @@ def test_the_memory_can_be_emptied_but_not_cut() -> None:
 def test_no_class_can_be_hidden(mask: str) -> None:
     memory = written(machine_of(), features_of(3))
     assert memory.hidden_from(torch.zeros(1, 2), mask) is None  # type: ignore[arg-type, func-returns-value]
+
+
+def test_a_device_without_double_precision_is_refused() -> None:
+    with pytest.raises(SettingsError, match="device: the method kanerva needs double precision"):
+        KanervaMemory.empty(SLOTS, WIDTH).to(torch.device("mps"))

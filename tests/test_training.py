@@ -1,6 +1,5 @@
 """Training: it learns, memory grows and is taught, and nothing is lost by stopping."""
 
-import json
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from run_helpers import AskedToStop, assert_same_run, rows
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import RunError
 from vsm.evaluation import Evaluation, evaluate
@@ -32,29 +32,11 @@ def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> N
     monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
 
 
-class StopAt(Silence):
-    """Asks the process to stop at a step, as Ctrl-C does."""
-
-    def __init__(self, step: int, number: signal.Signals = signal.SIGINT) -> None:
-        self.at, self.number = step, number
-
-    def step(self, step: int, loss: float) -> None:
-        if step == self.at:
-            signal.raise_signal(self.number)
+class StopAt(AskedToStop, Silence):
+    """Nobody else watches."""
 
 
-def rows(run: Path) -> list[dict[str, object]]:
-    """Metrics without the wall clock."""
-    listed = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in listed]
-
-
-def assert_same_run(one: Path, two: Path) -> None:
-    for name in ("model.safetensors", "memory.safetensors", "resume.safetensors"):
-        assert (one / name).exists() == (two / name).exists()
-        if (one / name).exists():
-            assert (one / name).read_bytes() == (two / name).read_bytes(), name
-    assert rows(one) == rows(two)
+FILES = ("model.safetensors", "memory.safetensors", "resume.safetensors")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -89,7 +71,7 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
         train(settings, tmp_path / "parts", progress=StopAt(stop_at))
     assert stopped.value.exit_code == 130
     train(settings, tmp_path / "parts", resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", *FILES)
 
 
 def test_termination_is_honoured_too(tiny_settings: RunSettings, tmp_path: Path) -> None:
@@ -119,7 +101,7 @@ def test_a_crash_after_a_checkpoint_repeats_the_lost_steps_exactly(
     with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 11, "half a li')
     train(settings, tmp_path / "parts", resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", *FILES)
 
 
 def test_resuming_a_finished_run_changes_nothing(
@@ -191,15 +173,14 @@ def test_what_writes_a_kanerva_memory_learns(
 
 @pytest.mark.parametrize("method", MEMORIES)
 def test_a_step_recalls_what_the_previous_steps_saw_and_nothing_of_its_own_queries(
-    method: Method, tiny_settings: RunSettings, tiny_dataset: ImageDataset
+    method: Method, tiny_settings: RunSettings
 ) -> None:
     settings = replace(tiny_settings, method=method)
 
     def recollected(step: int = 0, changed: slice = slice(0, 0)) -> list[torch.Tensor]:
-        """Return m of two steps, with other images at ``changed`` [K + Q] of one of them."""
-        model = FewShotModel(settings, tiny_dataset.image_shape)
-        model.backbone = PerImage(model.num_features)  # type: ignore[assignment]
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+        """Return m of two steps, with other features at ``changed`` [K + Q] of one of them."""
+        model = FewShotModel(settings, (16,))
+        nothing_learns = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
         state = TrainingState(0, model.empty_memory(), None)
         samples: list[torch.Tensor] = []
         watched = FewShotModel._recall
@@ -213,11 +194,11 @@ def test_a_step_recalls_what_the_previous_steps_saw_and_nothing_of_its_own_queri
         model._recall = watching  # type: ignore[assignment, method-assign]
         class_ids = torch.arange(12).view(2, 2, 3)  # no class twice, so that none is hidden
         random = torch.Generator().manual_seed(0)
-        inputs = torch.rand(2, 2, 3, 3, 1, 28, 28, generator=random)
+        inputs = torch.rand(2, 2, 3, 3, 16, generator=random)  # features, no backbone
         inputs[step - 1, :, :, changed] += 1
         for state.step in (1, 2):
             at = state.step - 1
-            training_step(model, optimiser, inputs[at], class_ids[at], state)
+            training_step(model, nothing_learns, inputs[at], class_ids[at], state)
         return samples
 
     support, queries = slice(0, 1), slice(1, 3)
@@ -227,17 +208,6 @@ def test_a_step_recalls_what_the_previous_steps_saw_and_nothing_of_its_own_queri
     assert not torch.equal(recollected(2, support)[1], second)
     # What the first step saw, its queries too, is in memory at the second, if there is one.
     assert torch.equal(recollected(1, queries)[1], second) != settings.uses_memory
-
-
-class PerImage(torch.nn.Module):
-    """A backbone without batch norm: an image's features depend on that image alone."""
-
-    def __init__(self, num_features: int) -> None:
-        super().__init__()
-        self.num_features = num_features
-
-    def forward(self, images: torch.Tensor, random: Any) -> torch.Tensor:
-        return images.flatten(1)[:, : self.num_features]
 
 
 @pytest.mark.parametrize("method", ["vsm", "kanerva"])
@@ -321,7 +291,7 @@ def test_every_term_is_logged(tiny_settings: RunSettings, tmp_path: Path) -> Non
         "attention_gradient_norm",
         "learning_rate",
     } <= set(step)
-    assert logged[-1]["validation"].keys() == {"way", "accuracy", "ci95", "nll"}  # type: ignore[attr-defined]
+    assert logged[-1]["validation"].keys() == {"way", "accuracy", "ci95", "nll"}
 
 
 def test_the_best_validated_model_is_kept(

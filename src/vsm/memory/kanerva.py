@@ -81,7 +81,16 @@ class KanervaMemory(Memory):
                 "memory_slots: a Kanerva machine spreads every class over all of its slots, so it "
                 f"can only be emptied with 0, got {count}; use 0 or leave it out"
             )
-        return KanervaMemory.empty(*self.weighted_sums.shape)
+        return KanervaMemory(*map(torch.zeros_like, self.tensors().values()))
+
+    def to(self, device: torch.device) -> "KanervaMemory":
+        """Return the same memory on ``device``, which must have double precision."""
+        if device.type == "mps":
+            raise SettingsError(
+                "device: the method kanerva needs double precision, which mps does not have; use "
+                "--device cpu"
+            )
+        return super().to(device)
 
     def hidden_from(self, class_ids: Tensor, mask: Mask) -> None:
         """Hide nothing, whatever ``mask`` says: no slot belongs to a class."""
@@ -202,10 +211,10 @@ class KanervaRecall(Recall):
         prior: DiagonalGaussian = self.network(support.mean)
         return Recollection(latent.sample(num_samples, random), weights, latent.kl(prior))
 
-    def health(self, recollection: Recollection) -> dict[str, float]:
+    def health(self, recollection: Recollection) -> dict[str, Tensor]:
         """Return the learned variances; w are no probabilities and have no entropy."""
         del recollection
         return {
-            "noise_variance": self.machine.noise_variance.item(),
-            "prior_variance": self.machine.prior_variance.item(),
+            "noise_variance": self.machine.noise_variance,
+            "prior_variance": self.machine.prior_variance,
         }

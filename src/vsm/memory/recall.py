@@ -75,9 +75,12 @@ class Recall(nn.Module, ABC):
             random: source of every draw.
         """
 
-    def health(self, recollection: Recollection) -> dict[str, float]:
-        """Return what is logged of a recollection: here, how sharply it was addressed."""
-        return {"address_entropy": entropy(recollection.weights.detach()).mean().item()}
+    def health(self, recollection: Recollection) -> dict[str, Tensor]:
+        """Return what is logged of a recollection, as means over its tasks ``[]``.
+
+        Here, how sharply it was addressed.
+        """
+        return {"address_entropy": entropy(recollection.weights).mean()}
 
 
 class SlotRecall(Recall):
@@ -87,10 +90,9 @@ class SlotRecall(Recall):
         super().__init__()
         self.addressing = Addressing(memory)
 
-    def health(self, recollection: Recollection) -> dict[str, float]:
+    def health(self, recollection: Recollection) -> dict[str, Tensor]:
         """Add the learned scale."""
-        scale = self.addressing.log_scale.exp().item()
-        return super().health(recollection) | {"address_scale": scale}
+        return super().health(recollection) | {"address_scale": self.addressing.log_scale.exp()}
 
 
 class RoteRecall(SlotRecall):

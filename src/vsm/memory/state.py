@@ -21,6 +21,10 @@ class Observations(NamedTuple):
     features: Tensor
     class_ids: Tensor
 
+    def to(self, device: torch.device) -> "Observations":
+        """Return the same observations on ``device``."""
+        return Observations(self.features.to(device), self.class_ids.to(device))
+
 
 @dataclass(frozen=True)
 class Memory(ABC):
@@ -33,6 +37,10 @@ class Memory(ABC):
     def tensors(self) -> dict[str, Tensor]:
         """Return every field by its name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def to(self, device: torch.device) -> Self:
+        """Return the same memory on ``device``."""
+        return type(self)(**{name: value.to(device) for name, value in self.tensors().items()})
 
     def detach(self) -> Self:
         """Return the same memory outside any graph."""
@@ -106,7 +114,7 @@ class SlotMemory(Memory):
 
     def first(self, count: int) -> "SlotMemory":
         """See :class:`Memory`."""
-        return self.keep(torch.arange(min(count, len(self))))
+        return self.keep(torch.arange(min(count, len(self)), device=self.class_ids.device))
 
     def hidden_from(self, class_ids: Tensor, mask: Mask) -> Tensor | None:
         """See :class:`Memory`."""
