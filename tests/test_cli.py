@@ -17,10 +17,10 @@ from PIL import Image
 
 from vsm.cli import main
 from vsm.cli.launch import with_bare_switches
-from vsm.settings import RunSettings
 from vsm.comparison import EpisodeProtocol, evaluate_run
 from vsm.data import open_dataset
 from vsm.report.page import write_report
+from vsm.settings import RunSettings
 
 TINY = [
     *("--way", "5", "--queries", "2", "--tasks", "1", "--checkpoint-every", "5"),

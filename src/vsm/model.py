@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from vsm.backbones import Backbone, build_backbone
 from vsm.classifier import PrototypeClassifier
+from vsm.conjugate import ConjugateInference
 from vsm.devices import Placement, computing_in
 from vsm.errors import SettingsError
 from vsm.memory import (
@@ -24,7 +25,7 @@ from vsm.memory import (
     SupportSet,
 )
 from vsm.networks import GaussianNetwork, MemoryConditionedNetwork
-from vsm.probability import GaussianMixture
+from vsm.probability import DiagonalGaussian, GaussianMixture
 from vsm.seeding import Randomness, default_generator
 from vsm.settings import ModelSettings, RunSettings
 
@@ -37,12 +38,14 @@ class Prediction(NamedTuple):
         prototypes: z ``[T, N, L, D]``.
         posterior: q̃(z | M, S), components ``[T, N, C, D]``; nothing for mean prototypes.
         recollection: what the memory offered; nothing for methods without memory.
+        strength: κ ``[T, N, D]``, the support images that it counted for in conjugate inference.
     """
 
     log_probabilities: Tensor
     prototypes: Tensor
     posterior: GaussianMixture | None
     recollection: Recollection | None
+    strength: Tensor | None = None
 
 
 class FewShotModel(nn.Module):
@@ -65,13 +68,10 @@ class FewShotModel(nn.Module):
             self.classifier = PrototypeClassifier(settings.model)
             if settings.method != "protonet":
                 self.prior = GaussianNetwork(width, settings.model)  # θ
-            self.inference: GaussianNetwork | MemoryConditionedNetwork | None = None  # φ
-            if settings.method == "vpn":
-                self.inference = GaussianNetwork(width, settings.model)
+            self.inference = _inference_for(settings, width)  # φ
             self.recall: Recall | None = None  # λ and ψ
             self.consolidation: Consolidation | None = None  # w of Eq. 11
             if settings.method in MEMORIES:
-                self.inference = MemoryConditionedNetwork(width, settings.model)
                 self.recall, self.consolidation = MEMORIES[settings.method](width, settings)
             self.adapter: nn.Linear | None = None
             if settings.model.adapter == "linear":
@@ -139,20 +139,21 @@ class FewShotModel(nn.Module):
             random: source of every draw of m and z.
             hidden: boolean ``[T, N, A]``, slots that may not be addressed.
         """
-        support_mean = support.mean(2)  # [T, N, D]
-        recollection = self._recall(
-            SupportSet(support, support_mean), memory, hidden, random
-        )  # Eqs. 8, 9
-        posterior = self._infer(support_mean, recollection)  # Eqs. 7, 10
+        given = SupportSet.of(support)
+        if isinstance(self.inference, ConjugateInference):
+            posterior, recollection, strength = self._by_bayes_rule(given, memory, hidden)
+        else:
+            recollection = self._recall(given, memory, hidden, random)  # Eqs. 8, 9
+            posterior, strength = self._by_network(given.mean, recollection), None  # Eqs. 7, 10
         if posterior is None:
-            prototypes = support_mean.unsqueeze(-2)  # [T, N, 1, D]
+            prototypes = given.mean.unsqueeze(-2)  # [T, N, 1, D]
         elif self.training:
             count = self.num_prototype_samples
             prototypes, posterior = posterior.sample_with_moments(count, random)
         else:
             prototypes = posterior.sample(self.num_prototype_samples, random)  # [T, N, L, D]
         log_probabilities = self.classifier(queries.flatten(1, 2), prototypes)  # Eq. 1
-        return Prediction(log_probabilities, prototypes, posterior, recollection)
+        return Prediction(log_probabilities, prototypes, posterior, recollection, strength)
 
     def _recall(
         self,
@@ -163,14 +164,13 @@ class FewShotModel(nn.Module):
     ) -> Recollection | None:
         if self.recall is None:
             return None
-        if memory is None and self.consolidation is not None:
-            raise ValueError(f"memory: the method {self.settings.method} needs one, got none")
+        self._require_memory(memory)
         recollection: Recollection = self.recall(
             support, memory, hidden, self.num_memory_samples, random
         )
         return recollection
 
-    def _infer(
+    def _by_network(
         self, support_mean: Tensor, recollection: Recollection | None
     ) -> GaussianMixture | None:
         if self.inference is None:
@@ -178,6 +178,25 @@ class FewShotModel(nn.Module):
         if recollection is None:
             return GaussianMixture(self.inference(support_mean).unsqueeze(-2))
         return GaussianMixture(self.inference(recollection.samples, support_mean))
+
+    def _by_bayes_rule(
+        self, support: SupportSet, memory: Memory | None, hidden: Tensor | None
+    ) -> tuple[GaussianMixture, Recollection | None, Tensor | None]:
+        """Infer in closed form in place of Eqs. 7-10: m is integrated out, and KL_m is zero."""
+        assert isinstance(self.inference, ConjugateInference)
+        if self.recall is None:
+            return GaussianMixture(self.inference(support, None).unsqueeze(-2)), None, None
+        self._require_memory(memory)
+        prior = self.recall.prior(support, memory, hidden)
+        posterior: DiagonalGaussian = self.inference(support, prior)
+        divergence = support.mean.new_zeros(support.mean.shape[:2])
+        recollection = Recollection(prior.gaussian.mean.unsqueeze(-2), prior.weights, divergence)
+        mixture = GaussianMixture(posterior.unsqueeze(-2))
+        return mixture, recollection, self.inference.kappa(prior)
+
+    def _require_memory(self, memory: Memory | None) -> None:
+        if memory is None and self.consolidation is not None:
+            raise ValueError(f"memory: the method {self.settings.method} needs one, got none")
 
     def empty_memory(self) -> Memory | None:
         """Return a memory that has taken in nothing; nothing for methods without one."""
@@ -221,6 +240,18 @@ def _backbone_for(settings: ModelSettings, input_shape: tuple[int, ...]) -> Back
             f"backbone: stored features need none, got {settings.own_backbone!r}; leave it out"
         )
     return None
+
+
+def _inference_for(
+    settings: RunSettings, width: int
+) -> GaussianNetwork | MemoryConditionedNetwork | ConjugateInference | None:
+    if settings.method == "protonet":
+        return None
+    if settings.model.inference == "conjugate":
+        return ConjugateInference(width, settings.model, settings.memory)
+    if settings.method == "vpn":
+        return GaussianNetwork(width, settings.model)
+    return MemoryConditionedNetwork(width, settings.model)
 
 
 def _identity(width: int) -> nn.Linear:

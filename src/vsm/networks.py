@@ -80,6 +80,19 @@ class MemoryConditionedNetwork(nn.Module):
         return gaussian
 
 
+class LearnedVariance(nn.Module):
+    """One variance for each feature, the same for all classes."""
+
+    def __init__(self, num_features: int, initial_log_variance: float) -> None:
+        super().__init__()
+        start = unbounded_log_variance(initial_log_variance)
+        self.unbounded = nn.Parameter(torch.full((num_features,), start))
+
+    def forward(self) -> Tensor:
+        """Return the log-variance ``[D]``."""
+        return bounded_log_variance(self.unbounded)
+
+
 class Perceptron(nn.Sequential):
     """A deterministic network of the same form, T(·) of the transformed memory."""
 

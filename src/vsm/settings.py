@@ -26,6 +26,8 @@ class ModelSettings:
     """Chance to survive dropout (the paper's conv4: 0.9 Omniglot, 0.5 others; resnet12: 0.9)."""
     hidden_units: int = 256
     """Width of the hidden layers of the inference and prior networks."""
+    inference: Literal["network", "conjugate"] = "network"
+    """Prototypes from the paper's network, or by Bayes' rule from memory and support."""
     residual: bool = True
     """Networks add to their input and start as the identity; the paper's do not."""
     initial_log_variance: float = -3.0
@@ -48,6 +50,11 @@ class ModelSettings:
         _require_backbone(self.backbone)
         _require_positive(self, "channels", "hidden_units", "temperature")
         _require_between(self, -9.0, 9.0, "initial_log_variance")
+        if self.inference == "conjugate" and not self.residual:
+            raise SettingsError(
+                "residual: conjugate inference needs memories in the space of the features, which "
+                "networks that add to their input give; got false"
+            )
         _require_between(self, 0.0, 1.0, "keep_probability", low_open=True)
 
     @property
@@ -82,6 +89,8 @@ class MemorySettings:
     """σ of Eq. 12."""
     retention: float = 0.7
     """α of Eq. 13: how much old content stays (the paper: 0.7 for 1-shot, 0.8 for 5-shot)."""
+    strength: float | None = None
+    """Support images that a recollection counts for in conjugate inference (κ); unset: learned."""
     mask: Literal["none", "own", "task"] = "task"
     """Slots hidden from a class in training: none, its own, or those of its whole task."""
     capacity: int | None = None
@@ -92,6 +101,8 @@ class MemorySettings:
     def __post_init__(self) -> None:
         _require_known_choices(self)
         _require_positive(self, "gumbel_temperature", "addressing_scale", "top_k", "capacity")
+        if self.strength is not None:
+            _require_not_negative(self, "strength")
         _require_between(self, 0.0, 1.0, "retention")
 
 
@@ -245,6 +256,11 @@ class RunSettings:
     def __post_init__(self) -> None:
         _require_known_choices(self)
         _require_positive(self, "way", "shot", "queries", "tasks", "steps", "checkpoint_every")
+        if self.model.inference == "conjugate" and self.method == "mann":
+            raise SettingsError(
+                "inference: what mann reads is no Gaussian over prototypes, so conjugate inference "
+                "has no prior; use --model.inference network"
+            )
         if self.freeze_backbone and self.init is None:
             raise SettingsError(
                 "freeze_backbone: only a trained backbone is worth keeping; name one with --init"

@@ -277,6 +277,8 @@ def training_step(
     measured = {"gradient_norm": gradient_norm, "learning_rate": optimiser.param_groups[0]["lr"]}
     if model.recall is not None and prediction.recollection is not None:
         means |= model.recall.health(prediction.recollection)
+    if prediction.strength is not None:
+        means["memory_strength"] = prediction.strength.mean()
     if memory is not None and model.consolidation is not None:
         state.memory = memory.detach()
         if inputs.device.type != "cpu":  # where sums have no fixed order, memories drift apart

@@ -20,7 +20,7 @@ def evaluations(workload: EvaluationWorkload) -> Work:
     """Return the evaluation of VSM, embedding the test set and drawing the episodes included."""
     dataset, sampler = _test_classes(workload)
     model = FewShotModel(run_settings(workload, "vsm"), dataset.image_shape)
-    memory = remembered(workload.remembered, model.num_features)
+    memory = remembered(model, workload.remembered)
 
     def measure() -> Evaluation:
         return evaluate(model, memory, sampler, workload.episodes, SEED)

@@ -69,7 +69,8 @@ def _parts(
 ) -> tuple[FewShotModel, SlotMemory, SupportSet, Tensor, Recall]:
     """Return a model, its memory, support means, classes ``[T, N]``, and the model's recall."""
     model = FewShotModel(run_settings(workload, "vsm"), workload.image_shape)
-    memory = remembered(workload.remembered, model.num_features)
+    memory = remembered(model, workload.remembered)
+    assert isinstance(memory, SlotMemory)
     class_ids = episode_classes(workload, 0)
     support_mean = uniform(generator(0, "support"), *class_ids.shape, model.num_features)
     support = SupportSet(support_mean.unsqueeze(2), support_mean)

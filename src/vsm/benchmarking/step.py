@@ -8,7 +8,7 @@ from torch import Tensor
 from vsm.backbones import Backbone
 from vsm.benchmarking.timing import Work
 from vsm.benchmarking.workloads import EvaluationWorkload, StepWorkload
-from vsm.memory import SlotMemory
+from vsm.memory import Memory, Observations
 from vsm.model import FewShotModel
 from vsm.runs import TrainingState
 from vsm.seeding import generator, normal, uniform
@@ -50,11 +50,12 @@ def episode_images(workload: StepWorkload) -> Tensor:
     return pixels.movedim(-1, -3)
 
 
-def remembered(num_slots: int, num_features: int) -> SlotMemory:
-    """Return a memory of ``num_slots`` classes with made-up content."""
-    once = torch.ones(num_slots, dtype=torch.int64)
-    content = uniform(generator(0, "memory"), num_slots, num_features)
-    return SlotMemory(content, torch.arange(num_slots), counts=once, last_update=0 * once)
+def remembered(model: FewShotModel, num_classes: int) -> Memory | None:
+    """Return the model's memory of ``num_classes`` made-up classes; nothing if it has none."""
+    features = uniform(generator(0, "memory"), num_classes, model.num_features)
+    observations = Observations(features, torch.arange(num_classes))
+    with torch.no_grad():
+        return model.consolidate(model.empty_memory(), observations, 0)
 
 
 def episode_classes(workload: StepWorkload, batch: int) -> Tensor:
@@ -69,8 +70,7 @@ def training_steps(workload: StepWorkload, method: Method) -> Work:
     model = FewShotModel(settings, workload.image_shape)
     optimiser = build_optimiser(model, settings.optimiser)
     inputs = episode_images(workload)
-    memory = remembered(workload.remembered, model.num_features) if settings.uses_memory else None
-    state = TrainingState(step=0, memory=memory, pending=None)
+    state = TrainingState(step=0, memory=remembered(model, workload.remembered), pending=None)
     batches = cycle([episode_classes(workload, batch) for batch in range(NUM_BATCHES)])
 
     def step() -> dict[str, float]:

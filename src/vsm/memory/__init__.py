@@ -7,7 +7,7 @@ new memory out of an old one. :data:`MEMORIES` says which method has which.
 
 from vsm.memory.consolidation import Consolidation, SlotConsolidation
 from vsm.memory.designs import MEMORIES, MemoryDesign
-from vsm.memory.recall import Recall, Recollection, SupportSet
+from vsm.memory.recall import MemoryPrior, Recall, Recollection, SupportSet
 from vsm.memory.state import Memory, Observations, SlotMemory
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Consolidation",
     "Memory",
     "MemoryDesign",
+    "MemoryPrior",
     "Observations",
     "Recall",
     "Recollection",

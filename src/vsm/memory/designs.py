@@ -24,7 +24,8 @@ class MemoryDesign(NamedTuple):
 
 
 def _rote(width: int, run: RunSettings) -> MemoryDesign:
-    return MemoryDesign(RoteRecall(run.memory), SlotConsolidation(width, run.memory))
+    recall = RoteRecall(width, run.memory, run.model)
+    return MemoryDesign(recall, SlotConsolidation(width, run.memory))
 
 
 def _transformed(width: int, run: RunSettings) -> MemoryDesign:

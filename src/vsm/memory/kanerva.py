@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from vsm.errors import SettingsError
 from vsm.memory.consolidation import Consolidation
-from vsm.memory.recall import Recall, Recollection, SupportSet
+from vsm.memory.recall import MemoryPrior, Recall, Recollection, SupportSet
 from vsm.memory.state import Mask, Memory, Observations
 from vsm.networks import GaussianNetwork, Perceptron
 from vsm.probability import DiagonalGaussian, bounded_log_variance, unbounded_log_variance
@@ -210,6 +210,15 @@ class KanervaRecall(Recall):
         latent = self.machine.read(weights, memory)
         prior: DiagonalGaussian = self.network(support.mean)
         return Recollection(latent.sample(num_samples, random), weights, latent.kl(prior))
+
+    def prior(
+        self, support: SupportSet, memory: KanervaMemory, hidden: Tensor | None
+    ) -> MemoryPrior:
+        """See :class:`vsm.memory.recall.Recall`: a reading is a Gaussian already."""
+        del hidden
+        weights = self.machine.weights(support.mean)
+        known = (memory.count > 0).expand(weights.shape[:2])
+        return MemoryPrior(self.machine.read(weights, memory), weights, known)
 
     def health(self, recollection: Recollection) -> dict[str, Tensor]:
         """Return the learned variances; w are no probabilities and have no entropy."""

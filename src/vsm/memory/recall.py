@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from vsm.memory.addressing import Addressing, entropy
 from vsm.memory.state import SlotMemory
-from vsm.networks import GaussianNetwork, Perceptron
+from vsm.networks import GaussianNetwork, LearnedVariance, Perceptron
 from vsm.probability import DiagonalGaussian
 from vsm.probability.mixture import pairwise_log_prob, weighted_moments
 from vsm.seeding import Randomness, categorical, uniform
@@ -41,7 +41,8 @@ class Recollection(NamedTuple):
     """What the memory offers each class of a batch.
 
     Attributes:
-        samples: m ``[T, N, J, D]``; deterministic recalls give J = 1.
+        samples: m ``[T, N, J, D]``; deterministic recalls give J = 1, and so does conjugate
+            inference with the mean of m.
         weights: λ ``[T, N, A]``, all zero where nothing could be addressed; the weights w of a
             Kanerva machine, which may be negative, or the read weights of a short-term memory.
         divergence: KL of the latent memory, in nats ``[T, N]``; zero for deterministic recalls.
@@ -50,6 +51,21 @@ class Recollection(NamedTuple):
     samples: Tensor
     weights: Tensor
     divergence: Tensor
+
+
+class MemoryPrior(NamedTuple):
+    """What the memory expects of each class's prototype: N(μ₀, τ²), in the space of the features.
+
+    Attributes:
+        gaussian: μ₀ and log τ² ``[T, N, D]``.
+        weights: λ ``[T, N, A]``, as in a recollection.
+        known: boolean ``[T, N]``, false where nothing could be addressed; the Gaussian then says
+            nothing.
+    """
+
+    gaussian: DiagonalGaussian
+    weights: Tensor
+    known: Tensor
 
 
 class Recall(nn.Module, ABC):
@@ -75,6 +91,16 @@ class Recall(nn.Module, ABC):
             random: source of every draw.
         """
 
+    def prior(self, support: SupportSet, memory: Any, hidden: Tensor | None) -> MemoryPrior:
+        """Return one Gaussian for every class instead of samples, for conjugate inference.
+
+        Args:
+            support: of every class; it decides where to look.
+            memory: as above.
+            hidden: as above.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no Gaussian prior")
+
     def health(self, recollection: Recollection) -> dict[str, Tensor]:
         """Return what is logged of a recollection, as means over its tasks ``[]``.
 
@@ -96,7 +122,17 @@ class SlotRecall(Recall):
 
 
 class RoteRecall(SlotRecall):
-    """The addressed average M̄ = Σ λ_a M_a itself; the support mean where nothing is addressed."""
+    """The addressed average M̄ = Σ λ_a M_a itself; the support mean where nothing is addressed.
+
+    An average says nothing of how far a prototype may lie from it, so conjugate inference learns
+    τ², one variance for each feature.
+    """
+
+    def __init__(self, num_features: int, memory: MemorySettings, model: ModelSettings) -> None:
+        super().__init__(memory)
+        self.spread: LearnedVariance | None = None
+        if model.inference == "conjugate":
+            self.spread = LearnedVariance(num_features, model.initial_log_variance)
 
     def forward(
         self,
@@ -108,14 +144,26 @@ class RoteRecall(SlotRecall):
     ) -> Recollection:
         """See :class:`Recall`; there is one value and nothing to draw."""
         del num_samples, random
-        support_mean, content = support.mean, memory.content  # [T, N, D], [A, D]
-        weights = self.addressing(support_mean, content, hidden)
-        average = torch.where(_addressed(weights).unsqueeze(-1), weights @ content, support_mean)
+        weights, average = self._average(support, memory, hidden)
         return Recollection(
-            self.transform(average).unsqueeze(-2),
-            weights,
-            support_mean.new_zeros(weights.shape[:2]),
+            self.transform(average).unsqueeze(-2), weights, average.new_zeros(weights.shape[:2])
         )
+
+    def prior(self, support: SupportSet, memory: SlotMemory, hidden: Tensor | None) -> MemoryPrior:
+        """See :class:`Recall`: μ₀ is the recollection, τ² is learned."""
+        assert self.spread is not None
+        weights, average = self._average(support, memory, hidden)
+        mean = self.transform(average)
+        gaussian = DiagonalGaussian(mean, self.spread().expand_as(mean))
+        return MemoryPrior(gaussian, weights, _addressed(weights))
+
+    def _average(
+        self, support: SupportSet, memory: SlotMemory, hidden: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return λ ``[T, N, A]`` and M̄ ``[T, N, D]``."""
+        weights = self.addressing(support.mean, memory.content, hidden)
+        recalled = weights @ memory.content
+        return weights, torch.where(_addressed(weights).unsqueeze(-1), recalled, support.mean)
 
     def transform(self, average: Tensor) -> Tensor:
         """Return M̄ as it is."""
@@ -123,16 +171,20 @@ class RoteRecall(SlotRecall):
 
 
 class TransformedRecall(RoteRecall):
-    """A perceptron of the addressed average, T(M̄)."""
+    """A perceptron of the addressed average, T(M̄).
+
+    For conjugate inference it is M̄ + T(M̄): a prior for the prototype must begin in the space of
+    the features.
+    """
 
     def __init__(self, num_features: int, memory: MemorySettings, model: ModelSettings) -> None:
-        super().__init__(memory)
+        super().__init__(num_features, memory, model)
         self.transformation = Perceptron(num_features, model)
 
     def transform(self, average: Tensor) -> Tensor:
-        """Return T(M̄)."""
+        """Return T(M̄), or M̄ + T(M̄)."""
         transformed: Tensor = self.transformation(average)
-        return transformed
+        return transformed if self.spread is None else average + transformed
 
 
 class VariationalRecall(SlotRecall):
@@ -189,6 +241,12 @@ class VariationalRecall(SlotRecall):
             divergence = mixture_divergence(weights, slots, prior, ancestral, chosen)
         divergence = torch.where(_addressed(weights), divergence, torch.zeros_like(divergence))
         return Recollection(samples, weights, divergence)
+
+    def prior(self, support: SupportSet, memory: SlotMemory, hidden: Tensor | None) -> MemoryPrior:
+        """See :class:`Recall`: the mixture's mean and variance, however samples would be drawn."""
+        weights = self.addressing(support.mean, memory.content, hidden)
+        slots: DiagonalGaussian = self.network(memory.content)
+        return MemoryPrior(self._soft(weights, slots), weights, _addressed(weights))
 
     def _soft(self, weights: Tensor, slots: DiagonalGaussian) -> DiagonalGaussian:
         """One Gaussian ``[T, N, D]``: mean Σλμ, variance Σλ(σ² + μ²) − (Σλμ)² or Σλσ²."""
