@@ -16,14 +16,19 @@ from vsm.classifier import predictive
 from vsm.data import EpisodeBatch, EpisodeSampler, ImageDataset
 from vsm.memory import Memory
 from vsm.model import FewShotModel
-from vsm.seeding import task_generators
+from vsm.seeding import Randomness, task_generators
 from vsm.statistics import Estimate, Reliability, estimate, reliability
 
 EMBEDDING_BATCH = 256
-ELEMENTS_AT_ONCE = 20_000_000  # log-probabilities held at a time; bounds memory for 20-way tasks
+ELEMENTS_AT_ONCE = 20_000_000  # numbers that a classifier holds at a time; bounds its memory
 
 BatchNormMode = Literal["inductive", "transductive"]
 Advance = Callable[[int], None]
+Embedder = Callable[[Tensor], Tensor]
+"""From image ids ``[T, N, K + Q]`` to features ``[T, N, K + Q, D]``."""
+EpisodeClassifier = Callable[[Tensor, Tensor, Randomness], Tensor]
+"""From support ``[T, N, K, D]``, queries ``[T, N, Q, D]`` and a source of draws to
+log-probabilities ``[T, N·Q, N]``."""
 
 
 def unwatched(_: int) -> None:
@@ -86,27 +91,56 @@ def evaluate(
     seed: int,
     batch_norm: BatchNormMode = "inductive",
     advance: Advance = unwatched,
+    embed: Embedder | None = None,
 ) -> Evaluation:
     """Classify the first ``num_episodes`` of the sampler's seeded list of episodes.
 
     ``transductive`` batch norm uses each episode's own statistics, so its queries see each other;
-    every episode is embedded anew and results carry that name.
+    every episode is embedded anew and results carry that name. Features that were cached for
+    episodes of another shape serve again as ``embed``.
+    """
+
+    def classify(support: Tensor, queries: Tensor, random: Randomness) -> Tensor:
+        return predictive(model(support, queries, memory, random).log_probabilities)
+
+    with torch.no_grad(), evaluation_mode(model):
+        embed = embed or _embedder(model, sampler, batch_norm)
+        per_task = (sampler.way**2) * sampler.queries * model.num_prototype_samples
+        return evaluate_classifier(classify, embed, sampler, num_episodes, seed, per_task, advance)
+
+
+@torch.no_grad()
+def evaluate_classifier(
+    classify: EpisodeClassifier,
+    embed: Embedder,
+    sampler: EpisodeSampler,
+    num_episodes: int,
+    seed: int,
+    elements_per_task: int,
+    advance: Advance = unwatched,
+) -> Evaluation:
+    """Run the one loop over episodes that every classifier is measured by.
+
+    Args:
+        classify: a model with its memory, or a baseline.
+        embed: features of the sampler's images.
+        sampler: defines the list of episodes, together with ``seed``.
+        num_episodes: how many, from the start of the list.
+        seed: of the list, and of the classifier's draws.
+        elements_per_task: numbers that ``classify`` holds for an episode; bounds the batches.
+        advance: told of every batch of episodes.
     """
     outcomes = []
-    with torch.no_grad(), evaluation_mode(model):
-        embed = _embedder(model, sampler, batch_norm)
-        per_task = (sampler.way**2) * sampler.queries * model.num_prototype_samples
-        done = 0
-        for block in sampler.evaluation_episodes(num_episodes, seed):
-            for part in _parts(block, max(1, ELEMENTS_AT_ONCE // per_task)):
-                count = len(part.class_ids)
-                random = task_generators(seed, "evaluation-noise", 0, range(done, done + count))
-                features = embed(part.image_ids)  # [T, N, K + Q, D]
-                support, queries = features.split([sampler.shot, sampler.queries], 2)
-                prediction = model(support, queries, memory, random)
-                outcomes.append(_outcome(predictive(prediction.log_probabilities)))
-                advance(count)
-                done += count
+    done = 0
+    for block in sampler.evaluation_episodes(num_episodes, seed):
+        for part in _parts(block, max(1, ELEMENTS_AT_ONCE // elements_per_task)):
+            count = len(part.class_ids)
+            random = task_generators(seed, "evaluation-noise", 0, range(done, done + count))
+            features = embed(part.image_ids)  # [T, N, K + Q, D]
+            support, queries = features.split([sampler.shot, sampler.queries], 2)
+            outcomes.append(_outcome(classify(support, queries, random)))
+            advance(count)
+            done += count
     return Evaluation(*(torch.cat(values) for values in zip(*outcomes, strict=True)))
 
 
@@ -124,17 +158,19 @@ def _outcome(log_probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return best.indices == labels, best.values.exp(), likelihood
 
 
-def _embedder(
-    model: FewShotModel, sampler: EpisodeSampler, batch_norm: BatchNormMode
-) -> Callable[[Tensor], Tensor]:
-    """Return a function from image ids ``[T, N, K + Q]`` to features ``[T, N, K + Q, D]``."""
+def cached_embedder(model: FewShotModel, sampler: EpisodeSampler) -> Embedder:
+    """Embed every image of the sampler's split once; return the look-up of their features."""
+    image_ids = sampler.image_ids()
+    features = embed_images(model, sampler.dataset, image_ids)
+    row = torch.zeros(len(sampler.dataset.images), dtype=torch.int64)
+    row[image_ids] = torch.arange(len(image_ids))
+    return lambda wanted: features[row[wanted]]
+
+
+def _embedder(model: FewShotModel, sampler: EpisodeSampler, batch_norm: BatchNormMode) -> Embedder:
     dataset = sampler.dataset
     if batch_norm == "inductive":
-        image_ids = sampler.image_ids()
-        features = embed_images(model, dataset, image_ids)
-        row = torch.zeros(len(dataset.images), dtype=torch.int64)
-        row[image_ids] = torch.arange(len(image_ids))
-        return lambda wanted: features[row[wanted]]
+        return cached_embedder(model, sampler)
 
     def embed_each_episode(wanted: Tensor) -> Tensor:
         with batch_statistics(model):
