@@ -16,6 +16,8 @@ import pytest
 from PIL import Image
 
 from vsm.cli import main
+from vsm.cli.launch import with_bare_switches
+from vsm.settings import RunSettings
 
 TINY = [
     *("--way", "5", "--queries", "2", "--tasks", "1", "--checkpoint-every", "5"),
@@ -255,6 +257,14 @@ def test_settings_cannot_change_on_resume_except_for_more_steps(
     assert "contradict each other" in capsys.readouterr().err
     assert main(["train", "--output", place, "--resume", "--json"]) == 0
     assert one_json_object(capsys.readouterr().out)["run"] == place
+
+
+def test_a_bare_switch_means_true() -> None:
+    words = ["--augment", "--model.residual", "false", "--steps", "3", "--freeze_backbone"]
+    assert with_bare_switches(words, RunSettings) == [
+        *("--augment=true", "--model.residual", "false", "--steps", "3", "--freeze_backbone=true")
+    ]
+    assert with_bare_switches([], RunSettings) == []
 
 
 def test_yaml_files_stack_with_overrides(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 import yaml
 
-from vsm.settings import RunSettings
+from vsm.settings import PretrainSettings, RunSettings
 
 ROOT = Path(__file__).parent.parent
 EQUATIONS = ROOT / "docs" / "equations.md"
@@ -19,7 +19,9 @@ PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "CONTRIBUTING.md"])
 
 CODE = re.compile(r"`(vsm(?:\.\w+)+)`")
 TEST = re.compile(r"`(tests/\w+\.py)::(\w+)`")
-SETTING = re.compile(r"`(model|memory|sampling|objective|optimiser|validation)\.(\w+)(?:: (\S+))?`")
+SETTING = re.compile(
+    r"`(model|memory|sampling|objective|optimiser|rotation|validation)\.(\w+)(?:: (\S+))?`"
+)
 FILE_ENDINGS = {"py", "safetensors"}
 
 
@@ -69,12 +71,18 @@ def test_all_tests_that_a_page_names_exist(page: Path) -> None:
         )
 
 
+def hints_of(group: str) -> dict[str, object]:
+    """Return the settings of a group, of training and of pre-training."""
+    groups = [get_type_hints(kind).get(group) for kind in (RunSettings, PretrainSettings)]
+    return {name: hint for kind in groups if kind for name, hint in get_type_hints(kind).items()}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_all_settings_that_a_page_names_exist_and_allow_the_values_it_gives(page: Path) -> None:
     for group, name, value in SETTING.findall(page.read_text(encoding="utf-8")):
         if name in FILE_ENDINGS:
             continue
-        hints = get_type_hints(get_type_hints(RunSettings)[group])
+        hints = hints_of(group)
         assert name in hints, f"{page_name(page)} names `{group}.{name}`, which is no setting"
         if value and get_origin(hints[name]) is Literal:
             assert yaml.safe_load(value) in get_args(hints[name]), (

@@ -1,6 +1,5 @@
 """Training: it learns, memory grows and is taught, and nothing is lost by stopping."""
 
-import json
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from run_helpers import AskedToStop, assert_same_run, rows
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import RunError
 from vsm.evaluation import Evaluation, evaluate
@@ -32,29 +32,11 @@ def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> N
     monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
 
 
-class StopAt(Silence):
-    """Asks the process to stop at a step, as Ctrl-C does."""
-
-    def __init__(self, step: int, number: signal.Signals = signal.SIGINT) -> None:
-        self.at, self.number = step, number
-
-    def step(self, step: int, loss: float) -> None:
-        if step == self.at:
-            signal.raise_signal(self.number)
+class StopAt(AskedToStop, Silence):
+    """Nobody else watches."""
 
 
-def rows(run: Path) -> list[dict[str, object]]:
-    """Metrics without the wall clock."""
-    listed = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in listed]
-
-
-def assert_same_run(one: Path, two: Path) -> None:
-    for name in ("model.safetensors", "memory.safetensors", "resume.safetensors"):
-        assert (one / name).exists() == (two / name).exists()
-        if (one / name).exists():
-            assert (one / name).read_bytes() == (two / name).read_bytes(), name
-    assert rows(one) == rows(two)
+FILES = ("model.safetensors", "memory.safetensors", "resume.safetensors")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -89,7 +71,7 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
         train(settings, tmp_path / "parts", progress=StopAt(stop_at))
     assert stopped.value.exit_code == 130
     train(settings, tmp_path / "parts", resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", *FILES)
 
 
 def test_termination_is_honoured_too(tiny_settings: RunSettings, tmp_path: Path) -> None:
@@ -119,7 +101,7 @@ def test_a_crash_after_a_checkpoint_repeats_the_lost_steps_exactly(
     with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 11, "half a li')
     train(settings, tmp_path / "parts", resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", *FILES)
 
 
 def test_resuming_a_finished_run_changes_nothing(
@@ -254,7 +236,7 @@ def test_every_term_is_logged(tiny_settings: RunSettings, tmp_path: Path) -> Non
         "attention_gradient_norm",
         "learning_rate",
     } <= set(step)
-    assert logged[-1]["validation"].keys() == {"way", "accuracy", "ci95", "nll"}  # type: ignore[attr-defined]
+    assert logged[-1]["validation"].keys() == {"way", "accuracy", "ci95", "nll"}
 
 
 def test_the_best_validated_model_is_kept(

@@ -8,44 +8,56 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vsm.data import EpisodeSampler, ImageDataset, open_dataset
+    from vsm.checkpoints import load_backbone
+    from vsm.data import Dataset, EpisodeSampler, FeatureDataset, ImageDataset, open_dataset
     from vsm.errors import VsmError
     from vsm.evaluation import Evaluation, evaluate
     from vsm.memory import Memory
     from vsm.model import FewShotModel
+    from vsm.pretraining import pretrain
     from vsm.runs import TrainedModel, load_run
-    from vsm.settings import RunSettings
+    from vsm.settings import PretrainSettings, RunSettings
     from vsm.training import train
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Dataset": "vsm.data",
     "EpisodeSampler": "vsm.data",
     "Evaluation": "vsm.evaluation",
+    "FeatureDataset": "vsm.data",
     "FewShotModel": "vsm.model",
     "ImageDataset": "vsm.data",
     "Memory": "vsm.memory",
+    "PretrainSettings": "vsm.settings",
     "RunSettings": "vsm.settings",
     "TrainedModel": "vsm.runs",
     "VsmError": "vsm.errors",
     "evaluate": "vsm.evaluation",
+    "load_backbone": "vsm.checkpoints",
     "load_run": "vsm.runs",
     "open_dataset": "vsm.data",
+    "pretrain": "vsm.pretraining",
     "train": "vsm.training",
 }
 
 __all__ = [
+    "Dataset",
     "EpisodeSampler",
     "Evaluation",
+    "FeatureDataset",
     "FewShotModel",
     "ImageDataset",
     "Memory",
+    "PretrainSettings",
     "RunSettings",
     "TrainedModel",
     "VsmError",
     "evaluate",
+    "load_backbone",
     "load_run",
     "open_dataset",
+    "pretrain",
     "train",
 ]
 

@@ -7,11 +7,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from vsm.baselines import BASELINES, BaseFeatures
-from vsm.data import EpisodeSampler, ImageDataset, Split, open_dataset
+from vsm.data import Dataset, EpisodeSampler, Split, open_dataset
+from vsm.devices import Placement, choose_placement
 from vsm.errors import EpisodeError, RunError
 from vsm.evaluation import (
     Advance,
@@ -59,7 +59,7 @@ class EpisodeProtocol:
             f"queries a class, {self.episodes} episodes, seed {self.seed}{unusual}"
         )
 
-    def sampler(self, dataset: ImageDataset) -> EpisodeSampler:
+    def sampler(self, dataset: Dataset) -> EpisodeSampler:
         """Return the sampler of these episodes."""
         return EpisodeSampler(dataset, self.split, self.way, self.shot, self.queries)
 
@@ -161,7 +161,7 @@ class LoadedRun:
 
     path: Path
     trained: TrainedModel
-    dataset: ImageDataset
+    dataset: Dataset
     _embedders: dict[Split, Embedder] = field(default_factory=dict, repr=False, compare=False)
 
     def embedder(self, sampler: EpisodeSampler) -> Embedder:
@@ -173,14 +173,23 @@ class LoadedRun:
     @cached_property
     def base_features(self) -> BaseFeatures:
         """Features of the training images, as they are in evaluation: not augmented."""
-        classes = self.dataset.classes("train")
-        image_ids = np.concatenate([self.dataset.image_ids(class_id) for class_id in classes])
-        features = embed_images(self.trained.model, self.dataset, torch.from_numpy(image_ids))
-        return BaseFeatures(features, self.dataset.class_sizes[classes].tolist())
+        image_ids = torch.from_numpy(self.dataset.split_ids("train"))
+        features = embed_images(self.trained.model, self.dataset, image_ids)
+        sizes = self.dataset.class_sizes[self.dataset.classes("train")]
+        return BaseFeatures(features, sizes.tolist())
 
 
-def load_for(path: Path, protocol: EpisodeProtocol, checkpoint: Checkpoint = "best") -> LoadedRun:
-    """Load a run that is to be measured under ``protocol``."""
+def load_for(
+    path: Path,
+    protocol: EpisodeProtocol,
+    checkpoint: Checkpoint = "best",
+    backbone: str | None = None,
+    placement: Placement | None = None,
+) -> LoadedRun:
+    """Load a run that is to be measured under ``protocol``; the rest is as in ``load_run``.
+
+    Where it computes is chosen if no placement is given.
+    """
     trained_on = RunDirectory(path).settings().data
     if trained_on != protocol.data:
         raise RunError(
@@ -188,7 +197,7 @@ def load_for(path: Path, protocol: EpisodeProtocol, checkpoint: Checkpoint = "be
             "compare runs of one dataset"
         )
     dataset = open_dataset(protocol.data)
-    trained = load_run(path, dataset, checkpoint)
+    trained = load_run(path, dataset, checkpoint, backbone, placement or choose_placement())
     if protocol.memory_slots is not None:
         trained = trained.with_slots(protocol.memory_slots)
     return LoadedRun(path, trained, dataset)
@@ -199,9 +208,12 @@ def evaluate_run(
     protocol: EpisodeProtocol,
     checkpoint: Checkpoint = "best",
     advance: Advance = unwatched,
+    backbone: str | None = None,
+    placement: Placement | None = None,
 ) -> MeasuredRun:
-    """Measure one run under ``protocol``."""
-    return measure(load_for(path, protocol, checkpoint), protocol, advance)
+    """Load one run as :func:`load_for` does, and measure it under ``protocol``."""
+    loaded = load_for(path, protocol, checkpoint, backbone, placement)
+    return measure(loaded, protocol, advance)
 
 
 def measure(run: LoadedRun, protocol: EpisodeProtocol, advance: Advance = unwatched) -> MeasuredRun:

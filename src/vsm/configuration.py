@@ -3,21 +3,15 @@
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import jsonargparse
 import yaml
 
 from vsm.errors import SettingsError
-from vsm.settings import (
-    MemorySettings,
-    ModelSettings,
-    ObjectiveSettings,
-    OptimiserSettings,
-    RunSettings,
-    SamplingSettings,
-    ValidationSettings,
-)
+from vsm.settings import PretrainSettings, RunSettings
+
+AnySettings = TypeVar("AnySettings", RunSettings, PretrainSettings)
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -34,45 +28,43 @@ def preset_paths(name: str) -> list[Path]:
     return [PRESETS / "paper.yaml", path] if name.startswith("paper-") else [path]
 
 
-def settings_to_dict(settings: RunSettings) -> dict[str, Any]:
+def settings_to_dict(settings: RunSettings | PretrainSettings) -> dict[str, Any]:
     """Return the settings as nested plain values."""
     return dataclasses.asdict(settings)
 
 
-def settings_to_yaml(settings: RunSettings) -> str:
+def settings_to_yaml(settings: RunSettings | PretrainSettings) -> str:
     """Return the settings as YAML, in the order of their declaration."""
     return yaml.safe_dump(settings_to_dict(settings), sort_keys=False, allow_unicode=True)
 
 
 def settings_from_files(*paths: Path) -> RunSettings:
-    """Read settings from YAML files; later files override earlier ones."""
+    """Read the settings of a training run from YAML files; later files override earlier ones."""
+    return read_settings(RunSettings, *paths)
+
+
+def read_settings(kind: type[AnySettings], *paths: Path) -> AnySettings:
+    """Read settings of one kind from YAML files; later files override earlier ones."""
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(RunSettings)
+    parser.add_class_arguments(kind)
     parser.add_argument("--config", action="config")
     try:
         parsed = parser.parse_args([part for path in paths for part in ("--config", str(path))])
-        return instantiate(parsed)
+        return instantiate(kind, parsed)
     except (argparse.ArgumentError, jsonargparse.ArgumentError) as error:
         names = ", ".join(str(path) for path in paths)
         raise SettingsError(f"{names}: {error}") from error
 
 
-def instantiate(parsed: jsonargparse.Namespace) -> RunSettings:
+def instantiate(kind: type[AnySettings], parsed: jsonargparse.Namespace) -> AnySettings:
     """Turn a parsed namespace into settings, checking every value."""
     values = parsed.as_dict()
-    groups = {
-        "model": ModelSettings,
-        "memory": MemorySettings,
-        "sampling": SamplingSettings,
-        "objective": ObjectiveSettings,
-        "optimiser": OptimiserSettings,
-        "validation": ValidationSettings,
-    }
-    return RunSettings(
+    types = get_type_hints(kind)
+    return kind(
         **{
-            field.name: groups[field.name](**values[field.name])
-            if field.name in groups
+            field.name: types[field.name](**values[field.name])
+            if dataclasses.is_dataclass(types[field.name])
             else values[field.name]
-            for field in dataclasses.fields(RunSettings)
+            for field in dataclasses.fields(kind)
         }
     )

@@ -11,6 +11,7 @@ from vsm.errors import SettingsError
 
 Method = Literal["protonet", "vpn", "rote", "transformed", "vsm"]
 METHODS: tuple[Method, ...] = get_args(Method)
+BACKBONE_NAMES = ("conv4", "resnet12", "wrn28_10")
 
 BaselineName = Literal[
     "simpleshot", "simpleshot_l2n", "simpleshot_un", "cosine", "logistic", "calibration"
@@ -22,8 +23,8 @@ BASELINE_NAMES: tuple[BaselineName, ...] = get_args(BaselineName)
 class ModelSettings:
     """The network around the memory."""
 
-    backbone: Literal["conv4", "resnet12", "wrn28_10"] = "conv4"
-    """Feature extractor; conv4 adapts its depth to the images, the deep ones give 640 features."""
+    backbone: str = "conv4"
+    """Feature extractor: conv4, resnet12, wrn28_10, or your own as module:attribute."""
     channels: int = 64
     """Width of the backbone; 64 is the published one (conv4: channels of every convolution)."""
     keep_probability: float = 1.0
@@ -34,8 +35,12 @@ class ModelSettings:
     """Networks add to their input and start as the identity; the paper's do not."""
     initial_log_variance: float = -3.0
     """Where log-variances start; 0 leaves the default initialisation."""
+    adapter: Literal["none", "linear"] = "none"
+    """Linear map of the features that starts as the identity and is trained; for fixed features."""
     normalise_features: bool = False
-    """Scale every feature vector to length one."""
+    """Scale every feature vector to length one, after the adapter."""
+    synchronise_batch_norm: bool = True
+    """Batch norm of the whole batch where several processes share it, as one process has it."""
     distance: Literal["squared_euclidean", "cosine"] = "squared_euclidean"
     """d of Eq. 1 between a query's features and a prototype."""
     temperature: float = 1.0
@@ -45,9 +50,15 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         _require_known_choices(self)
+        _require_backbone(self.backbone)
         _require_positive(self, "channels", "hidden_units", "temperature")
         _require_between(self, -9.0, 9.0, "initial_log_variance")
         _require_between(self, 0.0, 1.0, "keep_probability", low_open=True)
+
+    @property
+    def own_backbone(self) -> str | None:
+        """The backbone, if it is the user's own code ``module:attribute``; else nothing."""
+        return own_code(self.backbone)
 
 
 @dataclass(frozen=True)
@@ -160,8 +171,7 @@ class ValidationSettings:
 
     def __post_init__(self) -> None:
         _require_positive(self, "every")
-        if self.episodes < 2:
-            raise SettingsError(f"episodes: an interval needs at least 2, got {self.episodes}")
+        _require_episodes(self.episodes)
 
 
 @dataclass(frozen=True)
@@ -169,7 +179,7 @@ class RunSettings:
     """All that defines a training run; written to config.yaml in its directory."""
 
     data: str = "glyphs"
-    """Dataset by name (see `vsm data list`), or folder:PATH."""
+    """Dataset by name (see `vsm data list`), folder:PATH, or features:PATH."""
     method: Method = "vsm"
     """protonet (means), vpn (Eq. 4), or a memory: rote, transformed, vsm."""
     way: int = 5
@@ -188,6 +198,10 @@ class RunSettings:
     """The one seed from which all randomness is derived."""
     checkpoint_every: int = 100
     """Steps between saves of the state from which --resume continues."""
+    init: str | None = None
+    """Directory of `vsm pretrain` or `vsm train` whose backbone the run begins with."""
+    freeze_backbone: bool = False
+    """Keep that backbone as it is; features are computed once and the rest trains in seconds."""
     model: ModelSettings = field(default_factory=ModelSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
@@ -198,6 +212,10 @@ class RunSettings:
     def __post_init__(self) -> None:
         _require_known_choices(self)
         _require_positive(self, "way", "shot", "queries", "tasks", "steps", "checkpoint_every")
+        if self.freeze_backbone and self.init is None:
+            raise SettingsError(
+                "freeze_backbone: only a trained backbone is worth keeping; name one with --init"
+            )
 
     @property
     def uses_memory(self) -> bool:
@@ -242,12 +260,191 @@ class BaselineSettings:
         _require_not_negative(self, "dispersion")
 
 
+@dataclass(frozen=True)
+class OneCycleSettings:
+    """Stochastic gradient descent whose learning rate rises once and falls once."""
+
+    learning_rate: float = 0.1
+    """Highest learning rate, reached when the warm-up ends."""
+    warmup_share: float = 0.3
+    """Share of all steps over which the learning rate rises."""
+    initial_divisor: float = 25.0
+    """The first learning rate is the highest divided by this."""
+    final_divisor: float = 1e4
+    """The last learning rate is the first divided by this."""
+    momentum: float = 0.9
+    """Share of the previous direction that every step keeps."""
+    nesterov: bool = True
+    """Look ahead along the momentum (Nesterov); needs momentum above 0."""
+    weight_decay: float = 5e-4
+    """Weight decay, coupled to the gradient as plain SGD has it."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "learning_rate", "initial_divisor", "final_divisor")
+        _require_between(self, 0.0, 1.0, "warmup_share", "momentum")
+        _require_not_negative(self, "weight_decay")
+        if self.nesterov and self.momentum == 0:
+            raise SettingsError(
+                "nesterov: needs momentum above 0, got momentum 0; set nesterov to false"
+            )
+
+
+@dataclass(frozen=True)
+class RotationSettings:
+    """Self-supervision: a second head tells by how much an image was turned."""
+
+    form: Literal["none", "one", "all"] = "none"
+    """Turned copies of each image: none, one at random (twice the work), or all (four times)."""
+    weight: float = 1.0
+    """Weight of the rotation head's cross-entropy in the loss."""
+
+    def __post_init__(self) -> None:
+        _require_known_choices(self)
+        _require_not_negative(self, "weight")
+
+
+@dataclass(frozen=True)
+class FewShotValidationSettings:
+    """Nearest prototypes of unseen classes while pre-training; the best backbone is kept."""
+
+    every: int = 5
+    """Epochs between validations; the last epoch is always validated."""
+    episodes: int = 600
+    """Episodes of each validation, for each number of support images."""
+    way: int = 5
+    """Classes of an episode; fewer where the split has fewer."""
+    shots: tuple[int, ...] = (1, 5)
+    """Support images of a class; the best backbone has the highest mean accuracy over them."""
+    queries: int = 15
+    """Query images of a class."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "every", "queries")
+        _require_episodes(self.episodes)
+        if self.way < 2:
+            raise SettingsError(f"way: a choice needs at least 2 classes, got {self.way}")
+        if not self.shots or min(self.shots) < 1 or len(set(self.shots)) < len(self.shots):
+            raise SettingsError(
+                f"shots: expected different numbers of at least 1, got {list(self.shots)}"
+            )
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    """All that defines a pre-training; written to config.yaml in its directory."""
+
+    data: str = "glyphs"
+    """Dataset by name (see `vsm data list`), or folder:PATH; all its training classes are used."""
+    backbone: str = "conv4"
+    """Feature extractor: conv4, resnet12, wrn28_10, or your own as module:attribute."""
+    channels: int = 64
+    """Width of the backbone; 64 is the published one (conv4: channels of every convolution)."""
+    keep_probability: float = 1.0
+    """Chance to survive dropout in the backbone."""
+    epochs: int = 60
+    """Passes over all training images."""
+    batch_size: int = 128
+    """Images of one step; the rest of an epoch that fills no batch is left out of it."""
+    classifier: Literal["linear", "cosine"] = "linear"
+    """Scores of the training classes: a linear layer, or scaled cosines to one weight a class."""
+    cosine_scale: float = 10.0
+    """Factor on the cosines before the softmax."""
+    label_smoothing: float = 0.1
+    """Share of the target that is spread evenly over all classes."""
+    augment: bool = True
+    """Vary training images by the dataset's preset (crop, mirror, colours); none for characters."""
+    seed: int = 0
+    """The one seed from which all randomness is derived."""
+    checkpoint_every: int = 200
+    """Steps between saves of the state from which --resume continues."""
+    rotation: RotationSettings = field(default_factory=RotationSettings)
+    optimiser: OneCycleSettings = field(default_factory=OneCycleSettings)
+    validation: FewShotValidationSettings = field(default_factory=FewShotValidationSettings)
+
+    def __post_init__(self) -> None:
+        _require_known_choices(self)
+        _require_backbone(self.backbone)
+        _require_positive(self, "channels", "epochs", "cosine_scale", "checkpoint_every")
+        _require_between(self, 0.0, 1.0, "keep_probability", low_open=True)
+        _require_between(self, 0.0, 1.0, "label_smoothing")
+        if self.batch_size < 2:
+            raise SettingsError(
+                f"batch_size: batch norm needs at least 2 images, got {self.batch_size}"
+            )
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """What to ask a scheduler for; belongs to the machine and is not stored with a run."""
+
+    nodes: int = 1
+    """Machines."""
+    processes_per_node: int = 1
+    """Processes on each machine, which share the tasks of a step."""
+    gpus_per_node: int = 0
+    """GPUs on each machine, one for each of its processes; 0 computes on CPUs."""
+    cpus_per_process: int = 2
+    """CPU cores of a process."""
+    memory_gb: float | None = None
+    """Memory of a machine; unset: the cluster's default."""
+    hours: float = 24.0
+    """Longest time before the job is put back into the queue and resumed."""
+    restarts: int = 20
+    """How often that may happen."""
+    warning_seconds: int = 120
+    """Time before the limit at which the job saves its state."""
+    partition: str | None = None
+    """Queue; unset: the cluster's default."""
+    account: str | None = None
+    """Whom to charge; unset: the cluster's default."""
+    qos: str | None = None
+    """Quality of service; unset: the cluster's default."""
+    constraint: str | None = None
+    """Features that machines must have."""
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            self, "nodes", "processes_per_node", "cpus_per_process", "memory_gb", "hours"
+        )
+        _require_not_negative(self, "gpus_per_node", "restarts", "warning_seconds")
+        if 0 < self.gpus_per_node < self.processes_per_node:
+            raise SettingsError(
+                f"gpus_per_node: {self.processes_per_node} processes of a machine need as many "
+                f"GPUs, got {self.gpus_per_node}; use 0 to compute on CPUs"
+            )
+
+    @property
+    def processes(self) -> int:
+        """Processes of the whole job."""
+        return self.nodes * self.processes_per_node
+
+
+def _require_episodes(episodes: int) -> None:
+    if episodes < 2:
+        raise SettingsError(f"episodes: an interval needs at least 2, got {episodes}")
+
+
 def _require_known_choices(settings: object) -> None:
     """Check every field that is a choice among words, for settings that are built in Python."""
     for name, kind in get_type_hints(type(settings)).items():
         if get_origin(kind) is Literal and getattr(settings, name) not in get_args(kind):
             known = ", ".join(map(str, get_args(kind)))
             raise SettingsError(f"{name}: expected one of {known}, got {getattr(settings, name)!r}")
+
+
+def own_code(backbone: str) -> str | None:
+    """Return ``backbone`` if it is the user's own code ``module:attribute``; else nothing."""
+    return backbone if ":" in backbone else None
+
+
+def _require_backbone(backbone: str) -> None:
+    module, colon, attribute = backbone.partition(":")
+    names = [*module.split("."), *attribute.split(".")]
+    if backbone not in BACKBONE_NAMES and not (colon and all(map(str.isidentifier, names))):
+        raise SettingsError(
+            f"backbone: expected {', '.join(BACKBONE_NAMES)}, or your own as module:attribute, "
+            f"got {backbone!r}"
+        )
 
 
 def _require_not_negative(settings: object, *names: str) -> None:

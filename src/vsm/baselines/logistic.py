@@ -18,9 +18,8 @@ class LogisticRegression(Baseline):
 
     def fit_predict(self, support: Tensor, queries: Tensor, random: Randomness) -> Tensor:  # noqa: ARG002 - contract
         """Classify ``[T, N, Q, D]`` by ``[T, N, K, D]``; nothing is drawn."""
-        fitted = fit_classes(F.normalize(support, dim=-1).double(), self.settings)
-        inputs = F.normalize(queries, dim=-1).flatten(1, 2)  # [T, N·Q, D]
-        return fitted.log_probabilities(inputs.double()).to(queries.dtype)
+        fitted = fit_classes(F.normalize(support, dim=-1), self.settings)
+        return fitted.log_probabilities(F.normalize(queries, dim=-1).flatten(1, 2))
 
 
 def fit_classes(samples: Tensor, settings: BaselineSettings) -> LinearClassifiers:

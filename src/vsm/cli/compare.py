@@ -33,6 +33,14 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="Also measure these on the features of the first run, by comma: "
         f"{', '.join(BASELINE_NAMES)}.",
     )
+    parser.add_argument(
+        "--backbone",
+        type=str,
+        action="append",
+        default=[],
+        help="Name a run's own backbone module:attribute again, to allow that it is imported; "
+        "may be repeated.",
+    )
     add_baseline_arguments(parser)
     add_episode_arguments(parser)
 
@@ -47,23 +55,24 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
             "measures one"
         )
 
-    from vsm.comparison import EpisodeProtocol, evaluate_run, load_for, measure, measure_baseline
+    from vsm.comparison import EpisodeProtocol, load_for, measure, measure_baseline
+    from vsm.devices import choose_placement
+    from vsm.runs import RunDirectory
     from vsm.runtime import keep_allocations
 
     keep_allocations()
-    first, *others = parsed.runs
-    protocol = EpisodeProtocol.of(first, parsed)
-    loaded = load_for(first, protocol)
+    placement = choose_placement(parsed.device, parsed.precision)
+    protocol = EpisodeProtocol.of(parsed.runs[0], parsed)
     measured = []
-    for name in names:
-        with counting(f"evaluate {name}", parsed.episodes, quiet=parsed.json) as advance:
-            measured.append(measure_baseline(loaded, name, protocol, settings, advance))
-    with counting(f"evaluate {first}", parsed.episodes, quiet=parsed.json) as advance:
-        measured.append(measure(loaded, protocol, advance))
-    del loaded  # its features are no longer needed
-    for path in others:
+    for path in parsed.runs:
+        backbone = RunDirectory(path).settings().model.backbone
+        named = backbone if backbone in parsed.backbone else None
+        loaded = load_for(path, protocol, backbone=named, placement=placement)
+        for name in names if path is parsed.runs[0] else ():
+            with counting(f"evaluate {name}", parsed.episodes, quiet=parsed.json) as advance:
+                measured.append(measure_baseline(loaded, name, protocol, settings, advance))
         with counting(f"evaluate {path}", parsed.episodes, quiet=parsed.json) as advance:
-            measured.append(evaluate_run(path, protocol, advance=advance))
+            measured.append(measure(loaded, protocol, advance))
     if parsed.json:
         print_json(comparison_json(measured))
     else:

@@ -1,12 +1,12 @@
 """``vsm demo``."""
 
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import jsonargparse
 
+from vsm.cli.launch import exit_when_stopped
 from vsm.cli.output import TrainingBar, console, counting, print_json
 from vsm.configuration import preset_paths, settings_from_files
 from vsm.errors import RunError, SettingsError
@@ -36,8 +36,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
     from vsm.cli.compare import comparison_json, print_comparison
     from vsm.comparison import EpisodeProtocol, evaluate_run
-    from vsm.data import open_dataset
-    from vsm.interruption import Interrupted
+    from vsm.data import open_images
     from vsm.report import write_report
     from vsm.runtime import keep_allocations
     from vsm.training import train
@@ -52,12 +51,11 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         base = replace(base, steps=parsed.steps)
     paths = [parsed.output / method for method in METHODS_SHOWN]
     for method, path in zip(METHODS_SHOWN, paths, strict=True):
-        try:
-            with TrainingBar(method, base.steps, quiet=parsed.json) as bar:
-                train(replace(base, method=method), path, progress=bar)
-        except Interrupted as interruption:
-            print(f"vsm demo: {interruption}", file=sys.stderr)
-            sys.exit(interruption.exit_code)
+        with (
+            exit_when_stopped("demo"),
+            TrainingBar(method, base.steps, quiet=parsed.json) as bar,
+        ):
+            train(replace(base, method=method), path, progress=bar)
     protocol = EpisodeProtocol(
         data=base.data,
         split="test",
@@ -71,7 +69,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     for path in paths:
         with counting(f"test {path.name}", parsed.episodes, quiet=parsed.json) as advance:
             measured.append(evaluate_run(path, protocol, advance=advance))
-    report = write_report(measured, open_dataset(base.data), parsed.output / "report.html")
+    report = write_report(measured, open_images(base.data), parsed.output / "report.html")
     if parsed.json:
         print_json({**comparison_json(measured), "report": str(report)})
         return

@@ -7,6 +7,7 @@ from typing import Literal
 import jsonargparse
 
 from vsm.cli.output import counting, print_json, print_table
+from vsm.cli.processes import add_placement_arguments
 from vsm.errors import SettingsError
 from vsm.settings import BaselineName, BaselineSettings
 
@@ -19,6 +20,11 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         type=Literal["best", "last"],
         default="best",
         help="The best model by validation, or the last state.",
+    )
+    parser.add_argument(
+        "--backbone",
+        type=str | None,
+        help="Name the run's own backbone module:attribute again, to allow that it is imported.",
     )
     parser.add_argument(
         "--classifier",
@@ -63,6 +69,7 @@ def add_episode_arguments(parser: jsonargparse.ArgumentParser) -> None:
         type=int | None,
         help="Keep only the first n classes of the memory, 0 for none; unset: all.",
     )
+    add_placement_arguments(parser)
     parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
 
 
@@ -77,11 +84,13 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         )
 
     from vsm.comparison import EpisodeProtocol, load_for, measure, measure_baseline
+    from vsm.devices import choose_placement
     from vsm.runtime import keep_allocations
 
     keep_allocations()
+    placement = choose_placement(parsed.device, parsed.precision)
     protocol = EpisodeProtocol.of(parsed.run, parsed)
-    loaded = load_for(parsed.run, protocol, parsed.checkpoint)
+    loaded = load_for(parsed.run, protocol, parsed.checkpoint, parsed.backbone, placement)
     with counting(f"evaluate {parsed.run}", parsed.episodes, quiet=parsed.json) as advance:
         if parsed.classifier is None:
             measured = measure(loaded, protocol, advance)
@@ -91,7 +100,8 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     if parsed.json:
         print_json(result)
         return
-    print_table(protocol.describe(), SCORE_COLUMNS, [[result["method"], *score_cells(result)]])
+    name = result["method"] if parsed.classifier is None else measured.describe()
+    print_table(protocol.describe(), SCORE_COLUMNS, [[name, *score_cells(result)]])
 
 
 SCORE_COLUMNS = ["", "accuracy", "NLL", "ECE"]

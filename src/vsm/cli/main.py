@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 from vsm import __version__
-from vsm.errors import VsmError
+from vsm.cli.processes import is_first_process
+from vsm.errors import EpisodeError, RunError, SettingsError, VsmError
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -14,10 +15,14 @@ if TYPE_CHECKING:
 COMMANDS = {
     "demo": "train three methods on built-in data, compare them on unseen classes, write a report",
     "data": "list, prepare and inspect datasets, and folders of your own pictures",
+    "pretrain": "train a backbone on all training classes, for vsm train to begin with",
     "train": "train a model and leave a run directory",
     "evaluate": "measure a run on seeded episodes of unseen classes",
     "compare": "measure several runs on identical episodes, with paired differences",
+    "bench": "measure training and embedding speed on this machine, in a minute",
 }
+SAME_FOR_ALL = (EpisodeError, RunError, SettingsError)
+"""Mistakes that every process of a job meets, so that the first alone names them."""
 DESCRIPTION = (
     "Few-shot learning with a long-term memory (Learning to Learn Variational Semantic Memory)."
 )
@@ -50,8 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         module.run(parser, rest)
     except VsmError as error:
-        print(f"vsm {name}: {error}", file=sys.stderr)
-        return 2
+        if is_first_process() or not isinstance(error, SAME_FOR_ALL):
+            print(f"vsm {name}: {error}", file=sys.stderr)
+        return error.exit_code
     except UnicodeDecodeError as error:
         print(f"vsm {name}: a settings file is not UTF-8 text ({error})", file=sys.stderr)
         return 2

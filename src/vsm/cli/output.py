@@ -21,6 +21,8 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from vsm.evaluation import Advance, Evaluation
+    from vsm.pretraining import FewShotScores
+    from vsm.statistics import Estimate
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -47,10 +49,10 @@ def _bar(quiet: bool) -> Progress:
     )
 
 
-class TrainingBar:
-    """A bar with time left, the smoothed loss, and a line for each validation."""
+class _StepBar:
+    """A bar with time left and the smoothed loss."""
 
-    def __init__(self, title: str, num_steps: int, quiet: bool = False) -> None:
+    def __init__(self, title: str, num_steps: int | None, quiet: bool = False) -> None:
         self._progress = _bar(quiet)
         self._task = self._progress.add_task(title, total=num_steps, note="")
         self._title = title
@@ -73,16 +75,41 @@ class TrainingBar:
         self._loss = loss if self._loss is None else 0.95 * self._loss + 0.05 * loss
         self._progress.update(self._task, completed=step, note=f"loss {self._loss:.3f}")
 
-    def validated(self, step: int, evaluation: "Evaluation", is_best: bool) -> None:
-        """Print a validation above the bar."""
+    def _print_validation(self, when: str, scores: str, is_best: bool) -> None:
         if self._progress.disable:
             return
-        score = evaluation.accuracy
+        best = " (best so far)" if is_best else ""
         self._progress.console.print(
-            f"{self._title} step {step}: validation {score.mean:.1%} ± {score.ci95:.1%}"
-            f"{' (best so far)' if is_best else ''}",
-            highlight=False,
+            f"{self._title} {when}: validation {scores}{best}", highlight=False
         )
+
+
+class TrainingBar(_StepBar):
+    """A bar with time left, the smoothed loss, and a line for each validation."""
+
+    def validated(self, step: int, evaluation: "Evaluation", is_best: bool) -> None:
+        """Print a validation above the bar."""
+        self._print_validation(f"step {step}", _percent(evaluation.accuracy), is_best)
+
+
+class PretrainingBar(_StepBar):
+    """The same; steps are counted once the data are known, and validations have several shots."""
+
+    def __init__(self, title: str, quiet: bool = False) -> None:
+        super().__init__(title, None, quiet)
+
+    def started(self, num_steps: int) -> None:
+        """Set the end of the bar."""
+        self._progress.update(self._task, total=num_steps)
+
+    def scored(self, epoch: int, scores: "FewShotScores", is_best: bool) -> None:
+        """Print a validation above the bar."""
+        each = [f"{shot}-shot {_percent(score)}" for shot, score in scores.accuracies.items()]
+        self._print_validation(f"epoch {epoch}", ", ".join(each), is_best)
+
+
+def _percent(score: "Estimate") -> str:
+    return f"{score.mean:.1%} ± {score.ci95:.1%}"
 
 
 @contextmanager

@@ -1,0 +1,721 @@
+"""Pre-training: its parts against oracles; it learns; nothing is lost by stopping."""
+
+import json
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+import torch
+from PIL import Image
+from torch import nn
+
+from run_helpers import AskedToStop, assert_same_run, rows
+from vsm.backbones import BACKBONES
+from vsm.checkpoints import load_backbone, load_tensors, save_tensors
+from vsm.cli import main
+from vsm.configuration import read_settings, settings_to_yaml
+from vsm.data import EpisodeSampler, ImageDataset, open_dataset
+from vsm.errors import RunError, SettingsError
+from vsm.evaluation import evaluate
+from vsm.interruption import Interrupted
+from vsm.model import FewShotModel
+from vsm.pretraining import (
+    FewShotScores,
+    PretrainingDirectory,
+    Silence,
+    TrainingImages,
+    build_optimiser,
+    judge_settings,
+    load_batch,
+    pretrain,
+    pretraining_step,
+    validate,
+    validation_samplers,
+)
+from vsm.runs import RunDirectory
+from vsm.settings import (
+    FewShotValidationSettings,
+    OneCycleSettings,
+    PretrainSettings,
+    RotationSettings,
+    RunSettings,
+)
+from vsm.statistics import Estimate
+from vsm.supervised import (
+    Batch,
+    CosineClassifier,
+    Scores,
+    SupervisedNetwork,
+    one_cycle,
+    supervised_loss,
+    with_turned_copies,
+)
+
+FORMS = ("none", "one", "all")
+COPIES = {"none": 1, "one": 2, "all": 4}
+
+
+@pytest.fixture(autouse=True)
+def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
+    monkeypatch.setattr("vsm.pretraining.open_images", lambda name: tiny_dataset)
+
+
+@pytest.fixture
+def settings() -> PretrainSettings:
+    """360 training images in batches of 50: seven steps an epoch, and ten images left out."""
+    return PretrainSettings(
+        data="tiny",
+        channels=4,
+        epochs=3,
+        batch_size=50,
+        checkpoint_every=4,
+        optimiser=OneCycleSettings(learning_rate=0.05),
+        validation=FewShotValidationSettings(every=1, episodes=20, way=4, queries=4),
+    )
+
+
+def with_rotation(settings: PretrainSettings, form: str, weight: float = 1.0) -> PretrainSettings:
+    return replace(settings, rotation=RotationSettings(form, weight))  # type: ignore[arg-type]
+
+
+class StopAt(AskedToStop, Silence):
+    """Nobody else watches."""
+
+
+FILES = ("backbone.safetensors", "resume.safetensors", "config.yaml")
+
+
+# The schedule, the heads and the loss
+
+
+@pytest.mark.parametrize("num_steps", [10, 57, 400])
+@pytest.mark.parametrize("warmup_share", [0.2, 0.3, 0.75])
+def test_the_learning_rate_is_that_of_torchs_one_cycle(num_steps: int, warmup_share: float) -> None:
+    settings = OneCycleSettings(0.2, warmup_share, initial_divisor=20, final_divisor=500)
+    optimiser = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser,
+        max_lr=0.2,
+        total_steps=num_steps,
+        pct_start=warmup_share,
+        div_factor=20,
+        final_div_factor=500,
+        cycle_momentum=False,
+    )
+    for step in range(1, num_steps + 1):
+        expected = optimiser.param_groups[0]["lr"]
+        assert one_cycle(settings, step, num_steps) == pytest.approx(expected, rel=1e-9)
+        optimiser.step()
+        if step < num_steps:
+            schedule.step()
+
+
+@pytest.mark.parametrize(("share", "first"), [(0.0, 1.0), (0.3, 1.0), (1.0, 0.04)])
+def test_one_cycle_is_finite_in_runs_of_few_steps(share: float, first: float) -> None:
+    settings = OneCycleSettings(learning_rate=1.0, warmup_share=share)
+    assert one_cycle(settings, 1, 1) == 1.0
+    assert one_cycle(settings, 1, 3) == pytest.approx(first)
+    assert all(0 < one_cycle(settings, step, 3) <= 1 for step in (1, 2, 3))
+
+
+def test_the_cosine_classifier_scores_scaled_cosines(random: torch.Generator) -> None:
+    classifier = CosineClassifier(num_features=5, num_classes=3, scale=7.0)
+    features = torch.randn(4, 5, generator=random)
+    scores = classifier(features)
+    weight = classifier.weight.detach().double().numpy()
+    for image in range(4):
+        for class_ in range(3):
+            x, w = features[image].double().numpy(), weight[class_]
+            cosine = sum(x * w) / math.sqrt(sum(x * x)) / math.sqrt(sum(w * w))
+            assert scores[image, class_].item() == pytest.approx(7 * cosine, abs=1e-5)
+    torch.testing.assert_close(classifier(3 * features), scores)
+
+
+def plain_cross_entropy(scores: torch.Tensor, label: int) -> float:
+    values: list[float] = scores.double().tolist()
+    return math.log(sum(math.exp(value) for value in values)) - values[label]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_loss_is_smoothed_cross_entropy_plus_weighted_rotation(
+    form: str, random: torch.Generator
+) -> None:
+    images, classes, weight, smoothing = 6, 5, 0.3, 0.2
+    num_turned = (COPIES[form] - 1) * images if form != "all" else 4 * images
+    labels = torch.randint(classes, (images,), generator=random)
+    turns = torch.randint(4, (num_turned,), generator=random)
+    scores = Scores(
+        torch.randn(images, classes, generator=random),
+        torch.randn(num_turned, 4, generator=random),
+    )
+    batch = Batch(torch.empty(0), labels, turns)
+    settings = RotationSettings(form, weight)  # type: ignore[arg-type]
+    terms = supervised_loss(scores, batch, smoothing, settings)
+    smoothed = nn.CrossEntropyLoss(label_smoothing=smoothing)(scores.classes, labels)
+    by_hand = [plain_cross_entropy(scores.turns[i], int(turns[i])) for i in range(num_turned)]
+    rotation = sum(by_hand) / num_turned if num_turned else 0.0
+    assert terms.cross_entropy.item() == pytest.approx(smoothed.item(), rel=1e-5)
+    assert terms.rotation.item() == pytest.approx(rotation, rel=1e-5)
+    assert terms.total.item() == pytest.approx(smoothed.item() + weight * rotation, rel=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_turned_copies_are_turned_by_their_labels(form: str, random: torch.Generator) -> None:
+    pixels = torch.randint(256, (9, 3, 6, 6), generator=random, dtype=torch.uint8)
+    pixels = pixels.contiguous(memory_format=torch.channels_last)
+    images, turns = with_turned_copies(pixels, form, random)
+    assert len(images) == COPIES[form] * 9
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(images[:9], pixels)
+    copies = images[len(images) - len(turns) :]
+    for position, (copy, turn) in enumerate(zip(copies, turns.tolist(), strict=True)):
+        original = pixels[position % 9].permute(1, 2, 0).numpy()
+        assert np.array_equal(copy.permute(1, 2, 0).numpy(), np.rot90(original, turn))
+    if form == "all":
+        assert turns.tolist() == [turn for turn in range(4) for _ in range(9)]
+
+
+def test_a_random_turn_is_each_of_the_four_equally_often(random: torch.Generator) -> None:
+    _, turns = with_turned_copies(torch.zeros(4000, 1, 2, 2), "one", random)
+    counts = turns.bincount(minlength=4)
+    assert len(counts) == 4
+    assert (counts - 1000).abs().max() < 150
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_network_classifies_the_images_and_turns_of_the_copies(
+    form: str, settings: PretrainSettings, tiny_dataset: ImageDataset
+) -> None:
+    settings = replace(with_rotation(settings, form), classifier="cosine")
+    images = TrainingImages.of(tiny_dataset, settings)
+    judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape)
+    network = SupervisedNetwork(judge.require_backbone(), images.num_classes, settings).eval()
+    _, ids, labels = next(images.batches(0))
+    batch = load_batch(tiny_dataset, ids, labels, settings, step=1)
+    with torch.no_grad():
+        scores = network(batch, torch.Generator())
+        features = network.backbone(tiny_dataset.normalise(tiny_dataset.load(ids)))
+        torch.testing.assert_close(scores.classes, network.classifier(features))
+        for position in range(len(batch.turns)):
+            turned = np.rot90(
+                tiny_dataset.images[ids[position % 50]], int(batch.turns[position])
+            ).copy()
+            pixels = torch.from_numpy(turned).permute(2, 0, 1).unsqueeze(0)
+            alone = network.rotation_head(network.backbone(tiny_dataset.normalise(pixels)))
+            torch.testing.assert_close(scores.turns[position], alone[0], rtol=1e-3, atol=1e-4)
+    assert batch.images.is_contiguous(memory_format=torch.channels_last)
+
+
+# The order of images
+
+
+def test_every_epoch_visits_images_once_in_an_order_of_its_own(
+    settings: PretrainSettings, tiny_dataset: ImageDataset
+) -> None:
+    images = TrainingImages.of(tiny_dataset, settings)
+    assert (len(images.image_ids), images.num_classes, images.steps_per_epoch) == (360, 30, 7)
+    listed = list(images.batches(0))
+    assert [epoch for epoch, _, _ in listed] == [1] * 7 + [2] * 7 + [3] * 7
+    orders: list[list[int]] = [
+        torch.cat([ids for number, ids, _ in listed if number == epoch]).tolist()
+        for epoch in (1, 2, 3)
+    ]
+    assert all(len(set(order)) == len(order) == 350 for order in orders)  # ten fill no batch
+    assert orders[0] != orders[1] != orders[2]
+    assert set(orders[0]) != set(orders[1])  # other images are left out each time
+    for _, ids, labels in listed:
+        for image, label in zip(ids.tolist(), labels.tolist(), strict=True):
+            class_id = int(tiny_dataset.classes("train")[label])
+            assert image in tiny_dataset.image_ids(class_id)
+
+
+@pytest.mark.parametrize("steps_done", [1, 6, 7, 8, 20, 21])
+def test_batches_go_on_where_they_were_left(
+    steps_done: int, settings: PretrainSettings, tiny_dataset: ImageDataset
+) -> None:
+    images = TrainingImages.of(tiny_dataset, settings)
+    whole, rest = list(images.batches(0)), list(images.batches(steps_done))
+    assert len(rest) == 21 - steps_done
+    for (epoch, ids, labels), expected in zip(rest, whole[steps_done:], strict=True):
+        assert epoch == expected[0]
+        assert torch.equal(ids, expected[1])
+        assert torch.equal(labels, expected[2])
+
+
+def test_training_images_are_augmented_anew_at_every_step_or_not_at_all(
+    settings: PretrainSettings, tiny_dataset: ImageDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageDataset, "augment", lambda self, pixels, random: 255 - pixels)
+    _, ids, labels = next(TrainingImages.of(tiny_dataset, settings).batches(0))
+    plain = tiny_dataset.normalise(tiny_dataset.load(ids))
+    varied = load_batch(tiny_dataset, ids, labels, settings, 1).images
+    assert torch.equal(varied, tiny_dataset.normalise(255 - tiny_dataset.load(ids)))
+    kept = load_batch(tiny_dataset, ids, labels, replace(settings, augment=False), 1).images
+    assert torch.equal(kept, plain)
+
+    seeds: list[int] = []
+
+    def augment(self: ImageDataset, pixels: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+        seeds.append(random.initial_seed())
+        return pixels
+
+    monkeypatch.setattr(ImageDataset, "augment", augment)
+    for step in (1, 2, 1):
+        load_batch(tiny_dataset, ids, labels, settings, step)
+    assert seeds[0] == seeds[2] != seeds[1]
+
+
+# Learning
+
+
+@pytest.mark.parametrize(
+    ("classifier", "form"), [("linear", "none"), ("cosine", "none"), ("linear", "one")]
+)
+def test_training_lowers_the_loss_and_classifies_unseen_classes_above_chance(
+    classifier: str, form: str, settings: PretrainSettings, tmp_path: Path
+) -> None:
+    settings = replace(
+        with_rotation(settings, form),
+        classifier=classifier,  # type: ignore[arg-type]
+        epochs=12,
+        channels=8,
+        validation=replace(settings.validation, every=12, episodes=50),
+    )
+    run = pretrain(settings, tmp_path / "run")
+    steps = [row for row in rows(run.path) if "loss" in row]
+    assert steps[-1]["cross_entropy"] < 0.7 * steps[0]["cross_entropy"]
+    assert steps[-1]["accuracy"] > 0.4  # of 30 classes
+    [validated] = [row["validation"] for row in rows(run.path) if "validation" in row]
+    for shot in ("1", "5"):
+        score = validated["shots"][shot]
+        assert score["accuracy"] - score["ci95"] > 0.4  # four classes: chance is 0.25
+    if form == "one":
+        assert steps[-1]["rotation_loss"] < steps[0]["rotation_loss"]
+        assert 0.3 < steps[-1]["rotation_accuracy"] <= 1
+
+
+def test_a_step_is_that_of_plain_sgd_with_nesterov_momentum(
+    settings: PretrainSettings, tiny_dataset: ImageDataset
+) -> None:
+    images = TrainingImages.of(tiny_dataset, settings)
+    networks = []
+    for _ in range(2):
+        judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape)
+        networks.append(SupervisedNetwork(judge.require_backbone(), images.num_classes, settings))
+    optimiser = build_optimiser(networks[0], settings.optimiser)
+    velocity = [torch.zeros_like(parameter) for parameter in networks[1].parameters()]
+    for step, (_, ids, labels) in zip((1, 2, 3), images.batches(0), strict=False):
+        batch = load_batch(tiny_dataset, ids, labels, settings, step)
+        rate = 0.01 * step
+        networks[0].eval()  # a step trains whatever came before it
+        pretraining_step(networks[0], optimiser, batch, rate, settings, step)
+        networks[1].zero_grad()
+        scores = networks[1].train()(batch, torch.Generator())
+        supervised_loss(scores, batch, settings.label_smoothing, settings.rotation).total.backward()
+        with torch.no_grad():
+            for parameter, moving in zip(networks[1].parameters(), velocity, strict=True):
+                assert parameter.grad is not None
+                slope = parameter.grad + 5e-4 * parameter
+                moving.copy_(0.9 * moving + slope)
+                parameter.sub_(rate * (slope + 0.9 * moving))
+    for fused, plain in zip(networks[0].parameters(), networks[1].parameters(), strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-5)
+
+
+def test_validation_is_the_evaluation_of_cosine_prototypes(
+    settings: PretrainSettings, tiny_dataset: ImageDataset
+) -> None:
+    judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape)
+    scores = validate(judge, validation_samplers(settings, tiny_dataset), 20)
+    assert (scores.way, scores.queries, scores.episodes) == (4, 4, 20)
+    for shot in (1, 5):
+        sampler = EpisodeSampler(tiny_dataset, "validation", 4, shot, 4)
+        assert scores.accuracies[shot] == evaluate(judge, None, sampler, 20, seed=0).accuracy
+        right = []
+        judge.eval()
+        for batch in sampler.evaluation_episodes(20, seed=0):
+            for episode in batch.image_ids:  # [N, K + Q]
+                pixels = tiny_dataset.normalise(tiny_dataset.load(episode.flatten()))
+                features = (
+                    judge.require_backbone()(pixels).detach().unflatten(0, episode.shape).double()
+                )
+                features = features / features.norm(dim=-1, keepdim=True)
+                prototypes = features[:, :shot].mean(1)  # [N, D]
+                prototypes = prototypes / prototypes.norm(dim=-1, keepdim=True)
+                nearest = (features[:, shot:] @ prototypes.T).argmax(-1)  # [N, Q]
+                right.append((nearest == torch.arange(4).unsqueeze(1)).double().mean().item())
+        assert scores.accuracies[shot].mean == pytest.approx(sum(right) / 20, abs=0.01)
+
+
+def test_validation_embeds_every_image_once_with_features_of_length_one(
+    settings: PretrainSettings, tiny_dataset: ImageDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape)
+    embedded: list[torch.Tensor] = []
+    embed = judge.embed
+
+    def watched(images: torch.Tensor) -> torch.Tensor:
+        embedded.append(embed(images))
+        return embedded[-1]
+
+    monkeypatch.setattr(judge, "embed", watched)
+    validate(judge, validation_samplers(settings, tiny_dataset), 3)
+    features = torch.cat(embedded)
+    assert len(features) == 8 * 12  # for both numbers of support images
+    torch.testing.assert_close(features.norm(dim=1), torch.ones(len(features)))
+
+
+def test_validation_leaves_the_network_in_training_mode_and_unchanged(
+    settings: PretrainSettings, tiny_dataset: ImageDataset
+) -> None:
+    judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape).train()
+    before = {name: value.clone() for name, value in judge.state_dict().items()}
+    validate(judge, validation_samplers(settings, tiny_dataset), 3)
+    assert judge.require_backbone().training
+    for name, value in judge.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+# What is left behind
+
+
+def test_the_best_backbone_by_mean_accuracy_is_kept_and_loads_into_a_backbone(
+    settings: PretrainSettings, tiny_dataset: ImageDataset, tmp_path: Path
+) -> None:
+    seen: list[tuple[int, FewShotScores, bool]] = []
+
+    class Watch(Silence):
+        def scored(self, epoch: int, scores: FewShotScores, is_best: bool) -> None:
+            seen.append((epoch, scores, is_best))
+
+    run = pretrain(replace(settings, keep_probability=0.9), tmp_path / "run", progress=Watch())
+    assert [epoch for epoch, _, _ in seen] == [1, 2, 3]
+    highest = max(scores.mean for _, scores, _ in seen)
+    epoch, scores = next((e, scores) for e, scores, _ in seen if scores.mean == highest)
+    weights, facts = load_backbone(run.path)
+    assert facts == {
+        "kind": "backbone",
+        "backbone": "conv4",
+        "channels": 4,
+        "keep_probability": 0.9,
+        "input_shape": [1, 28, 28],
+        "data": "tiny",
+        "epoch": epoch,
+        "validation": scores.as_dict(),
+    }
+    assert load_backbone(run.backbone)[1] == facts
+    with safetensors.safe_open(run.backbone, "pt") as file:
+        assert set(file.metadata()) == {"vsm"}
+    backbone = BACKBONES["conv4"]((1, 28, 28), 4, 0.9)
+    backbone.load_state_dict(weights)
+    judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape)
+    judge.require_backbone().load_state_dict(weights)
+    again = validate(judge, validation_samplers(settings, tiny_dataset), 20)
+    assert again == scores
+
+
+def test_a_later_and_worse_backbone_does_not_replace_the_best(
+    settings: PretrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coming = iter([0.5, 0.9, 0.7])
+    monkeypatch.setattr(
+        "vsm.pretraining.validate",
+        lambda *_: FewShotScores(4, 4, 20, {1: Estimate(next(coming), 0.01)}),
+    )
+    run = pretrain(settings, tmp_path / "run")
+    weights, facts = load_backbone(run.path)
+    assert (facts["epoch"], facts["validation"]["mean_accuracy"]) == (2, 0.9)
+    last, progress = load_tensors(run.resume)
+    assert progress == {"step": 21, "best_epoch": 2, "best_accuracy": 0.9}
+    assert any(not torch.equal(last[f"model.backbone.{name}"], weights[name]) for name in weights)
+
+
+def test_the_mean_accuracy_is_over_the_numbers_of_support_images() -> None:
+    scores = FewShotScores(5, 15, 600, {1: Estimate(0.5, 0.01), 5: Estimate(0.8, 0.02)})
+    assert scores.mean == pytest.approx(0.65)
+    assert scores.as_dict()["shots"]["5"] == {"accuracy": 0.8, "ci95": 0.02}
+
+
+def test_validation_happens_every_few_epochs_and_at_the_end(
+    settings: PretrainSettings, tmp_path: Path
+) -> None:
+    validation = FewShotValidationSettings(every=2, episodes=3, way=3, shots=(2,), queries=2)
+    run = pretrain(replace(settings, epochs=5, validation=validation), tmp_path / "run")
+    validated = [row for row in rows(run.path) if "validation" in row]
+    assert [(row["epoch"], row["step"]) for row in validated] == [(2, 14), (4, 28), (5, 35)]
+    assert validated[0]["validation"]["shots"].keys() == {"2"}
+
+
+def test_settings_survive_a_round_trip_through_yaml(
+    settings: PretrainSettings, tmp_path: Path
+) -> None:
+    run = pretrain(settings, tmp_path / "run")
+    assert run.settings() == settings
+    (tmp_path / "a.yaml").write_text(settings_to_yaml(settings))
+    assert read_settings(PretrainSettings, tmp_path / "a.yaml") == settings
+
+
+def test_files_that_hold_no_backbone_are_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"holds no pre-trained backbone: there is no file"):
+        load_backbone(tmp_path / "nowhere")
+    with pytest.raises(RunError, match=r"there is no file .*backbone\.safetensors; make one with"):
+        load_backbone(tmp_path)
+    file = tmp_path / "model.safetensors"
+    enough = {"backbone": "conv4", "channels": 4, "keep_probability": 1.0, "input_shape": [1, 2, 2]}
+    for facts in ({"step": 3}, {"kind": "backbone", "channels": 4}, {"kind": "other", **enough}):
+        save_tensors(file, {"a": torch.zeros(1)}, facts)
+        with pytest.raises(RunError, match="does not hold a pre-trained backbone; give a direct"):
+            load_backbone(file)
+    save_tensors(file, {"a": torch.zeros(1)}, {"kind": "backbone", **enough})
+    assert load_backbone(file)[1]["channels"] == 4
+    file.write_bytes(b"not weights")
+    with pytest.raises(RunError, match="is damaged"):
+        load_backbone(file)
+
+
+def test_runs_of_one_command_are_refused_by_the_other(
+    settings: PretrainSettings,
+    tiny_settings: RunSettings,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pre, run = PretrainingDirectory(tmp_path / "pre"), RunDirectory(tmp_path / "run")
+    pre.create(settings)
+    run.create(tiny_settings)
+    with pytest.raises(RunError, match="was written by vsm pretrain, but one of vsm train is need"):
+        RunDirectory(pre.path).settings()
+    with pytest.raises(RunError, match="was written by vsm train, but one of vsm pretrain"):
+        PretrainingDirectory(run.path).settings()
+    for command, place in (("train", pre), ("pretrain", run)):
+        before = place.config.read_bytes()
+        for word in ("--resume", "--overwrite"):
+            assert main([command, "--output", str(place.path), word]) == 2
+            assert "was written by vsm" in capsys.readouterr().err
+        assert place.config.read_bytes() == before
+
+
+# Stopping and going on
+
+
+@pytest.mark.parametrize("stop_at", [1, 7, 10])
+def test_a_stopped_and_resumed_pretraining_equals_an_uninterrupted_one_bit_for_bit(
+    stop_at: int, settings: PretrainSettings, tmp_path: Path
+) -> None:
+    settings = replace(with_rotation(settings, "one"), keep_probability=0.8, epochs=2)
+    pretrain(settings, tmp_path / "whole")
+    message = rf"stopped and saved at step {stop_at} of 14 \(epoch {1 + (stop_at - 1) // 7} of 2\)"
+    with pytest.raises(Interrupted, match=message) as stopped:
+        pretrain(settings, tmp_path / "parts", progress=StopAt(stop_at))
+    assert stopped.value.exit_code == 130
+    pretrain(settings, tmp_path / "parts", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", *FILES)
+
+
+def test_a_crash_between_checkpoints_repeats_the_lost_steps_exactly(
+    settings: PretrainSettings, tmp_path: Path
+) -> None:
+    class PowerCut(Silence):
+        def step(self, step: int, loss: float) -> None:
+            if step == 11:  # the last checkpoint is of step 8; validation and log are further
+                raise OSError("power cut")
+
+    pretrain(settings, tmp_path / "whole")
+    with pytest.raises(OSError, match="power cut"):
+        pretrain(settings, tmp_path / "parts", progress=PowerCut())
+    with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 11, "half a li')
+    pretrain(settings, tmp_path / "parts", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", *FILES)
+
+
+def test_plain_sgd_without_momentum_resumes_too(settings: PretrainSettings, tmp_path: Path) -> None:
+    plain = OneCycleSettings(momentum=0.0, nesterov=False, learning_rate=0.05)
+    settings = replace(settings, optimiser=plain, epochs=1)
+    pretrain(settings, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        pretrain(settings, tmp_path / "parts", progress=StopAt(3, signal.SIGTERM))
+    pretrain(settings, tmp_path / "parts", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", *FILES)
+
+
+def test_resuming_a_finished_pretraining_changes_nothing(
+    settings: PretrainSettings, tmp_path: Path
+) -> None:
+    pretrain(settings, tmp_path / "run")
+    before = (tmp_path / "run" / "resume.safetensors").read_bytes()
+    pretrain(settings, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "resume.safetensors").read_bytes() == before
+
+
+# Mistakes
+
+
+def test_impossible_settings_are_refused_by_name() -> None:
+    with pytest.raises(SettingsError, match=r"label_smoothing: must lie in \[0.0, 1.0\], got 2"):
+        PretrainSettings(label_smoothing=2)
+    with pytest.raises(SettingsError, match="classifier: expected one of linear, cosine, got 'sv"):
+        PretrainSettings(classifier="svm")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="batch_size: batch norm needs at least 2 images"):
+        PretrainSettings(batch_size=1)
+    with pytest.raises(SettingsError, match="epochs: must be greater than 0, got 0"):
+        PretrainSettings(epochs=0)
+    with pytest.raises(SettingsError, match="form: expected one of none, one, all, got 'two'"):
+        RotationSettings(form="two")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="weight: must not be negative, got -1"):
+        RotationSettings(weight=-1)
+    with pytest.raises(SettingsError, match="nesterov: needs momentum above 0"):
+        OneCycleSettings(momentum=0)
+    with pytest.raises(SettingsError, match=r"shots: expected different numbers of at least 1, go"):
+        FewShotValidationSettings(shots=(1, 1))
+    with pytest.raises(SettingsError, match="episodes: an interval needs at least 2, got 1"):
+        FewShotValidationSettings(episodes=1)
+    with pytest.raises(SettingsError, match="way: a choice needs at least 2 classes, got 1"):
+        FewShotValidationSettings(way=1)
+
+
+def test_data_that_cannot_be_trained_on_are_named(
+    settings: PretrainSettings, tiny_dataset: ImageDataset
+) -> None:
+    with pytest.raises(SettingsError, match="batch_size: 500 images asked for, but the training"):
+        TrainingImages.of(tiny_dataset, replace(settings, batch_size=500))
+    wide = replace(tiny_dataset, images=np.zeros((552, 28, 30, 1), np.uint8))
+    TrainingImages.of(wide, settings)
+    with pytest.raises(SettingsError, match=r"quarter turns need square images, .* are 28×30"):
+        TrainingImages.of(wide, with_rotation(settings, "one"))
+
+
+def test_a_pretraining_that_diverges_says_so(settings: PretrainSettings, tmp_path: Path) -> None:
+    reckless = replace(settings, optimiser=OneCycleSettings(learning_rate=1e30))
+    with pytest.raises(RunError, match=r"pre-training diverged: the loss is \S+ at step \d"):
+        pretrain(reckless, tmp_path / "run")
+
+
+# The command line
+
+
+def tiny_command(output: Path, *more: str) -> list[str]:
+    numbers = ["--channels", "4", "--epochs", "2", "--batch-size", "90"]
+    validation = ["--validation.episodes", "4", "--validation.queries", "4"]
+    return ["pretrain", "--output", str(output), *numbers, *validation, *more]
+
+
+def test_the_command_prints_every_validation_and_a_command_to_go_on_with(
+    tmp_path: Path,
+    tiny_dataset: ImageDataset,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "run"
+    assert main(tiny_command(out, "--validation.every", "1")) == 0
+    printed = capsys.readouterr()
+    table = printed.out
+    assert all(word in table for word in ("epoch", "1-shot", "5-shot", "kept", "±"))
+    command = shlex.split(table.splitlines()[-1].partition("go on with: vsm ")[2])
+    assert command[:5] == ["train", "--data", "glyphs", "--init", str(out)]
+    assert "--freeze-backbone" in command
+    monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
+    few = ["--steps", "1", "--queries", "2", "--validation.episodes", "2", "--method", "vpn"]
+    assert main([*command, *few, "--json"]) == 0
+    assert "validation 1-shot" in printed.err
+    assert "loss" in printed.err
+
+
+def test_json_is_one_object_with_the_best_validation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    (tmp_path / "a.yaml").write_text("rotation: {form: all}\nepochs: 1\n")
+    assert main(tiny_command(out, "--config", str(tmp_path / "a.yaml"), "--json")) == 0
+    captured = capsys.readouterr()
+    [line] = captured.out.splitlines()
+    printed = json.loads(line)
+    assert captured.err == ""
+    assert printed["run"] == str(out)
+    assert printed["best_epoch"] == 1
+    assert printed["shots"].keys() == {"1", "5"}
+    assert load_backbone(Path(printed["backbone"]))[1]["validation"] == {
+        key: printed[key] for key in ("way", "queries", "episodes", "mean_accuracy", "shots")
+    }
+
+
+def test_settings_cannot_change_on_resume_and_runs_are_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(tiny_command(out)) == 0
+    capsys.readouterr()
+    for words, named in (
+        (["--validation.queries", "4"], "already holds a run"),
+        (["--epochs", "many"], "epochs"),
+        (["--resume", "--epochs", "9"], "epochs: the run in"),
+        (["--resume", "--validation.shots", "[1]"], "validation.shots: the run in"),
+        (["--resume", "--overwrite"], "contradict each other"),
+        (["--bakcbone", "conv4"], "--bakcbone"),
+        (["--overwrite", "--backbone", "conv5"], "backbone"),
+    ):
+        try:
+            code: object = main(["pretrain", "--output", str(out), *words])
+        except SystemExit as stop:
+            code = stop.code
+        errors = capsys.readouterr().err
+        assert code == 2
+        assert named in errors
+        assert "Traceback" not in errors
+    assert main(["pretrain", "--output", str(out), "--resume", "--json"]) == 0
+    assert main(tiny_command(out, "--overwrite", "--epochs", "1")) == 0
+
+
+def test_help_needs_no_torch() -> None:
+    script = (
+        "import sys; from vsm.cli import main\n"
+        "try: main(['pretrain', '--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == 0
+    assert b"--rotation.form" in done.stdout
+
+
+def test_termination_saves_and_exits_143_and_resume_gives_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vsm.pretraining.open_images", open_dataset)
+    rng = np.random.default_rng(0)
+    for class_id in range(15):
+        (tmp_path / "data" / f"class{class_id}").mkdir(parents=True)
+        for image in range(4):
+            pixels = rng.integers(0, 255, (28, 28)).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "data" / f"class{class_id}" / f"{image}.png")
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    numbers = [
+        *("--data", f"folder:{tmp_path / 'data'}", "--channels", "4", "--epochs", "25"),
+        *("--batch-size", "4", "--checkpoint-every", "5", "--validation.episodes", "4"),
+        *("--validation.way", "2", "--validation.shots", "[1,2]", "--validation.queries", "2"),
+    ]
+    command = [sys.executable, "-m", "vsm", "pretrain", "--output", str(killed), *numbers]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (killed / "resume.safetensors").exists():
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "stopped and saved at step" in errors
+    assert f"vsm pretrain --output {killed} --resume" in errors
+    assert "Traceback" not in errors
+    assert main(["pretrain", "--output", str(killed), "--resume", "--json"]) == 0
+    assert main(["pretrain", "--output", str(whole), *numbers, "--json"]) == 0
+    assert_same_run(whole, killed, *FILES)
