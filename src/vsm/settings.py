@@ -237,7 +237,7 @@ class BaselineSettings:
     """Logistic regression: steps of L-BFGS at most."""
     power: float = 0.5
     """Calibration: λ of Tukey's ladder of powers."""
-    transform_base: bool = False
+    transform_base: bool = True
     """Calibration: transform base classes too; the authors' code transforms the episode alone."""
     nearest_classes: int = 2
     """Calibration: base classes that lend their statistics to a support image (k)."""

@@ -47,19 +47,26 @@ def fit_logistic_regression(
 ) -> LinearClassifiers:
     """Fit T classifiers until no entry of any gradient exceeds ``tolerance``.
 
+    Samples are centred, written in a basis of their span and, if large, divided by their spread.
+    Each is a change of variables that the fit undoes: the minimum is that of the samples given.
+
     Args:
         samples: ``[T, S, D]``; their dtype is that of the computation.
         labels: int64 ``[S]``, the same for all tasks.
         num_classes: N.
         inverse_penalty: C.
-        tolerance: on the gradient of the objective above, which is a mean over samples.
+        tolerance: on the gradient of the objective above, which is a mean over samples; where
+            the spread of the samples exceeds 1, on the gradient in units of it.
         max_iterations: of L-BFGS; a warning tells how many tasks would have needed more.
     """
-    centre = samples.mean(1, keepdim=True)  # b is free, so this changes the path, not its end
+    centre = samples.mean(1, keepdim=True)  # b is free to make up for it
     coordinates, basis = _span(samples - centre)
+    spread = coordinates.square().mean((1, 2), keepdim=True).sqrt().clamp_min(1)  # [T, 1, 1]
     targets = F.one_hot(labels, num_classes).mT.to(samples)  # [N, S]
-    problem = _Problem(coordinates, targets, inverse_penalty)
+    decay = 1 / (inverse_penalty * len(labels) * spread.square())
+    problem = _Problem(coordinates / spread, targets, decay)
     weights, biases = _minimise(problem, tolerance, max_iterations)
+    weights = weights / spread
     if basis is not None:
         weights = weights @ basis
     return LinearClassifiers(weights, biases - (weights @ centre.mT).squeeze(-1))
@@ -86,19 +93,18 @@ class _Problem(NamedTuple):
 
     samples: Tensor  # [T, S, D]
     targets: Tensor  # one-hot [N, S]
-    inverse_penalty: float
+    decay: Tensor  # weight of ‖W‖² / 2, [T, 1, 1]
 
     def __call__(self, point: Tensor) -> tuple[Tensor, Tensor]:
         """Return the objective ``[T, 1, 1]`` and its gradient ``[T, N, D + 1]``."""
         weights, biases = point[..., :-1], point[..., -1:]
         count = self.targets.shape[1]
-        decay = 1 / (self.inverse_penalty * count)
         scores = F.log_softmax(weights @ self.samples.mT + biases, 1)  # [T, N, S]
         cross_entropy = -(scores * self.targets).sum((1, 2), keepdim=True) / count
         residuals = scores.exp_().sub_(self.targets).div_(count)
-        slopes = residuals @ self.samples + decay * weights
+        slopes = residuals @ self.samples + self.decay * weights
         gradient = torch.cat([slopes, residuals.sum(2, keepdim=True)], 2)
-        return cross_entropy + decay / 2 * _dot(weights, weights), gradient
+        return cross_entropy + self.decay / 2 * _dot(weights, weights), gradient
 
 
 def _minimise(problem: _Problem, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
