@@ -19,16 +19,19 @@ from vsm.devices import send
 from vsm.errors import EpisodeError
 from vsm.memory import Memory
 from vsm.model import FewShotModel
-from vsm.seeding import task_generators
+from vsm.seeding import Randomness, task_generators
 from vsm.statistics import Estimate, Reliability, estimate, reliability
 
 EMBEDDING_BATCH = 256
-ELEMENTS_AT_ONCE = 20_000_000  # log-probabilities held at a time; bounds memory for 20-way tasks
+ELEMENTS_AT_ONCE = 20_000_000  # numbers that a classifier holds at a time; bounds its memory
 
 BatchNormMode = Literal["inductive", "transductive"]
 Advance = Callable[[int], None]
 Embedder = Callable[[Tensor], Tensor]
 """From image ids ``[T, N, K + Q]`` to features ``[T, N, K + Q, D]``."""
+EpisodeClassifier = Callable[[Tensor, Tensor, Randomness], Tensor]
+"""From support ``[T, N, K, D]``, queries ``[T, N, Q, D]`` and a source of draws to
+log-probabilities ``[T, N·Q, N]``."""
 
 
 def unwatched(_: int) -> None:
@@ -126,21 +129,48 @@ def evaluate(
     every episode is embedded anew and results carry that name. Features that were cached for
     episodes of another shape serve again as ``embed``.
     """
-    outcomes = []
-    with torch.no_grad(), evaluation_mode(model):
+
+    def classify(support: Tensor, queries: Tensor, random: Randomness) -> Tensor:
+        return predictive(model(support, queries, memory, random).log_probabilities)
+
+    with evaluation_mode(model):
         embed = embed or _embedder(model, sampler, batch_norm)
         per_task = (sampler.way**2) * sampler.queries * model.num_prototype_samples
-        done = 0
-        for block in sampler.evaluation_episodes(num_episodes, seed):
-            for part in _parts(block, max(1, ELEMENTS_AT_ONCE // per_task)):
-                count = len(part.class_ids)
-                random = task_generators(seed, "evaluation-noise", 0, range(done, done + count))
-                features = embed(part.image_ids)  # [T, N, K + Q, D]
-                support, queries = features.split([sampler.shot, sampler.queries], 2)
-                prediction = model(support, queries, memory, random)
-                outcomes.append(_outcome(predictive(prediction.log_probabilities)))
-                advance(count)
-                done += count
+        return evaluate_classifier(classify, embed, sampler, num_episodes, seed, per_task, advance)
+
+
+@torch.no_grad()
+def evaluate_classifier(
+    classify: EpisodeClassifier,
+    embed: Embedder,
+    sampler: EpisodeSampler,
+    num_episodes: int,
+    seed: int,
+    elements_per_task: int,
+    advance: Advance = unwatched,
+) -> Evaluation:
+    """Run the one loop over episodes that every classifier is measured by.
+
+    Args:
+        classify: a model with its memory, or a baseline.
+        embed: features of the sampler's images.
+        sampler: defines the list of episodes, together with ``seed``.
+        num_episodes: how many, from the start of the list.
+        seed: of the list, and of the classifier's draws.
+        elements_per_task: numbers that ``classify`` holds for an episode; bounds the batches.
+        advance: told of every batch of episodes.
+    """
+    outcomes = []
+    done = 0
+    for block in sampler.evaluation_episodes(num_episodes, seed):
+        for part in _parts(block, max(1, ELEMENTS_AT_ONCE // elements_per_task)):
+            count = len(part.class_ids)
+            random = task_generators(seed, "evaluation-noise", 0, range(done, done + count))
+            features = embed(part.image_ids)  # [T, N, K + Q, D]
+            support, queries = features.split([sampler.shot, sampler.queries], 2)
+            outcomes.append(_outcome(classify(support, queries, random)))
+            advance(count)
+            done += count
     return Evaluation(*(torch.cat(values) for values in zip(*outcomes, strict=True)))
 
 

@@ -13,6 +13,11 @@ Method = Literal["protonet", "vpn", "rote", "transformed", "vsm", "mann", "kaner
 METHODS: tuple[Method, ...] = get_args(Method)
 BACKBONE_NAMES = ("conv4", "resnet12", "wrn28_10")
 
+BaselineName = Literal[
+    "simpleshot", "simpleshot_l2n", "simpleshot_un", "cosine", "logistic", "calibration"
+]
+BASELINE_NAMES: tuple[BaselineName, ...] = get_args(BaselineName)
+
 
 @dataclass(frozen=True)
 class ModelSettings:
@@ -270,6 +275,43 @@ class RunSettings:
     def uses_memory(self) -> bool:
         """Whether the method has a long-term memory."""
         return self.method in ("rote", "transformed", "vsm", "kanerva")
+
+
+@dataclass(frozen=True)
+class BaselineSettings:
+    """Hyper-parameters of the simple classifiers that a run's features are also measured with."""
+
+    temperature: float = 1.0
+    """Nearest centroids: distances are divided by this before the softmax; changes no decision."""
+    inverse_penalty: float = 1.0
+    """Logistic regression: C of scikit-learn, the weight of the loss against the penalty."""
+    tolerance: float = 1e-5
+    """Logistic regression: largest entry of the mean loss's gradient at which it has converged."""
+    max_iterations: int = 1000
+    """Logistic regression: steps of L-BFGS at most."""
+    power: float = 0.5
+    """Calibration: λ of Tukey's ladder of powers."""
+    transform_base: bool = True
+    """Calibration: transform base classes too; the authors' code transforms the episode alone."""
+    nearest_classes: int = 2
+    """Calibration: base classes that lend their statistics to a support image (k)."""
+    dispersion: float = 0.21
+    """Calibration: α, added to every entry of the covariance."""
+    samples: int = 750
+    """Calibration: features drawn for a class, shared evenly by its support images."""
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            self,
+            "temperature",
+            "inverse_penalty",
+            "tolerance",
+            "max_iterations",
+            "power",
+            "nearest_classes",
+            "samples",
+        )
+        _require_not_negative(self, "dispersion")
 
 
 @dataclass(frozen=True)

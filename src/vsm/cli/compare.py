@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
-from vsm.cli.evaluate import SCORE_COLUMNS, add_episode_arguments, score_cells
+from vsm.cli.evaluate import (
+    SCORE_COLUMNS,
+    add_baseline_arguments,
+    add_episode_arguments,
+    baseline_settings,
+    score_cells,
+)
 from vsm.cli.output import counting, print_json, print_table
 from vsm.errors import SettingsError
+from vsm.settings import BASELINE_NAMES, BaselineName
 
 if TYPE_CHECKING:
     from vsm.comparison import MeasuredRun
@@ -16,7 +23,16 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare the runs and the episodes."""
-    parser.add_argument("runs", type=Path, nargs="+", help="Two or more run directories.")
+    parser.add_argument(
+        "runs", type=Path, nargs="+", help="Run directories; two or more, or one with --baselines."
+    )
+    parser.add_argument(
+        "--baselines",
+        type=str,
+        default="",
+        help="Also measure these on the features of the first run, by comma: "
+        f"{', '.join(BASELINE_NAMES)}.",
+    )
     parser.add_argument(
         "--backbone",
         type=str,
@@ -25,16 +41,21 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="Name a run's own backbone module:attribute again, to allow that it is imported; "
         "may be repeated.",
     )
+    add_baseline_arguments(parser)
     add_episode_arguments(parser)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Measure several runs on identical episodes."""
+    """Measure several runs, and baselines on the first one's features, on identical episodes."""
     parsed = parser.parse_args(arguments)
-    if len(parsed.runs) < 2:
-        raise SettingsError("runs: two or more are compared, got one; vsm evaluate measures one")
+    names, settings = baseline_names(parsed.baselines), baseline_settings(parsed)
+    if len(parsed.runs) < 2 and not names:
+        raise SettingsError(
+            "runs: two or more are compared, or one with --baselines, got one; vsm evaluate "
+            "measures one"
+        )
 
-    from vsm.comparison import EpisodeProtocol, evaluate_run
+    from vsm.comparison import EpisodeProtocol, load_for, measure, measure_baseline
     from vsm.devices import choose_placement
     from vsm.runs import RunDirectory
     from vsm.runtime import keep_allocations
@@ -46,22 +67,37 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     for path in parsed.runs:
         backbone = RunDirectory(path).settings().model.backbone
         named = backbone if backbone in parsed.backbone else None
+        loaded = load_for(path, protocol, backbone=named, placement=placement)
+        for name in names if path is parsed.runs[0] else ():
+            with counting(f"evaluate {name}", parsed.episodes, quiet=parsed.json) as advance:
+                measured.append(measure_baseline(loaded, name, protocol, settings, advance))
         with counting(f"evaluate {path}", parsed.episodes, quiet=parsed.json) as advance:
-            measured.append(
-                evaluate_run(path, protocol, advance=advance, backbone=named, placement=placement)
-            )
+            measured.append(measure(loaded, protocol, advance))
     if parsed.json:
         print_json(comparison_json(measured))
     else:
         print_comparison(measured)
 
 
+def baseline_names(listed: str) -> list[BaselineName]:
+    """Return the baselines of a list with commas, each once."""
+    words = dict.fromkeys(word.strip() for word in listed.split(",") if word.strip())
+    known = {str(name): name for name in BASELINE_NAMES}
+    for word in words:
+        if word not in known:
+            raise SettingsError(
+                f"baselines: unknown baseline {word!r}; known: {', '.join(BASELINE_NAMES)}"
+            )
+    return [known[word] for word in words]
+
+
 def comparison_json(measured: "Sequence[MeasuredRun]") -> dict[str, Any]:
-    """Return what ``--json`` prints: every run, and every paired difference."""
+    """Return what ``--json`` prints: every run, every baseline, and every paired difference."""
     from vsm.comparison import paired_differences
 
     return {
-        "runs": [{"run": str(one.path), **one.as_dict()} for one in measured],
+        "runs": [{"run": one.label, **one.as_dict()} for one in measured if not one.baseline],
+        "baselines": [one.as_dict() for one in measured if one.baseline],
         "differences": [difference.as_dict() for difference in paired_differences(measured)],
     }
 
@@ -73,10 +109,7 @@ def print_comparison(measured: "Sequence[MeasuredRun]") -> None:
     print_table(
         measured[0].protocol.describe(),
         SCORE_COLUMNS,
-        [
-            [f"{one.path} ({one.as_dict()['method']})", *score_cells(one.as_dict())]
-            for one in measured
-        ],
+        [[one.describe(), *score_cells(one.as_dict())] for one in measured],
     )
     differences = [
         [

@@ -8,6 +8,8 @@ import jsonargparse
 
 from vsm.cli.output import counting, print_json, print_table
 from vsm.cli.processes import add_placement_arguments
+from vsm.errors import SettingsError
+from vsm.settings import BaselineName, BaselineSettings
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -24,7 +26,23 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         type=str | None,
         help="Name the run's own backbone module:attribute again, to allow that it is imported.",
     )
+    parser.add_argument(
+        "--classifier",
+        type=BaselineName | None,
+        help="Classify the run's features by this baseline; unset: by the run's own method.",
+    )
+    add_baseline_arguments(parser)
     add_episode_arguments(parser)
+
+
+def add_baseline_arguments(parser: jsonargparse.ArgumentParser) -> None:
+    """Declare the hyper-parameters of baselines."""
+    parser.add_class_arguments(BaselineSettings, "baseline")
+
+
+def baseline_settings(parsed: jsonargparse.Namespace) -> BaselineSettings:
+    """Return the hyper-parameters of baselines, checked."""
+    return BaselineSettings(**parsed.baseline.as_dict())
 
 
 def add_episode_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -58,23 +76,32 @@ def add_episode_arguments(parser: jsonargparse.ArgumentParser) -> None:
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Measure one run."""
     parsed = parser.parse_args(arguments)
+    settings = baseline_settings(parsed)
+    if parsed.classifier is not None and parsed.memory_slots is not None:
+        raise SettingsError(
+            f"memory_slots: the classifier {parsed.classifier} has no memory, got "
+            f"{parsed.memory_slots}; leave one of the two out"
+        )
 
-    from vsm.comparison import EpisodeProtocol, evaluate_run
+    from vsm.comparison import EpisodeProtocol, load_for, measure, measure_baseline
     from vsm.devices import choose_placement
     from vsm.runtime import keep_allocations
 
     keep_allocations()
     placement = choose_placement(parsed.device, parsed.precision)
     protocol = EpisodeProtocol.of(parsed.run, parsed)
+    loaded = load_for(parsed.run, protocol, parsed.checkpoint, parsed.backbone, placement)
     with counting(f"evaluate {parsed.run}", parsed.episodes, quiet=parsed.json) as advance:
-        measured = evaluate_run(
-            parsed.run, protocol, parsed.checkpoint, advance, parsed.backbone, placement
-        )
+        if parsed.classifier is None:
+            measured = measure(loaded, protocol, advance)
+        else:
+            measured = measure_baseline(loaded, parsed.classifier, protocol, settings, advance)
     result = measured.as_dict()
     if parsed.json:
         print_json(result)
         return
-    print_table(protocol.describe(), SCORE_COLUMNS, [[result["method"], *score_cells(result)]])
+    name = result["method"] if parsed.classifier is None else measured.describe()
+    print_table(protocol.describe(), SCORE_COLUMNS, [[name, *score_cells(result)]])
 
 
 SCORE_COLUMNS = ["", "accuracy", "NLL", "ECE"]

@@ -162,7 +162,7 @@ def _scores(measured: Sequence[MeasuredRun], names: Sequence[str]) -> str:
 
 
 def _differences(measured: Sequence[MeasuredRun], names: Sequence[str]) -> str:
-    named = {one.path: name for one, name in zip(measured, names, strict=True)}
+    named = {one.label: name for one, name in zip(measured, names, strict=True)}
     rows = []
     for difference in paired_differences(measured):
         mean, ci95 = difference.estimate.mean, difference.estimate.ci95

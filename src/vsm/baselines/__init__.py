@@ -1,0 +1,37 @@
+"""Simple classifiers on fixed features, so that a gain of the memory means something.
+
+They are measured by :func:`vsm.evaluation.evaluate_classifier` on the episodes that every model
+sees. This room knows features and nothing of models.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from vsm.baselines.calibration import DistributionCalibration
+from vsm.baselines.centroids import CosineCentroids, SimpleShot
+from vsm.baselines.contract import BaseFeatures, BaseFeaturesSource, Baseline
+from vsm.baselines.logistic import LogisticRegression
+from vsm.baselines.multinomial import LinearClassifiers, fit_logistic_regression
+from vsm.settings import BaselineName, BaselineSettings
+
+BASELINES: Mapping[BaselineName, Callable[[BaselineSettings, BaseFeaturesSource], Baseline]] = {
+    "simpleshot": SimpleShot,
+    "simpleshot_l2n": partial(SimpleShot, transformation="l2n"),
+    "simpleshot_un": partial(SimpleShot, transformation="un"),
+    "cosine": CosineCentroids,
+    "logistic": LogisticRegression,
+    "calibration": DistributionCalibration,
+}
+
+__all__ = [
+    "BASELINES",
+    "BaseFeatures",
+    "BaseFeaturesSource",
+    "Baseline",
+    "CosineCentroids",
+    "DistributionCalibration",
+    "LinearClassifiers",
+    "LogisticRegression",
+    "SimpleShot",
+    "fit_logistic_regression",
+]
