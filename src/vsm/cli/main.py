@@ -18,6 +18,7 @@ COMMANDS = {
     "train": "train a model and leave a run directory",
     "evaluate": "measure a run on seeded episodes of unseen classes",
     "compare": "measure several runs on identical episodes, with paired differences",
+    "reproduce": "the paper's tables and figures, one command each, and a report",
 }
 DESCRIPTION = (
     "Few-shot learning with a long-term memory (Learning to Learn Variational Semantic Memory)."
