@@ -23,11 +23,11 @@ from vsm.cli import main
 from vsm.configuration import preset_paths, settings_from_files
 from vsm.errors import DataError, RunError, SettingsError
 from vsm.interruption import Interrupted
-from vsm.reproduction import execution, jobs, launchers
+from vsm.reproduction import execution, jobs
 from vsm.reproduction.budgets import BUDGETS, Budget, Unavailable, with_changes
 from vsm.reproduction.catalogue import Exhibit, Row, exhibit, exhibits
 from vsm.reproduction.costs import duration, forecast, reference_seconds
-from vsm.reproduction.document import Heading, Picture, Table, Text, to_html, to_markdown
+from vsm.reproduction.document import Block, Heading, Picture, Table, Text, to_html, to_markdown
 from vsm.reproduction.jobs import Job, evaluate_job, in_order, run_settings, train_job
 from vsm.reproduction.launchers import InProcess, make_launcher
 from vsm.reproduction.paper import Column, paper_exhibits
@@ -612,7 +612,7 @@ def test_submitting_without_submitit_says_what_to_install(
 def test_a_process_that_dies_without_a_word_is_a_failure(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launchers.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     launcher = make_launcher(tmp_path, "none", 2)
     outcome = run_jobs(plan.jobs, JobStore(tmp_path), launcher, Quiet())
     assert len(outcome.failed) == len(outcome.blocked) == 2
@@ -842,7 +842,7 @@ def test_prototype_distributions_are_measured_and_drawn(plan: Plan, tmp_path: Pa
 
 
 def test_both_forms_of_a_report_hold_the_same_words() -> None:
-    blocks = [
+    blocks: list[Block] = [
         Heading(1, "Title"),
         Text("a < b"),
         Table(["", "x | y"], [["row", "1.00 *"]]),
@@ -903,7 +903,7 @@ def test_a_table_is_reproduced_looked_at_and_reported(
     pictures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["table-1", "--budget", "tiny", "--seeds", "1", "--data", pictures]
-    output = ["--output", tmp_path / "out"]
+    output = ["--output", str(tmp_path / "out")]
     assert vsm(*asked, *output) == 0
     captured = capsys.readouterr()
     assert "ProtoNet" in captured.out
@@ -930,7 +930,7 @@ def test_a_table_is_reproduced_looked_at_and_reported(
 def test_a_dry_run_shows_the_plan_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = ["--output", tmp_path / "out"]
+    output = ["--output", str(tmp_path / "out")]
     assert vsm("table-3", "--budget", "paper", "--seeds", "1", "--dry-run", *output) == 0
     printed = capsys.readouterr().out
     assert "24 of 24 jobs to do, about" in " ".join(printed.split())

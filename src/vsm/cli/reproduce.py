@@ -264,7 +264,7 @@ def _print_results(
 
 def _status(chosen: jsonargparse.Namespace) -> None:
     from vsm.reproduction.report import plans_in_order
-    from vsm.reproduction.store import STATES, JobStore
+    from vsm.reproduction.store import JobStore
     from vsm.reproduction.summary import status_of
 
     store = JobStore(chosen.output)
@@ -274,17 +274,18 @@ def _status(chosen: jsonargparse.Namespace) -> None:
         return
     print_table(
         f"asked for in {chosen.output}",
-        ["", "budget", "data", "seeds", *STATES],
+        ["", "budget", "data", "seeds", "jobs"],
         [
             [
                 status.plan.exhibit.name,
                 status.plan.budget.name,
                 ", ".join(status.plan.datasets),
                 str(status.plan.request.seeds),
-                *(str(status.counts[state]) for state in STATES),
+                ", ".join(f"{count} {state}" for state, count in status.counts.items() if count),
             ]
             for status in found
         ],
+        words=True,
     )
     for line in dict.fromkeys(line for status in found for line in status.remarks):
         print(line)
