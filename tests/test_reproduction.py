@@ -753,6 +753,14 @@ def test_the_report_marks_clear_paired_differences_and_only_those(tmp_path: Path
         assert line[2] == "+4.71"  # the paper's 52.11 − 47.40
 
 
+def test_one_seed_is_never_enough_for_a_clear_difference(tmp_path: Path) -> None:
+    plan = make_plan(Request("table-1", "tiny", ("glyphs",), seeds=1))
+    fill(plan, tmp_path, {"protonet": 0, "vpn": 30})
+    found = collect(plan, JobStore(tmp_path)).differences()
+    assert all(one.estimate and one.estimate.mean > one.estimate.ci95 for one in found)
+    assert not any(one.is_clear for one in found)
+
+
 def test_budgets_are_never_mixed_in_a_column(tmp_path: Path) -> None:
     for budget in ("tiny", "smoke"):
         plan = make_plan(Request("table-1", budget, ("glyphs",), seeds=2))

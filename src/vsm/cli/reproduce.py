@@ -257,7 +257,7 @@ def _print_results(
             table, differences = value_table(results, position), difference_table(results, position)
             print_table(str(planned.column), table.columns, table.rows)
             if differences is not None:
-                title = "paired differences; * where the 95% interval excludes zero"
+                title = "paired differences; * if clear of zero over two or more seeds"
                 print_table(title, differences.columns, differences.rows)
     console().print(f"With pictures: vsm reproduce report --output {store.root}", highlight=False)
 

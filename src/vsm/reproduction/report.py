@@ -19,8 +19,8 @@ EXPLANATION = (
     "Accuracies in percent, with 95% intervals. Our mean and interval are over training seeds and "
     "test episodes, both as samples: all rows and all seeds see the same episodes. With one seed "
     "the interval is over episodes alone and says nothing of other seeds. A star marks a paired "
-    "difference whose interval excludes zero; one in twenty does so by chance. The paper's values "
-    "stand as printed; – means that there is none."
+    "difference of two or more seeds whose interval excludes zero; one in twenty does so by "
+    "chance. The paper's values stand as printed; – means that there is none."
 )
 
 

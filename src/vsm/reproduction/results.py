@@ -61,9 +61,13 @@ class Cell:
         """Return the mean over seeds and episodes, if any seed is done."""
         return crossed_estimate(self.values[quantity]) if self.seeds else None
 
+    def shared_seeds(self, other: "Cell") -> list[int]:
+        """Return the seeds that both have done."""
+        return [seed for seed in self.seeds if seed in other.seeds]
+
     def minus(self, other: "Cell", quantity: str) -> Estimate | None:
         """Return the paired difference over the seeds that both have done, on equal episodes."""
-        shared = [seed for seed in self.seeds if seed in other.seeds]
+        shared = self.shared_seeds(other)
         if not shared:
             return None
         mine = self.values[quantity][[self.seeds.index(seed) for seed in shared]]
@@ -73,18 +77,21 @@ class Cell:
 
 @dataclass(frozen=True)
 class Difference:
-    """A claim of the exhibit, measured: row ``a`` minus row ``b`` in one column."""
+    """A claim of the exhibit, measured: row ``a`` minus row ``b`` in one column, over ``seeds``."""
 
     a: Row
     b: Row
     position: int
     quantity: Quantity
+    seeds: int
     estimate: Estimate | None
 
     @property
     def is_clear(self) -> bool:
-        """Whether its 95% interval excludes zero."""
-        return self.estimate is not None and abs(self.estimate.mean) > self.estimate.ci95
+        """Whether its 95% interval excludes zero; one seed tells nothing of the next."""
+        if self.estimate is None or self.seeds < 2:
+            return False
+        return abs(self.estimate.mean) > self.estimate.ci95
 
 
 @dataclass(frozen=True)
@@ -111,16 +118,18 @@ class Results:
     def differences(self) -> list[Difference]:
         """Return every claim of the exhibit whose two rows were asked for, column by column."""
         exhibit = self.plan.exhibit
+        compared = [quantity for quantity in self.quantities if quantity.compared]
         found = []
         for (a, b), position in product(exhibit.claims, range(len(self.plan.columns))):
-            if (a, position) not in self.cells or (b, position) not in self.cells:
+            first, second = self.cells.get((a, position)), self.cells.get((b, position))
+            if first is None or second is None:
                 continue
-            for quantity in self.quantities:
-                if quantity.compared:
-                    gap = self.cells[a, position].minus(self.cells[b, position], quantity.name)
-                    found.append(
-                        Difference(exhibit.row(a), exhibit.row(b), position, quantity, gap)
-                    )
+            seeds = len(first.shared_seeds(second))
+            rows = (exhibit.row(a), exhibit.row(b))
+            found += [
+                Difference(*rows, position, quantity, seeds, first.minus(second, quantity.name))
+                for quantity in compared
+            ]
         return found
 
 
