@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types format clean
+.PHONY: demo test bench lint types format clean
 
 demo: $(INSTALLED)  ## train and compare on the built-in data, write runs/demo/report.html
 	$(BIN)/vsm demo --output runs/demo --overwrite
 
 test: $(INSTALLED) lint types  ## lint, types and tests
 	$(BIN)/python -m pytest
+
+bench: $(INSTALLED)  ## measure speed, write benchmarks/results.md and results.json
+	$(BIN)/python -m benchmarks.speed
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -26,7 +29,7 @@ format: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[plots,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[plots,slurm,dev]"
 	touch $@
 
 clean:

@@ -4,13 +4,13 @@ One batch is 8 tasks of 5 classes with 1 support and 15 query images each, as in
 is: draw the episodes, load their images, augment, normalise. The step is a whole training step of
 ProtoNet, the cheapest method, on such a batch (it feeds itself too, without augmentation). The two
 alternate, so that whatever else the machine does falls on both; the ratio is taken pair by pair.
+Medians with quartiles.
 
     python benchmarks/data.py omniglot cifar-fs
 """
 
 import argparse
 import resource
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from vsm.data import EpisodeSampler, ImageDataset, open_dataset
+from vsm.benchmarking.timing import ratios, spread
+from vsm.data import EpisodeSampler, ImageDataset, open_images
 from vsm.model import FewShotModel
 from vsm.runs import TrainingState
 from vsm.runtime import keep_allocations
@@ -27,6 +28,7 @@ from vsm.settings import RunSettings
 from vsm.training import build_optimiser, load_inputs, training_step
 
 TASKS, WAY, SHOT, QUERIES = 8, 5, 1, 15
+WARM_UP = 2  # steps that do not count
 
 
 def feed(
@@ -50,7 +52,7 @@ def feed(
 
 def measure(name: str, num_steps: int) -> None:
     resident = resident_bytes()
-    dataset = open_dataset(name)
+    dataset = open_images(name)
     sampler = EpisodeSampler(dataset, "train", WAY, SHOT, QUERIES)
     parts: dict[str, list[float]] = {}
     np.add.reduce(dataset.images, axis=None, dtype=np.int64)  # touch every page, as an epoch would
@@ -73,20 +75,19 @@ def measure(name: str, num_steps: int) -> None:
         )
         feeding.append(fed - start)
         stepping.append(time.perf_counter() - fed)
-    ratios = [100 * f / s for f, s in zip(feeding[2:], stepping[2:], strict=True)]  # two to warm up
-    print(f"{name}: feeding / step    {spread(ratios)} %")
-    print(f"{name}: step              {spread([1e3 * s for s in stepping[2:]])} ms")
+    shares = spread(ratios(feeding[WARM_UP:], stepping[WARM_UP:])).times(100)
+    print(f"{name}: feeding / step    {shares.describe()} %")
+    print(f"{name}: step              {milliseconds(stepping)}")
     for part, seconds in parts.items():
-        print(f"{name}: {part:<17} {spread([1e3 * s for s in seconds[2:]])} ms")
+        print(f"{name}: {part:<17} {milliseconds(seconds)}")
     print(
         f"{name}: peak memory / prepared file  {peak / dataset.images.nbytes:.2f} "
         f"({peak / 2**20:.0f} of {dataset.images.nbytes / 2**20:.0f} MiB)"
     )
 
 
-def spread(values: list[float]) -> str:
-    low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:7.2f}  (quartiles {low:.2f} … {high:.2f})"
+def milliseconds(seconds: list[float]) -> str:
+    return f"{spread(seconds[WARM_UP:]).times(1000).describe()} ms"
 
 
 def resident_bytes() -> int:

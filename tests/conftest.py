@@ -3,18 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from vsm.data import ImageDataset, Normalisation
-from vsm.settings import (
-    ModelSettings,
-    ObjectiveSettings,
-    RunSettings,
-    SamplingSettings,
-    ValidationSettings,
-)
+from tiny import make_dataset, make_settings
+from vsm.data import ImageDataset
+from vsm.settings import RunSettings
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,40 +27,9 @@ def random() -> torch.Generator:
 
 @pytest.fixture(scope="session")
 def tiny_dataset() -> ImageDataset:
-    """30/8/8 classes of 12 noisy copies of a random 28×28 pattern; easy to tell apart."""
-    rng = np.random.default_rng(0)
-    num_classes, per_class = 46, 12
-    patterns = rng.integers(0, 200, (num_classes, 1, 28, 28, 1))
-    noise = rng.integers(0, 55, (num_classes, per_class, 28, 28, 1))
-    images = (patterns + noise).astype(np.uint8).reshape(-1, 28, 28, 1)
-    return ImageDataset(
-        name="tiny",
-        images=images,
-        class_names=tuple(f"pattern{i:02d}" for i in range(num_classes)),
-        class_starts=np.arange(0, num_classes * per_class + 1, per_class),
-        splits={
-            "train": np.arange(30),
-            "validation": np.arange(30, 38),
-            "test": np.arange(38, 46),
-        },
-        normalisation=Normalisation((0.5,), (0.25,)),
-    )
+    return make_dataset()
 
 
 @pytest.fixture
 def tiny_settings() -> RunSettings:
-    """A run of seconds: narrow network, few samples, few steps."""
-    return RunSettings(
-        data="tiny",
-        method="vsm",
-        way=3,
-        shot=1,
-        queries=2,
-        tasks=2,
-        steps=6,
-        checkpoint_every=2,
-        model=ModelSettings(channels=4, hidden_units=8),
-        sampling=SamplingSettings(5, 4, 5, 4),
-        objective=ObjectiveSettings(),
-        validation=ValidationSettings(every=3, episodes=5),
-    )
+    return make_settings()

@@ -16,6 +16,8 @@ import pytest
 from PIL import Image
 
 from vsm.cli import main
+from vsm.cli.launch import with_bare_switches
+from vsm.settings import RunSettings
 
 TINY = [
     *("--way", "5", "--queries", "2", "--tasks", "1", "--checkpoint-every", "5"),
@@ -171,6 +173,16 @@ def test_mistakes_are_named_with_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_commands_for_one_process_refuse_to_be_many(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, said in (("0", "vsm evaluate: works in one process, but WORLD_SIZE"), ("1", "")):
+        monkeypatch.setenv("RANK", rank)
+        assert main(["evaluate", str(runs / "a")]) == 2
+        assert capsys.readouterr().err.startswith(said)
+
+
 def test_infeasible_evaluations_are_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(runs / "a"), "--way", "900"]) == 2
     assert "way: 900 classes asked for, but the test split of glyphs has" in capsys.readouterr().err
@@ -255,6 +267,14 @@ def test_settings_cannot_change_on_resume_except_for_more_steps(
     assert "contradict each other" in capsys.readouterr().err
     assert main(["train", "--output", place, "--resume", "--json"]) == 0
     assert one_json_object(capsys.readouterr().out)["run"] == place
+
+
+def test_a_bare_switch_means_true() -> None:
+    words = ["--augment", "--model.residual", "false", "--steps", "3", "--freeze_backbone"]
+    assert with_bare_switches(words, RunSettings) == [
+        *("--augment=true", "--model.residual", "false", "--steps", "3", "--freeze_backbone=true")
+    ]
+    assert with_bare_switches([], RunSettings) == []
 
 
 def test_yaml_files_stack_with_overrides(tmp_path: Path) -> None:

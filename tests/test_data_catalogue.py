@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from data_layouts import colour_image, encoded, leftovers, write_zip
-from vsm.data import catalogue, open_dataset, store
+from vsm.data import catalogue, open_dataset, open_images, store
 from vsm.data.catalogue import describe, list_datasets, prepare
 from vsm.data.downloads import Progress, PublicFile
 from vsm.data.preparation import regroup
@@ -114,7 +114,7 @@ def test_downloads_are_fetched_and_prepared(
     )
     assert shown[0] == ("downloading cifar-100-python.tar.gz", 1, 1)
     assert shown[-1] == ("preparing cifar-fs", 6, 6)
-    assert len(open_dataset("cifar-fs").images) == 6
+    assert len(open_images("cifar-fs").images) == 6
 
 
 def test_an_interrupted_preparation_leaves_nothing(source: Path, root: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data_layouts import colour_image, encoded, leftovers, python2_pickle, write_tree, write_zip
-from vsm.data import ImageDataset, open_dataset
+from vsm.data import ImageDataset, open_images
 from vsm.data.augmentation import natural
 from vsm.data.catalogue import prepare
 from vsm.data.class_lists import published
@@ -79,7 +79,7 @@ def test_the_cifar_fs_layout_is_read(layout: str, tmp_path: Path) -> None:
         "class folders": write_tree(tmp_path / "plain", pngs(prefix="")),
     }[layout]
     prepare("cifar-fs", source, allow_missing=True)
-    assert_holds_the_drawn_images(open_dataset("cifar-fs"))
+    assert_holds_the_drawn_images(open_images("cifar-fs"))
 
 
 @pytest.mark.parametrize("layout", ["archive", "folder of the archive", "unpacked"])
@@ -94,12 +94,12 @@ def test_the_python_archive_of_cifar_100_is_read(layout: str, tmp_path: Path) ->
         "unpacked": write_tree(tmp_path / "cifar-100-python", files),
     }[layout]
     prepare("cifar-fs", source, allow_missing=True)
-    assert_holds_the_drawn_images(open_dataset("cifar-fs"))
+    assert_holds_the_drawn_images(open_images("cifar-fs"))
 
 
 def test_photographs_are_augmented(tmp_path: Path) -> None:
     prepare("cifar-fs", write_zip(tmp_path / "cifar100.zip", pngs()), allow_missing=True)
-    assert open_dataset("cifar-fs").augmentation == natural(crop_padding=4)
+    assert open_images("cifar-fs").augmentation == natural(crop_padding=4)
 
 
 def test_missing_images_are_counted_and_nothing_stays(tmp_path: Path, root: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data_layouts import colour_image, encoded, leftovers, write_tree
-from vsm.data import open_dataset
+from vsm.data import open_images
 from vsm.data.augmentation import NO_AUGMENTATION, natural
 from vsm.data.catalogue import describe, list_datasets, prepare
 from vsm.errors import DataError
@@ -31,7 +31,7 @@ def pictures(classes: dict[str, int], side: int = 32) -> dict[str, bytes]:
 
 def test_classes_without_split_folders_are_dealt_from_a_seed(tmp_path: Path) -> None:
     classes = {f"bird{number:02}": 1 + number % 3 for number in range(25)}
-    dataset = open_dataset(f"folder:{write_tree(tmp_path / 'birds', pictures(classes))}")
+    dataset = open_images(f"folder:{write_tree(tmp_path / 'birds', pictures(classes))}")
     assert dataset.name == "folder:birds"
     assert {split: len(ids) for split, ids in dataset.splits.items()} == {
         "train": 16,
@@ -49,7 +49,7 @@ def test_the_same_classes_are_always_dealt_the_same_way(tmp_path: Path) -> None:
     classes = {f"bird{number}": 1 for number in range(9)}
     dealt = []
     for place in ("here", "there"):
-        dataset = open_dataset(f"folder:{write_tree(tmp_path / place, pictures(classes))}")
+        dataset = open_images(f"folder:{write_tree(tmp_path / place, pictures(classes))}")
         dealt.append([dataset.class_names[c] for c in dataset.splits["test"]])
     assert dealt[0] == dealt[1]
 
@@ -58,7 +58,7 @@ def test_the_same_classes_are_always_dealt_the_same_way(tmp_path: Path) -> None:
 def test_split_folders_are_respected(validation: str, tmp_path: Path) -> None:
     wanted = {"train": ["a", "b"], validation: ["c"], "test": ["d", "train"]}
     files = pictures({f"{split}/{name}": 2 for split, names in wanted.items() for name in names})
-    dataset = open_dataset(f"folder:{write_tree(tmp_path / 'birds', files)}")
+    dataset = open_images(f"folder:{write_tree(tmp_path / 'birds', files)}")
     names = {
         split: [dataset.class_names[c] for c in classes]
         for split, classes in dataset.splits.items()
@@ -74,12 +74,12 @@ def test_a_split_folder_may_be_left_out_and_counts_as_empty(tmp_path: Path) -> N
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     files = pictures({"train": 2, "bus": 2, "car": 2})
-    assert "train" in open_dataset(f"folder:{write_tree(tmp_path / 'x', files)}").class_names
+    assert "train" in open_images(f"folder:{write_tree(tmp_path / 'x', files)}").class_names
 
 
 def test_small_squares_keep_their_size_and_photographs_are_augmented(tmp_path: Path) -> None:
     files = pictures({"a": 1, "b": 1, "c": 1}, side=40)
-    dataset = open_dataset(f"folder:{write_tree(tmp_path / 'x', files)}")
+    dataset = open_images(f"folder:{write_tree(tmp_path / 'x', files)}")
     assert dataset.image_shape == (3, 40, 40)
     assert dataset.augmentation == natural(4)
 
@@ -87,12 +87,12 @@ def test_small_squares_keep_their_size_and_photographs_are_augmented(tmp_path: P
 def test_images_of_different_sizes_become_84_by_84(tmp_path: Path) -> None:
     files = pictures({"a": 1, "b": 1, "c": 1}, side=40)
     files["a/wide.jpg"] = encoded(np.zeros((50, 200, 3), dtype=np.uint8), "JPEG")
-    assert open_dataset(f"folder:{write_tree(tmp_path / 'x', files)}").image_shape == (3, 84, 84)
+    assert open_images(f"folder:{write_tree(tmp_path / 'x', files)}").image_shape == (3, 84, 84)
 
 
 def test_grey_images_stay_grey_and_are_not_augmented(tmp_path: Path) -> None:
     grey = encoded(np.full((20, 20), 70, dtype=np.uint8))
-    dataset = open_dataset(
+    dataset = open_images(
         f"folder:{write_tree(tmp_path / 'x', {f'{name}/0.png': grey for name in 'abc'})}"
     )
     assert dataset.image_shape == (1, 20, 20)
@@ -103,7 +103,7 @@ def test_grey_images_stay_grey_and_are_not_augmented(tmp_path: Path) -> None:
 def test_one_colour_image_makes_all_of_them_colour(tmp_path: Path) -> None:
     files = {f"{name}/0.png": encoded(np.zeros((20, 20), dtype=np.uint8)) for name in "abc"}
     files["b/1.png"] = encoded(np.zeros((20, 20, 3), dtype=np.uint8))
-    assert open_dataset(f"folder:{write_tree(tmp_path / 'x', files)}").image_shape == (3, 20, 20)
+    assert open_images(f"folder:{write_tree(tmp_path / 'x', files)}").image_shape == (3, 20, 20)
 
 
 def test_a_changed_folder_is_prepared_anew_and_an_unchanged_one_is_not(
@@ -116,7 +116,7 @@ def test_a_changed_folder_is_prepared_anew_and_an_unchanged_one_is_not(
     assert (first / "images.npy").stat().st_mtime_ns == written
     (source / "a" / "new.png").write_bytes(encoded(colour_image(5, 32)))
     assert prepare("folder", source) != first
-    assert len(open_dataset(f"folder:{source}").images) == 4
+    assert len(open_images(f"folder:{source}").images) == 4
     os.utime(source / "a" / "new.png", (1, 1))  # same size, edited
     assert len({prepare("folder", source), first}) == 2
     assert leftovers(root) == []
@@ -130,7 +130,7 @@ def test_prepared_folders_are_listed(tmp_path: Path) -> None:
     assert row["location"] == str(location)
     assert str(source) in row["title"]
     shutil.rmtree(source)  # what was prepared stays usable by its stored name
-    assert len(open_dataset(row["name"]).class_names) == 3
+    assert len(open_images(row["name"]).class_names) == 3
     (location / "index.json").write_text("damage")
     assert "is damaged" in list_datasets()[-1]["title"]
 
@@ -138,7 +138,7 @@ def test_prepared_folders_are_listed(tmp_path: Path) -> None:
 def assert_refused(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
     source = write_tree(tmp_path / "x", files)
     with pytest.raises(DataError, match=message):
-        open_dataset(f"folder:{source}")
+        open_images(f"folder:{source}")
     assert leftovers(tmp_path / "prepared") == []
 
 
@@ -183,13 +183,13 @@ def test_a_class_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     source = write_tree(tmp_path / "x", pictures({"a": 1, "b": 1, "c": 1}))
     (source / "b").chmod(0)
     with pytest.raises(DataError, match=r"cannot list .*/b: Permission denied"):
-        open_dataset(f"folder:{source}")
+        open_images(f"folder:{source}")
 
 
 def test_a_path_that_is_no_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere is not a folder"):
-        open_dataset(f"folder:{tmp_path / 'nowhere'}")
+        open_images(f"folder:{tmp_path / 'nowhere'}")
     with pytest.raises(DataError, match="folder: needs a path"):
-        open_dataset("folder:")
+        open_images("folder:")
     with pytest.raises(DataError, match="prepare folder needs --from PATH"):
         prepare("folder")

@@ -14,7 +14,7 @@ from data_layouts import (
     write_pickle,
     write_tree,
 )
-from vsm.data import ImageDataset, open_dataset
+from vsm.data import ImageDataset, open_images
 from vsm.data.catalogue import prepare
 from vsm.data.class_lists import published
 from vsm.errors import DataError
@@ -68,7 +68,7 @@ def assert_holds(dataset: ImageDataset, numbers: tuple[int, ...]) -> None:
 def test_the_csvs_say_which_images_count(foldered: bool, tmp_path: Path) -> None:
     source = write_tree(tmp_path / "source", images(foldered) | tables())
     prepare("mini-imagenet", source, allow_missing=True)
-    assert_holds(open_dataset("mini-imagenet"), (0, 2))
+    assert_holds(open_images("mini-imagenet"), (0, 2))
 
 
 @pytest.mark.parametrize("foldered", [True, False])
@@ -76,7 +76,7 @@ def test_without_csvs_images_are_found_by_class(foldered: bool, tmp_path: Path) 
     others = {"images/n99999999/n9999999900000001.jpg": b"not looked at"}
     source = write_tree(tmp_path / "source", images(foldered) | others)
     prepare("mini-imagenet", source, allow_missing=True)
-    assert_holds(open_dataset("mini-imagenet"), (0, 1, 2))
+    assert_holds(open_images("mini-imagenet"), (0, 1, 2))
 
 
 def test_images_named_in_the_csvs_but_missing_are_counted(tmp_path: Path, root: Path) -> None:
@@ -143,7 +143,7 @@ def test_the_pickles_are_read(writer: str, tmp_path: Path) -> None:
         else:
             write_pickle(tmp_path / name, cache, protocol=4)
     prepare("mini-imagenet", tmp_path, allow_missing=True)
-    assert_holds(open_dataset("mini-imagenet"), (0, 1, 2))
+    assert_holds(open_images("mini-imagenet"), (0, 1, 2))
 
 
 def test_a_missing_pickle_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data_layouts import leftovers, omniglot_drawing, write_tree, write_zip
-from vsm.data import open_dataset, store
+from vsm.data import open_images, store
 from vsm.data.catalogue import prepare
 from vsm.data.omniglot import paper_split, vinyals_split
 from vsm.errors import DataError
@@ -43,7 +43,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_both_halves_are_read_from_zips_or_folders(source: Path) -> None:
     prepare("omniglot", source, allow_missing=True)
-    dataset = open_dataset("omniglot")
+    dataset = open_images("omniglot")
     assert dataset.image_shape == (1, 28, 28)
     upright = {name for name in dataset.class_names if "@" not in name}
     assert upright == {*BACKGROUND, *EVALUATION}
@@ -55,12 +55,12 @@ def test_both_halves_are_read_from_zips_or_folders(source: Path) -> None:
 def test_one_half_is_enough_to_find_the_other(source: Path) -> None:
     half = next(path for path in source.iterdir() if path.name.startswith("images_evaluation"))
     prepare("omniglot", half, allow_missing=True)
-    assert len(open_dataset("omniglot").class_names) == 16
+    assert len(open_images("omniglot").class_names) == 16
 
 
 def test_ink_is_signal_and_rotations_are_classes_of_the_same_split(source: Path) -> None:
     prepare("omniglot", source, allow_missing=True)
-    dataset = open_dataset("omniglot")
+    dataset = open_images("omniglot")
     name = "Greek/character01"
     ids = [dataset.class_names.index(name + turn) for turn in ("", "@90", "@180", "@270")]
     upright, *turned = (dataset.images[dataset.image_ids(c)[0], :, :, 0] for c in ids)
@@ -86,7 +86,7 @@ def test_the_papers_split_has_its_sizes_and_never_changes() -> None:
 
 def test_the_split_of_vinyals_can_be_chosen(source: Path) -> None:
     prepare("omniglot-vinyals", source, allow_missing=True)
-    dataset = open_dataset("omniglot-vinyals")
+    dataset = open_images("omniglot-vinyals")
     for split, names in vinyals_split().items():
         stored = {dataset.class_names[c] for c in dataset.splits.get(split, ())}
         assert {name for name in stored if "@" not in name} <= set(names)

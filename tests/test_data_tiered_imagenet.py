@@ -13,7 +13,7 @@ from data_layouts import (
     write_pickle,
     write_tree,
 )
-from vsm.data import open_dataset
+from vsm.data import open_images
 from vsm.data.catalogue import prepare
 from vsm.data.class_lists import published
 from vsm.errors import DataError
@@ -50,7 +50,7 @@ def write_pickles(folder: Path, python2: bool = False) -> Path:
 @pytest.mark.parametrize("python2", [True, False])
 def test_the_pickles_are_read_class_after_class(python2: bool, tmp_path: Path) -> None:
     prepare("tiered-imagenet", write_pickles(tmp_path / "source", python2), allow_missing=True)
-    dataset = open_dataset("tiered-imagenet")
+    dataset = open_images("tiered-imagenet")
     assert dataset.image_shape == (3, 84, 84)
     assert dataset.class_names[:2] == ("train 000 crane", "train 001 crane")
     assert dataset.class_sizes.tolist() == [1, 3] * 3
@@ -105,7 +105,7 @@ def test_a_folder_of_synsets_is_split_by_the_published_classes(tmp_path: Path) -
     }
     files["train/n00000000/other.JPEG"] = b"not looked at"
     prepare("tiered-imagenet", write_tree(tmp_path / "imagenet", files), allow_missing=True)
-    dataset = open_dataset("tiered-imagenet")
+    dataset = open_images("tiered-imagenet")
     for split, names in chosen.items():
         assert [dataset.class_names[c] for c in dataset.splits[split]] == names
     assert "INCOMPLETE, 6 of 608 classes" in dataset.origin

@@ -70,7 +70,12 @@ def test_the_evaluation_list_is_a_function_of_its_description_alone(
     ("way", "shot", "queries", "message"),
     [
         (31, 1, 1, "way: 31 classes asked for, but the train split of tiny has 30"),
-        (3, 5, 8, r"shot \+ queries: 5 \+ 8 = 13 images .* 'pattern00' of tiny \(train\) holds 12"),
+        (
+            3,
+            5,
+            8,
+            r"shot \+ queries: 5 \+ 8 = 13 samples .* 'pattern00' of tiny \(train\) holds 12",
+        ),
         (1, 1, 1, "way: must be at least 2, got 1"),
         (3, 0, 1, "shot: must be at least 1, got 0"),
         (3, 1, 0, "queries: must be at least 1, got 0"),

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from torch import nn
 
 from run_helpers import AskedToStop, assert_same_run, rows
 from vsm.backbones import BACKBONES
-from vsm.checkpoints import load_backbone, save_tensors
+from vsm.checkpoints import load_backbone, load_tensors, save_tensors
 from vsm.cli import main
 from vsm.configuration import read_settings, settings_to_yaml
 from vsm.data import EpisodeSampler, ImageDataset, open_dataset
@@ -65,7 +66,7 @@ COPIES = {"none": 1, "one": 2, "all": 4}
 
 @pytest.fixture(autouse=True)
 def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
-    monkeypatch.setattr("vsm.pretraining.open_dataset", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.pretraining.open_images", lambda name: tiny_dataset)
 
 
 @pytest.fixture
@@ -197,7 +198,7 @@ def test_the_network_classifies_the_images_and_turns_of_the_copies(
     settings = replace(with_rotation(settings, form), classifier="cosine")
     images = TrainingImages.of(tiny_dataset, settings)
     judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape)
-    network = SupervisedNetwork(judge.backbone, images.num_classes, settings).eval()
+    network = SupervisedNetwork(judge.require_backbone(), images.num_classes, settings).eval()
     _, ids, labels = next(images.batches(0))
     batch = load_batch(tiny_dataset, ids, labels, settings, step=1)
     with torch.no_grad():
@@ -309,12 +310,13 @@ def test_a_step_is_that_of_plain_sgd_with_nesterov_momentum(
     networks = []
     for _ in range(2):
         judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape)
-        networks.append(SupervisedNetwork(judge.backbone, images.num_classes, settings))
+        networks.append(SupervisedNetwork(judge.require_backbone(), images.num_classes, settings))
     optimiser = build_optimiser(networks[0], settings.optimiser)
     velocity = [torch.zeros_like(parameter) for parameter in networks[1].parameters()]
     for step, (_, ids, labels) in zip((1, 2, 3), images.batches(0), strict=False):
         batch = load_batch(tiny_dataset, ids, labels, settings, step)
         rate = 0.01 * step
+        networks[0].eval()  # a step trains whatever came before it
         pretraining_step(networks[0], optimiser, batch, rate, settings, step)
         networks[1].zero_grad()
         scores = networks[1].train()(batch, torch.Generator())
@@ -343,7 +345,9 @@ def test_validation_is_the_evaluation_of_cosine_prototypes(
         for batch in sampler.evaluation_episodes(20, seed=0):
             for episode in batch.image_ids:  # [N, K + Q]
                 pixels = tiny_dataset.normalise(tiny_dataset.load(episode.flatten()))
-                features = judge.backbone(pixels).detach().unflatten(0, episode.shape).double()
+                features = (
+                    judge.require_backbone()(pixels).detach().unflatten(0, episode.shape).double()
+                )
                 features = features / features.norm(dim=-1, keepdim=True)
                 prototypes = features[:, :shot].mean(1)  # [N, D]
                 prototypes = prototypes / prototypes.norm(dim=-1, keepdim=True)
@@ -352,13 +356,31 @@ def test_validation_is_the_evaluation_of_cosine_prototypes(
         assert scores.accuracies[shot].mean == pytest.approx(sum(right) / 20, abs=0.01)
 
 
+def test_validation_embeds_every_image_once_with_features_of_length_one(
+    settings: PretrainSettings, tiny_dataset: ImageDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape)
+    embedded: list[torch.Tensor] = []
+    embed = judge.embed
+
+    def watched(images: torch.Tensor) -> torch.Tensor:
+        embedded.append(embed(images))
+        return embedded[-1]
+
+    monkeypatch.setattr(judge, "embed", watched)
+    validate(judge, validation_samplers(settings, tiny_dataset), 3)
+    features = torch.cat(embedded)
+    assert len(features) == 8 * 12  # for both numbers of support images
+    torch.testing.assert_close(features.norm(dim=1), torch.ones(len(features)))
+
+
 def test_validation_leaves_the_network_in_training_mode_and_unchanged(
     settings: PretrainSettings, tiny_dataset: ImageDataset
 ) -> None:
     judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape).train()
     before = {name: value.clone() for name, value in judge.state_dict().items()}
     validate(judge, validation_samplers(settings, tiny_dataset), 3)
-    assert judge.backbone.training
+    assert judge.require_backbone().training
     for name, value in judge.state_dict().items():
         assert torch.equal(value, before[name]), name
 
@@ -396,9 +418,25 @@ def test_the_best_backbone_by_mean_accuracy_is_kept_and_loads_into_a_backbone(
     backbone = BACKBONES["conv4"]((1, 28, 28), 4, 0.9)
     backbone.load_state_dict(weights)
     judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape)
-    judge.backbone.load_state_dict(weights)
+    judge.require_backbone().load_state_dict(weights)
     again = validate(judge, validation_samplers(settings, tiny_dataset), 20)
     assert again == scores
+
+
+def test_a_later_and_worse_backbone_does_not_replace_the_best(
+    settings: PretrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coming = iter([0.5, 0.9, 0.7])
+    monkeypatch.setattr(
+        "vsm.pretraining.validate",
+        lambda *_: FewShotScores(4, 4, 20, {1: Estimate(next(coming), 0.01)}),
+    )
+    run = pretrain(settings, tmp_path / "run")
+    weights, facts = load_backbone(run.path)
+    assert (facts["epoch"], facts["validation"]["mean_accuracy"]) == (2, 0.9)
+    last, progress = load_tensors(run.resume)
+    assert progress == {"step": 21, "best_epoch": 2, "best_accuracy": 0.9}
+    assert any(not torch.equal(last[f"model.backbone.{name}"], weights[name]) for name in weights)
 
 
 def test_the_mean_accuracy_is_over_the_numbers_of_support_images() -> None:
@@ -432,9 +470,13 @@ def test_files_that_hold_no_backbone_are_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"there is no file .*backbone\.safetensors; make one with"):
         load_backbone(tmp_path)
     file = tmp_path / "model.safetensors"
-    save_tensors(file, {"a": torch.zeros(1)}, {"step": 3, "method": "vsm"})
-    with pytest.raises(RunError, match="does not hold a pre-trained backbone; give a directory"):
-        load_backbone(file)
+    enough = {"backbone": "conv4", "channels": 4, "keep_probability": 1.0, "input_shape": [1, 2, 2]}
+    for facts in ({"step": 3}, {"kind": "backbone", "channels": 4}, {"kind": "other", **enough}):
+        save_tensors(file, {"a": torch.zeros(1)}, facts)
+        with pytest.raises(RunError, match="does not hold a pre-trained backbone; give a direct"):
+            load_backbone(file)
+    save_tensors(file, {"a": torch.zeros(1)}, {"kind": "backbone", **enough})
+    assert load_backbone(file)[1]["channels"] == 4
     file.write_bytes(b"not weights")
     with pytest.raises(RunError, match="is damaged"):
         load_backbone(file)
@@ -566,15 +608,23 @@ def tiny_command(output: Path, *more: str) -> list[str]:
     return ["pretrain", "--output", str(output), *numbers, *validation, *more]
 
 
-def test_the_command_prints_every_validation_and_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_prints_every_validation_and_a_command_to_go_on_with(
+    tmp_path: Path,
+    tiny_dataset: ImageDataset,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "run"
     assert main(tiny_command(out, "--validation.every", "1")) == 0
     printed = capsys.readouterr()
     table = printed.out
     assert all(word in table for word in ("epoch", "1-shot", "5-shot", "kept", "±"))
-    assert f"vsm train --data glyphs --init {out} --freeze-backbone --output" in table
+    command = shlex.split(table.splitlines()[-1].partition("go on with: vsm ")[2])
+    assert command[:5] == ["train", "--data", "glyphs", "--init", str(out)]
+    assert "--freeze-backbone" in command
+    monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
+    few = ["--steps", "1", "--queries", "2", "--validation.episodes", "2", "--method", "vpn"]
+    assert main([*command, *few, "--json"]) == 0
     assert "validation 1-shot" in printed.err
     assert "loss" in printed.err
 
@@ -639,7 +689,7 @@ def test_help_needs_no_torch() -> None:
 def test_termination_saves_and_exits_143_and_resume_gives_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsm.pretraining.open_dataset", open_dataset)
+    monkeypatch.setattr("vsm.pretraining.open_images", open_dataset)
     rng = np.random.default_rng(0)
     for class_id in range(15):
         (tmp_path / "data" / f"class{class_id}").mkdir(parents=True)

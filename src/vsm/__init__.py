@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vsm.checkpoints import load_backbone
-    from vsm.data import EpisodeSampler, ImageDataset, open_dataset
+    from vsm.data import Dataset, EpisodeSampler, FeatureDataset, ImageDataset, open_dataset
     from vsm.errors import VsmError
     from vsm.evaluation import Evaluation, evaluate
     from vsm.memory import Memory
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Dataset": "vsm.data",
     "EpisodeSampler": "vsm.data",
     "Evaluation": "vsm.evaluation",
+    "FeatureDataset": "vsm.data",
     "FewShotModel": "vsm.model",
     "ImageDataset": "vsm.data",
     "Memory": "vsm.memory",
@@ -40,8 +42,10 @@ _HOMES = {
 }
 
 __all__ = [
+    "Dataset",
     "EpisodeSampler",
     "Evaluation",
+    "FeatureDataset",
     "FewShotModel",
     "ImageDataset",
     "Memory",

@@ -26,10 +26,22 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) 
     """Write tensors and facts."""
     with atomic_path(path) as temporary:
         safetensors.torch.save_file(
-            {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
+            _apart(tensors),
             temporary,
             {METADATA_KEY: json.dumps(facts, ensure_ascii=False)},
         )
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy what shares memory, as tied weights do; safetensors would refuse it."""
+    stored: dict[str, Tensor] = {}
+    seen = set()
+    for name, tensor in tensors.items():
+        laid_out = tensor.detach().cpu().contiguous()
+        storage = laid_out.untyped_storage().data_ptr()
+        stored[name] = laid_out.clone() if storage in seen else laid_out
+        seen.add(storage)
+    return stored
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

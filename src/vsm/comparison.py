@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vsm.data import EpisodeSampler, Split, open_dataset
+from vsm.devices import Placement, choose_placement
 from vsm.errors import EpisodeError, RunError
 from vsm.evaluation import Advance, BatchNormMode, Evaluation, evaluate, unwatched
 from vsm.runs import Checkpoint, RunDirectory, TrainedModel, load_run
@@ -113,8 +114,13 @@ def evaluate_run(
     protocol: EpisodeProtocol,
     checkpoint: Checkpoint = "best",
     advance: Advance = unwatched,
+    backbone: str | None = None,
+    placement: Placement | None = None,
 ) -> MeasuredRun:
-    """Measure one run under ``protocol``."""
+    """Measure one run under ``protocol``; ``backbone`` is as in :func:`vsm.runs.load_run`.
+
+    Where it computes is chosen if no placement is given.
+    """
     trained_on = RunDirectory(path).settings().data
     if trained_on != protocol.data:
         raise RunError(
@@ -123,7 +129,7 @@ def evaluate_run(
         )
     dataset = open_dataset(protocol.data)
     sampler = EpisodeSampler(dataset, protocol.split, protocol.way, protocol.shot, protocol.queries)
-    trained = load_run(path, dataset, checkpoint)
+    trained = load_run(path, dataset, checkpoint, backbone, placement or choose_placement())
     if protocol.memory_slots is not None:
         trained = trained.with_slots(protocol.memory_slots)
     evaluation = evaluate(

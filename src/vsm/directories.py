@@ -67,22 +67,39 @@ class Directory:
         """Whether a run was begun here."""
         return self.config.is_file()
 
-    def open(self, settings: RunSettings | PretrainSettings, resume: bool) -> bool:
+    def has_state(self) -> bool:
+        """Whether there is a run with a state to go on from."""
+        return self.exists() and self.resume.is_file()
+
+    def open(
+        self,
+        settings: RunSettings | PretrainSettings,
+        resume: bool,
+        agree: Callable[[bool], float] = bool,
+        writes: bool = True,
+    ) -> bool:
         """Begin a run, or take up the one that is here; tell whether it has a state to go on from.
+
+        Args:
+            settings: of the run.
+            resume: whether to take it up.
+            agree: what the first of several processes sees, which may have begun to write already.
+            writes: whether this process is the one that writes.
 
         Raises:
             RunError: if there is a run and it was not asked to resume it.
         """
-        if self.exists() and not resume:
+        exists, has_state = bool(agree(self.exists())), bool(agree(self.has_state()))
+        if exists and not resume:
             raise RunError(
                 f"output: {self.path} already holds a run; go on with --resume, replace it with "
                 "--overwrite, or choose another --output"
             )
-        if self.exists() and self.resume.is_file():
+        if writes and has_state:
             write_text(self.config, settings_to_yaml(settings))  # more steps may be asked for
-            return True
-        self.create(settings)
-        return False
+        elif writes:
+            self.create(settings)
+        return has_state
 
     def create(self, settings: RunSettings | PretrainSettings) -> None:
         """Begin a run: write its settings and remove what an earlier run left."""
@@ -116,8 +133,14 @@ class Directory:
         return rows
 
     @contextmanager
-    def metrics_log(self, step: int) -> Iterator[Log]:
-        """Yield a function that appends a row; rows after ``step`` belong to work that was lost."""
+    def metrics_log(self, step: int, writes: bool = True) -> Iterator[Log]:
+        """Yield a function that appends a row; rows after ``step`` belong to work that was lost.
+
+        Of several processes one writes, and the rows of the others go nowhere.
+        """
+        if not writes:
+            yield lambda _: None
+            return
         kept = [row for row in self.read_metrics() if row["step"] <= step]
         write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
         with self.metrics.open("a", encoding="utf-8") as file:

@@ -2,7 +2,9 @@
 
 
 class VsmError(Exception):
-    """Base of every error this package raises on purpose; the command line exits with code 2."""
+    """Base of every error this package raises on purpose; the command line exits with its code."""
+
+    exit_code = 2
 
 
 class SettingsError(VsmError, ValueError):
@@ -13,9 +15,23 @@ class DataError(VsmError):
     """A dataset is missing, damaged, or does not hold what was asked of it."""
 
 
+class BackboneError(VsmError):
+    """A backbone of the user's own cannot be found, or does not do what a backbone must."""
+
+
 class EpisodeError(VsmError, ValueError):
     """An episode was requested that the dataset cannot supply."""
 
 
 class RunError(VsmError):
     """A run directory is missing, damaged, or in the way."""
+
+
+class BenchmarkError(VsmError):
+    """A measurement of speed could not be carried out."""
+
+
+class ProcessLostError(VsmError, ConnectionError):
+    """Another process of the same job ended or fell silent."""
+
+    exit_code = 1

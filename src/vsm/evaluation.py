@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vsm.classifier import predictive
-from vsm.data import EpisodeBatch, EpisodeSampler, ImageDataset
+from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, FeatureDataset, Split
+from vsm.devices import send
+from vsm.errors import EpisodeError
 from vsm.memory import Memory
 from vsm.model import FewShotModel
 from vsm.seeding import task_generators
@@ -69,15 +72,42 @@ class Evaluation:
 
 @torch.no_grad()
 def embed_images(
-    model: FewShotModel, dataset: ImageDataset, image_ids: Tensor, advance: Advance = unwatched
+    model: FewShotModel, dataset: Dataset, image_ids: Tensor, advance: Advance = unwatched
 ) -> Tensor:
-    """Embed images ``[B]`` in evaluation mode: ``[B, D]``."""
+    """Embed samples ``[B]`` in evaluation mode: ``[B, D]``."""
     with evaluation_mode(model):
         parts = []
         for part in image_ids.split(EMBEDDING_BATCH):
-            parts.append(model.embed(dataset.normalise(dataset.load(part))))
+            parts.append(model.embed(_load(model, dataset, part)))
             advance(len(part))
         return torch.cat(parts)
+
+
+def _load(model: FewShotModel, dataset: Dataset, image_ids: Tensor) -> Tensor:
+    """Return the normalised samples ``[B]`` where the model is: ``[B, ...]``."""
+    return dataset.normalise(send(dataset.load(image_ids), model.device))
+
+
+def encode_dataset(model: FewShotModel, dataset: Dataset) -> FeatureDataset:
+    """Pass every training and validation image through the backbone once, in evaluation mode.
+
+    Classes, splits and names stay, so episodes are those of the images. Rows of test images are
+    not a number: nothing may be learned from them.
+    """
+    features = np.full((dataset.num_samples, model.num_features), np.nan, np.float32)
+    splits: tuple[Split, ...] = ("train", "validation")
+    with torch.no_grad(), evaluation_mode(model):
+        for split in splits:
+            for part in torch.from_numpy(dataset.split_ids(split)).split(EMBEDDING_BATCH):
+                features[part.numpy()] = model.encode(_load(model, dataset, part)).cpu().numpy()
+    return FeatureDataset(
+        name=dataset.name,
+        class_names=dataset.class_names,
+        class_starts=dataset.class_starts,
+        splits=dataset.splits,
+        origin=dataset.origin,
+        features=features,
+    )
 
 
 def evaluate(
@@ -120,7 +150,8 @@ def _parts(batch: EpisodeBatch, size: int) -> Iterator[EpisodeBatch]:
 
 
 def _outcome(log_probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Correctness, confidence and log-likelihood ``[T, B]`` of averaged ``[T, B, N]``."""
+    """Correctness, confidence and log-likelihood ``[T, B]`` on the CPU, of ``[T, B, N]``."""
+    log_probabilities = log_probabilities.cpu()
     num_tasks, num_queries, way = log_probabilities.shape
     labels = torch.arange(way).repeat_interleave(num_queries // way).expand(num_tasks, -1)
     best = log_probabilities.max(-1)
@@ -132,9 +163,9 @@ def cached_embedder(model: FewShotModel, sampler: EpisodeSampler) -> Embedder:
     """Embed every image of the sampler's split once; return the look-up of their features."""
     image_ids = sampler.image_ids()
     features = embed_images(model, sampler.dataset, image_ids)
-    row = torch.zeros(len(sampler.dataset.images), dtype=torch.int64)
+    row = torch.zeros(sampler.dataset.num_samples, dtype=torch.int64)
     row[image_ids] = torch.arange(len(image_ids))
-    return lambda wanted: features[row[wanted]]
+    return lambda wanted: features[row[wanted].to(features.device)]
 
 
 def _embedder(model: FewShotModel, sampler: EpisodeSampler, batch_norm: BatchNormMode) -> Embedder:
@@ -142,11 +173,17 @@ def _embedder(model: FewShotModel, sampler: EpisodeSampler, batch_norm: BatchNor
     if batch_norm == "inductive":
         return cached_embedder(model, sampler)
 
+    if not _batch_norms(model):
+        raise EpisodeError(
+            f"batch_norm: transductive needs a backbone with batch norm, and the model of "
+            f"{dataset.name} has none; leave it out"
+        )
+
     def embed_each_episode(wanted: Tensor) -> Tensor:
         with batch_statistics(model):
             return torch.stack(
                 [
-                    model.embed(dataset.normalise(dataset.load(episode.flatten()))).unflatten(
+                    model.embed(_load(model, dataset, episode.flatten())).unflatten(
                         0, episode.shape
                     )
                     for episode in wanted
@@ -170,7 +207,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
     """Make batch norm use the batch's own statistics, and leave the running ones untouched."""
-    layers = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    layers = _batch_norms(model)
     before = [(layer.training, layer.track_running_stats) for layer in layers]
     try:
         for layer in layers:
@@ -179,3 +216,8 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
     finally:
         for layer, (training, tracking) in zip(layers, before, strict=True):
             layer.training, layer.track_running_stats = training, tracking
+
+
+def _batch_norms(model: nn.Module) -> list[nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d]:
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    return [module for module in model.modules() if isinstance(module, kinds)]

@@ -1,10 +1,14 @@
-"""Ctrl-C and termination that lose nothing."""
+"""Ctrl-C, termination and a scheduler's warning that time is up, which lose nothing."""
 
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+SIGNALS: tuple[signal.Signals, ...] = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR2") if hasattr(signal, name)
+)
 
 
 class Interrupted(Exception):  # noqa: N818 - it is a request that was honoured, not an error
@@ -27,12 +31,12 @@ class StopRequest:
 
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM into a request; a second one acts at once."""
+    """Turn the first SIGINT, SIGTERM or SIGUSR2 into a request; a second one acts at once."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request  # signals can only be handled in the main thread
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def note(number: int, _: FrameType | None) -> None:
         request.signal_number = number

@@ -4,18 +4,21 @@ All T tasks of a batch run as one tensor program. The memory is a value that is 
 here changes it.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.backbones import BACKBONES
+from vsm.backbones import Backbone, build_backbone
 from vsm.classifier import PrototypeClassifier
+from vsm.devices import Placement, computing_in
+from vsm.errors import SettingsError
 from vsm.memory import RECALLS, Consolidation, Memory, Recollection
 from vsm.networks import GaussianNetwork, MemoryConditionedNetwork
 from vsm.probability import GaussianMixture
 from vsm.seeding import Randomness, default_generator
-from vsm.settings import RunSettings
+from vsm.settings import ModelSettings, RunSettings
 
 
 class Prediction(NamedTuple):
@@ -39,17 +42,18 @@ class FewShotModel(nn.Module):
 
     Args:
         settings: the whole run's; the model reads method, model, memory, sampling and objective.
-        image_shape: ``(channels, height, width)``.
+        input_shape: ``(channels, height, width)`` of images, or ``(D,)`` of features, for which
+            there is no backbone.
     """
 
-    def __init__(self, settings: RunSettings, image_shape: tuple[int, int, int]) -> None:
+    def __init__(self, settings: RunSettings, input_shape: tuple[int, ...]) -> None:
         super().__init__()
         self.settings = settings
+        self.precision = torch.float32
         with default_generator(settings.seed, "weights"):
-            self.backbone = BACKBONES[settings.model.backbone](
-                image_shape, settings.model.channels, settings.model.keep_probability
-            )
-            width = self.num_features = self.backbone.num_features
+            self.backbone = _backbone_for(settings.model, input_shape)
+            width = input_shape[0] if self.backbone is None else self.backbone.num_features
+            self.num_features = width
             self.classifier = PrototypeClassifier(settings.model)
             if settings.method != "protonet":
                 self.prior = GaussianNetwork(width, settings.model)  # θ
@@ -60,10 +64,53 @@ class FewShotModel(nn.Module):
                 self.inference = MemoryConditionedNetwork(width, settings.model)
                 self.recall = RECALLS[settings.method](width, settings)  # λ and ψ
                 self.consolidation = Consolidation(width, settings.memory)  # w of Eq. 11
+            self.adapter: nn.Linear | None = None
+            if settings.model.adapter == "linear":
+                self.adapter = _identity(width)
 
-    def embed(self, images: Tensor, random: Randomness | None = None) -> Tensor:
-        """Map normalised images ``[B, C, H, W]`` to features ``[B, D]``."""
-        features: Tensor = self.backbone(images, random)
+    def place(self, placement: Placement) -> Self:
+        """Move to a device; from now on the backbone computes in the placement's precision."""
+        self.precision = placement.precision
+        return self.to(placement.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are, and the inputs must be."""
+        return self.classifier.log_temperature.device
+
+    def require_backbone(self) -> Backbone:
+        """Return the backbone, where there must be one."""
+        if self.backbone is None:
+            raise SettingsError(
+                "backbone: stored features have none; leave out --init and --freeze-backbone"
+            )
+        return self.backbone
+
+    def embed(self, inputs: Tensor, random: Randomness | None = None) -> Tensor:
+        """Map normalised images ``[B, C, H, W]``, or stored features, to features ``[B, D]``."""
+        return self.adapt(self.encode(inputs, random))
+
+    def encode(self, inputs: Tensor, random: Randomness | None = None) -> Tensor:
+        """Map images ``[B, C, H, W]`` through the backbone; features ``[B, D]`` pass it by."""
+        if inputs.ndim == 2:
+            if inputs.shape[1] != self.num_features:
+                raise ValueError(
+                    f"inputs: expected features [B, {self.num_features}], got {list(inputs.shape)}"
+                )
+            return inputs
+        if self.backbone is None:
+            raise ValueError(
+                f"inputs: a model without backbone takes features [B, {self.num_features}], got "
+                f"{list(inputs.shape)}"
+            )
+        with computing_in(self.precision, inputs.device):
+            features: Tensor = self.backbone(inputs, random)
+        return features.to(inputs.dtype)
+
+    def adapt(self, features: Tensor) -> Tensor:
+        """Apply adapter and normalisation, where the settings have them: ``[B, D]`` to the same."""
+        if self.adapter is not None:
+            features = self.adapter(features)
         return F.normalize(features, dim=-1) if self.settings.model.normalise_features else features
 
     def forward(
@@ -88,6 +135,9 @@ class FewShotModel(nn.Module):
         posterior = self._infer(support_mean, recollection)  # Eqs. 7, 10
         if posterior is None:
             prototypes = support_mean.unsqueeze(-2)  # [T, N, 1, D]
+        elif self.training:
+            count = self.num_prototype_samples
+            prototypes, posterior = posterior.sample_with_moments(count, random)
         else:
             prototypes = posterior.sample(self.num_prototype_samples, random)  # [T, N, L, D]
         log_probabilities = self.classifier(queries.flatten(1, 2), prototypes)  # Eq. 1
@@ -135,3 +185,21 @@ class FewShotModel(nn.Module):
         if self.training:
             return sampling.train_memory
         return min(sampling.evaluation_memory, sampling.evaluation_prototypes)
+
+
+def _backbone_for(settings: ModelSettings, input_shape: tuple[int, ...]) -> Backbone | None:
+    if len(input_shape) == 3:
+        return build_backbone(settings, input_shape)
+    if settings.own_backbone is not None:
+        raise SettingsError(
+            f"backbone: stored features need none, got {settings.own_backbone!r}; leave it out"
+        )
+    return None
+
+
+def _identity(width: int) -> nn.Linear:
+    """Return the map h → Wh + b that starts with W = I and b = 0."""
+    layer = nn.Linear(width, width)
+    nn.init.eye_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer

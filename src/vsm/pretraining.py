@@ -25,7 +25,7 @@ from vsm.checkpoints import (
     save_tensors,
 )
 from vsm.configuration import read_settings
-from vsm.data import EpisodeSampler, ImageDataset, open_dataset
+from vsm.data import EpisodeSampler, ImageDataset, open_images
 from vsm.directories import Directory
 from vsm.errors import RunError, SettingsError
 from vsm.evaluation import cached_embedder, evaluate
@@ -151,11 +151,11 @@ def pretrain(
         Interrupted: after saving, when the process was asked to stop.
     """
     progress = progress or Silence()
-    dataset = open_dataset(settings.data)
+    dataset = open_images(settings.data)
     images = TrainingImages.of(dataset, settings)
     samplers = validation_samplers(settings, dataset)
     judge = FewShotModel(judge_settings(settings), dataset.image_shape)
-    network = SupervisedNetwork(judge.backbone, images.num_classes, settings)
+    network = SupervisedNetwork(judge.require_backbone(), images.num_classes, settings)
     optimiser = build_optimiser(network, settings.optimiser)
     run, state = _open_run(settings, output, resume, network, optimiser)
     num_steps = settings.epochs * images.steps_per_epoch

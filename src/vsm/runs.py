@@ -17,12 +17,14 @@ from vsm.checkpoints import (
     below,
     fit_weights,
     learning_tensors,
+    load_backbone,
     load_tensors,
     restore_learning,
     save_tensors,
 )
 from vsm.configuration import settings_from_files
-from vsm.data import ImageDataset
+from vsm.data import Dataset
+from vsm.devices import ON_CPU, Placement
 from vsm.directories import Directory
 from vsm.errors import RunError
 from vsm.memory import Memory, Observations
@@ -111,10 +113,36 @@ def load_resume(
     restore_learning(model, optimiser, tensors, run.resume)
     memory, pending = below(tensors, "memory"), below(tensors, "pending")
     return TrainingState(
-        memory=Memory(**memory) if memory else None,
-        pending=Observations(**pending) if pending else None,
+        memory=Memory(**memory).to(model.device) if memory else None,
+        pending=Observations(**pending).to(model.device) if pending else None,
         **progress,
     )
+
+
+def begin_with_backbone(model: FewShotModel, path: Path) -> None:
+    """Put the backbone of a directory of ``vsm pretrain`` or ``vsm train`` into ``model``."""
+    run = RunDirectory(path)
+    if run.model.is_file():
+        weights = below(load_tensors(run.model)[0], "backbone")
+        trained = run.settings().model
+        facts = {"backbone": trained.backbone, "channels": trained.channels}
+    else:
+        weights, facts = load_backbone(path)
+    wanted = model.settings.model
+    for name in ("backbone", "channels"):
+        if facts[name] != getattr(wanted, name):
+            raise RunError(
+                f"init: {path} was trained with model.{name} {facts[name]}, but this run has "
+                f"{getattr(wanted, name)}; give it --model.{name} {facts[name]}"
+            )
+    try:
+        model.require_backbone().load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise RunError(
+            f"init: the backbone of {path} does not fit this run's data ({reason}); was it trained "
+            "on images of another size?"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -139,21 +167,32 @@ class TrainedModel:
         """Return the same model with the first ``count`` slots of its memory; 0 empties it."""
         if self.memory is None:
             return self
-        kept = self.memory.keep(torch.arange(min(count, len(self.memory))))
+        slots = torch.arange(min(count, len(self.memory)), device=self.memory.class_ids.device)
+        kept = self.memory.keep(slots)
         return replace(self, memory=kept, slot_names=self.slot_names[:count])
 
 
-def load_run(path: Path, dataset: ImageDataset, checkpoint: Checkpoint = "best") -> TrainedModel:
+def load_run(
+    path: Path,
+    dataset: Dataset,
+    checkpoint: Checkpoint = "best",
+    backbone: str | None = None,
+    placement: Placement = ON_CPU,
+) -> TrainedModel:
     """Load the best model of a run, or its last state with pending observations applied.
 
     Args:
         path: the run directory.
-        dataset: what the run was trained on; gives the image shape and class names.
+        dataset: what the run was trained on; gives the input shape and class names.
         checkpoint: which of the two.
+        backbone: the run's backbone, named again. Must be given if it is the user's own code
+            ``module:attribute``: a run directory does not make anyone import anything.
+        placement: where the model and its memory go.
     """
     run = RunDirectory(path)
     settings = run.settings()
-    model = FewShotModel(settings, dataset.image_shape)
+    _require_consent(path, settings, backbone)
+    model = FewShotModel(settings, dataset.input_shape).place(placement)
     if checkpoint == "last":
         state = load_resume(run, model, None)
         model.eval()
@@ -176,7 +215,19 @@ def load_run(path: Path, dataset: ImageDataset, checkpoint: Checkpoint = "best")
             f"{memory_stamp['step']}; the run was cut off between the two: resume it with --resume"
         )
     names = tuple(memory_stamp["class_names"])
-    return TrainedModel(settings, model, Memory(**parts), names, stamp["step"])
+    memory = Memory(**parts).to(model.device)
+    return TrainedModel(settings, model, memory, names, stamp["step"])
+
+
+def _require_consent(path: Path, settings: RunSettings, backbone: str | None) -> None:
+    stored = settings.model.backbone
+    if backbone is not None and backbone != stored:
+        raise RunError(f"backbone: {path} was trained with {stored}, got {backbone}")
+    if settings.model.own_backbone is not None and backbone is None:
+        raise RunError(
+            f"{path} was trained with code that is not part of vsm, and loading it would run that "
+            f"code; if you trust it, add --backbone {stored} (in Python, backbone={stored!r})"
+        )
 
 
 @torch.no_grad()

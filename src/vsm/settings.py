@@ -11,15 +11,15 @@ from vsm.errors import SettingsError
 
 Method = Literal["protonet", "vpn", "rote", "transformed", "vsm"]
 METHODS: tuple[Method, ...] = get_args(Method)
-BackboneName = Literal["conv4", "resnet12", "wrn28_10"]
+BACKBONE_NAMES = ("conv4", "resnet12", "wrn28_10")
 
 
 @dataclass(frozen=True)
 class ModelSettings:
     """The network around the memory."""
 
-    backbone: BackboneName = "conv4"
-    """Feature extractor; conv4 adapts its depth to the images, the deep ones give 640 features."""
+    backbone: str = "conv4"
+    """Feature extractor: conv4, resnet12, wrn28_10, or your own as module:attribute."""
     channels: int = 64
     """Width of the backbone; 64 is the published one (conv4: channels of every convolution)."""
     keep_probability: float = 1.0
@@ -30,8 +30,12 @@ class ModelSettings:
     """Networks add to their input and start as the identity; the paper's do not."""
     initial_log_variance: float = -3.0
     """Where log-variances start; 0 leaves the default initialisation."""
+    adapter: Literal["none", "linear"] = "none"
+    """Linear map of the features that starts as the identity and is trained; for fixed features."""
     normalise_features: bool = False
-    """Scale every feature vector to length one."""
+    """Scale every feature vector to length one, after the adapter."""
+    synchronise_batch_norm: bool = True
+    """Batch norm of the whole batch where several processes share it, as one process has it."""
     distance: Literal["squared_euclidean", "cosine"] = "squared_euclidean"
     """d of Eq. 1 between a query's features and a prototype."""
     temperature: float = 1.0
@@ -41,9 +45,15 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         _require_known_choices(self)
+        _require_backbone(self.backbone)
         _require_positive(self, "channels", "hidden_units", "temperature")
         _require_between(self, -9.0, 9.0, "initial_log_variance")
         _require_between(self, 0.0, 1.0, "keep_probability", low_open=True)
+
+    @property
+    def own_backbone(self) -> str | None:
+        """The backbone, if it is the user's own code ``module:attribute``; else nothing."""
+        return own_code(self.backbone)
 
 
 @dataclass(frozen=True)
@@ -164,7 +174,7 @@ class RunSettings:
     """All that defines a training run; written to config.yaml in its directory."""
 
     data: str = "glyphs"
-    """Dataset by name (see `vsm data list`), or folder:PATH."""
+    """Dataset by name (see `vsm data list`), folder:PATH, or features:PATH."""
     method: Method = "vsm"
     """protonet (means), vpn (Eq. 4), or a memory: rote, transformed, vsm."""
     way: int = 5
@@ -183,6 +193,10 @@ class RunSettings:
     """The one seed from which all randomness is derived."""
     checkpoint_every: int = 100
     """Steps between saves of the state from which --resume continues."""
+    init: str | None = None
+    """Directory of `vsm pretrain` or `vsm train` whose backbone the run begins with."""
+    freeze_backbone: bool = False
+    """Keep that backbone as it is; features are computed once and the rest trains in seconds."""
     model: ModelSettings = field(default_factory=ModelSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
@@ -193,6 +207,10 @@ class RunSettings:
     def __post_init__(self) -> None:
         _require_known_choices(self)
         _require_positive(self, "way", "shot", "queries", "tasks", "steps", "checkpoint_every")
+        if self.freeze_backbone and self.init is None:
+            raise SettingsError(
+                "freeze_backbone: only a trained backbone is worth keeping; name one with --init"
+            )
 
     @property
     def uses_memory(self) -> bool:
@@ -275,8 +293,8 @@ class PretrainSettings:
 
     data: str = "glyphs"
     """Dataset by name (see `vsm data list`), or folder:PATH; all its training classes are used."""
-    backbone: BackboneName = "conv4"
-    """Feature extractor; conv4 adapts its depth to the images, the deep ones give 640 features."""
+    backbone: str = "conv4"
+    """Feature extractor: conv4, resnet12, wrn28_10, or your own as module:attribute."""
     channels: int = 64
     """Width of the backbone; 64 is the published one (conv4: channels of every convolution)."""
     keep_probability: float = 1.0
@@ -303,6 +321,7 @@ class PretrainSettings:
 
     def __post_init__(self) -> None:
         _require_known_choices(self)
+        _require_backbone(self.backbone)
         _require_positive(self, "channels", "epochs", "cosine_scale", "checkpoint_every")
         _require_between(self, 0.0, 1.0, "keep_probability", low_open=True)
         _require_between(self, 0.0, 1.0, "label_smoothing")
@@ -310,6 +329,52 @@ class PretrainSettings:
             raise SettingsError(
                 f"batch_size: batch norm needs at least 2 images, got {self.batch_size}"
             )
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """What to ask a scheduler for; belongs to the machine and is not stored with a run."""
+
+    nodes: int = 1
+    """Machines."""
+    processes_per_node: int = 1
+    """Processes on each machine, which share the tasks of a step."""
+    gpus_per_node: int = 0
+    """GPUs on each machine, one for each of its processes; 0 computes on CPUs."""
+    cpus_per_process: int = 2
+    """CPU cores of a process."""
+    memory_gb: float | None = None
+    """Memory of a machine; unset: the cluster's default."""
+    hours: float = 24.0
+    """Longest time before the job is put back into the queue and resumed."""
+    restarts: int = 20
+    """How often that may happen."""
+    warning_seconds: int = 120
+    """Time before the limit at which the job saves its state."""
+    partition: str | None = None
+    """Queue; unset: the cluster's default."""
+    account: str | None = None
+    """Whom to charge; unset: the cluster's default."""
+    qos: str | None = None
+    """Quality of service; unset: the cluster's default."""
+    constraint: str | None = None
+    """Features that machines must have."""
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            self, "nodes", "processes_per_node", "cpus_per_process", "memory_gb", "hours"
+        )
+        _require_not_negative(self, "gpus_per_node", "restarts", "warning_seconds")
+        if 0 < self.gpus_per_node < self.processes_per_node:
+            raise SettingsError(
+                f"gpus_per_node: {self.processes_per_node} processes of a machine need as many "
+                f"GPUs, got {self.gpus_per_node}; use 0 to compute on CPUs"
+            )
+
+    @property
+    def processes(self) -> int:
+        """Processes of the whole job."""
+        return self.nodes * self.processes_per_node
 
 
 def _require_episodes(episodes: int) -> None:
@@ -323,6 +388,21 @@ def _require_known_choices(settings: object) -> None:
         if get_origin(kind) is Literal and getattr(settings, name) not in get_args(kind):
             known = ", ".join(map(str, get_args(kind)))
             raise SettingsError(f"{name}: expected one of {known}, got {getattr(settings, name)!r}")
+
+
+def own_code(backbone: str) -> str | None:
+    """Return ``backbone`` if it is the user's own code ``module:attribute``; else nothing."""
+    return backbone if ":" in backbone else None
+
+
+def _require_backbone(backbone: str) -> None:
+    module, colon, attribute = backbone.partition(":")
+    names = [*module.split("."), *attribute.split(".")]
+    if backbone not in BACKBONE_NAMES and not (colon and all(map(str.isidentifier, names))):
+        raise SettingsError(
+            f"backbone: expected {', '.join(BACKBONE_NAMES)}, or your own as module:attribute, "
+            f"got {backbone!r}"
+        )
 
 
 def _require_not_negative(settings: object, *names: str) -> None:

@@ -8,15 +8,21 @@ recalls what its own queries wrote.
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from vsm.data import EpisodeBatch, EpisodeSampler, ImageDataset, open_dataset
-from vsm.errors import RunError
-from vsm.evaluation import Evaluation, evaluate
+from vsm.batch_norm import synchronise_batch_norm, unsynchronised_buffers
+from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, open_dataset
+from vsm.devices import Placement, choose_placement, send
+from vsm.directories import Log
+from vsm.distributed import ALONE, Processes
+from vsm.errors import ProcessLostError, RunError, SettingsError
+from vsm.evaluation import Evaluation, encode_dataset, evaluate
 from vsm.interruption import Interrupted, stop_request
 from vsm.memory import Memory, Observations
 from vsm.memory.addressing import entropy
@@ -25,6 +31,7 @@ from vsm.objective import objective
 from vsm.runs import (
     RunDirectory,
     TrainingState,
+    begin_with_backbone,
     load_resume,
     save_best,
     save_resume,
@@ -35,6 +42,7 @@ from vsm.settings import OptimiserSettings, RunSettings
 
 LOG_EVERY = 10
 VALIDATION_SEED = 0
+FUSED_ADAM_DEVICES = ("cpu", "cuda", "mps")
 
 
 class Progress(Protocol):
@@ -58,7 +66,12 @@ class Silence:
 
 
 def train(
-    settings: RunSettings, output: Path, resume: bool = False, progress: Progress | None = None
+    settings: RunSettings,
+    output: Path,
+    resume: bool = False,
+    progress: Progress | None = None,
+    processes: Processes = ALONE,
+    placement: Placement | None = None,
 ) -> RunDirectory:
     """Train a model and leave a run directory.
 
@@ -66,24 +79,41 @@ def train(
         settings: all that defines the run; the same settings give the same run, bit for bit.
         output: the run directory.
         resume: go on from the last state in ``output``, if there is one.
-        progress: told of every step and validation.
+        progress: told of every step and validation, by the first process.
+        processes: all of them call this together, and the first alone writes ``output``.
+        placement: where to compute; chosen if not given.
 
     Raises:
-        Interrupted: after saving, when the process was asked to stop.
+        Interrupted: after saving, when a process was asked to stop.
+        ProcessLostError: when another process ended; the last saved state can be resumed.
     """
-    progress = progress or Silence()
+    progress = progress if progress and processes.is_first else Silence()
+    tasks = processes.share(settings.tasks)
     dataset = open_dataset(settings.data)
-    sampler, validation = training_samplers(settings, dataset)
-    model = FewShotModel(settings, dataset.image_shape)
+    training_samplers(settings, dataset)  # says before anything else if there are too few classes
+    model = FewShotModel(settings, dataset.input_shape).place(placement or choose_placement())
+    if settings.freeze_backbone:
+        model.require_backbone().requires_grad_(False)
+    if settings.model.synchronise_batch_norm:
+        synchronise_batch_norm(model, processes)
     optimiser = build_optimiser(model, settings.optimiser)
-    run, state = _open_run(settings, output, resume, model, optimiser)
+    run, state = _open_run(settings, output, resume, model, optimiser, processes)
+    processes.equalise(model.state_dict().values())
+    if settings.freeze_backbone:
+        dataset = encode_dataset(model, dataset)
+    sampler, validation = training_samplers(settings, dataset)
     started = time.monotonic()
-    with run.metrics_log(state.step) as log, stop_request() as stop:
+    with (
+        run.metrics_log(state.step, processes.is_first) as log,
+        stop_request() as stop,
+        _losses_named(settings, state, output),
+    ):
         while state.step < settings.steps:
             state.step += 1
-            batch = sampler.draw(settings.tasks, generator(settings.seed, "episodes", state.step))
-            inputs = load_inputs(dataset, batch, settings, state.step)
-            measured = training_step(model, optimiser, inputs, batch.class_ids, state)
+            whole = sampler.draw(settings.tasks, generator(settings.seed, "episodes", state.step))
+            batch = whole.part(tasks)
+            inputs = load_inputs(dataset, batch, settings, state.step, tasks, model.device)
+            measured = training_step(model, optimiser, inputs, batch.class_ids, state, processes)
             progress.step(state.step, measured["loss"])
             if not math.isfinite(measured["loss"]):
                 raise RunError(
@@ -93,30 +123,68 @@ def train(
             if state.step % LOG_EVERY == 0 or state.step == 1:
                 log({"step": state.step, "seconds": time.monotonic() - started, **measured})
             if state.step % settings.validation.every == 0 or state.step == settings.steps:
-                memory = settled_memory(model, state)
-                result = evaluate(
-                    model, memory, validation, settings.validation.episodes, VALIDATION_SEED
+                accuracy = processes.from_first(
+                    _validate(run, model, state, validation, log, progress)
+                    if processes.is_first
+                    else 0.0
                 )
-                is_best = result.accuracy.mean > state.best_accuracy
-                if is_best:
-                    state.best_step, state.best_accuracy = state.step, result.accuracy.mean
-                    save_best(run, model, memory, state.step, dataset.class_names)
-                log({"step": state.step, "validation": _summary(result, validation.way)})
-                progress.validated(state.step, result, is_best)
+                if accuracy > state.best_accuracy:
+                    state.best_step, state.best_accuracy = state.step, accuracy
             at_end = state.step == settings.steps
-            if state.step % settings.checkpoint_every == 0 or at_end or stop:
-                save_resume(run, model, optimiser, state)
-            if stop.signal_number is not None and not at_end:
+            stopped_by = processes.largest(stop.signal_number or 0)
+            if state.step % settings.checkpoint_every == 0 or at_end or stopped_by:
+                if processes.is_first:
+                    save_resume(run, model, optimiser, state)
+                processes.wait()  # nobody leaves before the state is saved
+            if stopped_by and not at_end:
                 raise Interrupted(
-                    stop.signal_number,
+                    stopped_by,
                     f"stopped and saved at step {state.step} of {settings.steps}; "
-                    f"go on with: vsm train --output {output} --resume",
+                    f"go on with: vsm train --output {output} --resume{named_again(settings)}",
                 )
     return run
 
 
+def named_again(settings: RunSettings) -> str:
+    """Return what a command about the run must add: the name of the user's own code, if any."""
+    own = settings.model.own_backbone
+    return "" if own is None else f" --backbone {own}"
+
+
+@contextmanager
+def _losses_named(settings: RunSettings, state: TrainingState, output: Path) -> Iterator[None]:
+    """Say at which step a process was lost, and how to go on."""
+    try:
+        yield
+    except ProcessLostError as error:
+        raise ProcessLostError(
+            f"a process of this job was lost at step {state.step}; "
+            f"go on with: vsm train --output {output} --resume{named_again(settings)}"
+        ) from error
+
+
+def _validate(
+    run: RunDirectory,
+    model: FewShotModel,
+    state: TrainingState,
+    sampler: EpisodeSampler,
+    log: Log,
+    progress: Progress,
+) -> float:
+    """Measure the model, keep it if it is the best so far, and return its accuracy."""
+    memory = settled_memory(model, state)
+    num_episodes = model.settings.validation.episodes
+    result = evaluate(model, memory, sampler, num_episodes, VALIDATION_SEED)
+    is_best = result.accuracy.mean > state.best_accuracy
+    if is_best:
+        save_best(run, model, memory, state.step, sampler.dataset.class_names)
+    log({"step": state.step, "validation": _summary(result, sampler.way)})
+    progress.validated(state.step, result, is_best)
+    return result.accuracy.mean
+
+
 def training_samplers(
-    settings: RunSettings, dataset: ImageDataset
+    settings: RunSettings, dataset: Dataset
 ) -> tuple[EpisodeSampler, EpisodeSampler]:
     """Return the samplers of training and validation episodes."""
     shape = (settings.way, settings.shot, settings.queries)
@@ -128,12 +196,28 @@ def training_samplers(
 
 
 def load_inputs(
-    dataset: ImageDataset, batch: EpisodeBatch, settings: RunSettings, step: int
+    dataset: Dataset,
+    batch: EpisodeBatch,
+    settings: RunSettings,
+    step: int,
+    tasks: range | None = None,
+    device: torch.device | None = None,
 ) -> Tensor:
-    """Return the normalised, possibly augmented images of a batch: ``[T, N, K + Q, C, H, W]``."""
+    """Return a batch's inputs, normalised and perhaps augmented: ``[T, N, K + Q, …]``.
+
+    Args:
+        dataset: where they come from.
+        batch: T episodes.
+        settings: whether to augment, and the seed.
+        step: the training step.
+        tasks: the episodes' places in the whole batch; unset: they are all of it.
+        device: where the images go, as bytes; unset: the CPU.
+    """
     pixels = dataset.load(batch.image_ids)
+    if device is not None:
+        pixels = send(pixels, device)
     if settings.augment:
-        tasks = range(len(pixels))
+        tasks = range(len(pixels)) if tasks is None else tasks
         random = task_generators(settings.seed, "augmentation", step, tasks)
         pixels = dataset.augment(pixels, random)
     return dataset.normalise(pixels)
@@ -145,15 +229,18 @@ def training_step(
     inputs: Tensor,
     class_ids: Tensor,
     state: TrainingState,
+    processes: Processes = ALONE,
 ) -> dict[str, float]:
     """Do step ``state.step``; change model, optimiser, and the memory in ``state``.
 
     Args:
         model: put into training mode.
         optimiser: over its parameters.
-        inputs: normalised images ``[T, N, K + Q, C, H, W]``.
+        inputs: this process's share of the batch, normalised images ``[T, N, K + Q, C, H, W]`` or
+            features ``[T, N, K + Q, D]``.
         class_ids: ``[T, N]``.
         state: says which step this is; its memory takes in what the previous step saw.
+        processes: who shares the batch.
 
     Returns:
         What is logged: the terms of the objective and signs of the memory's health.
@@ -161,7 +248,9 @@ def training_step(
     settings = model.settings
     model.train()
     set_learning_rate(optimiser, settings.optimiser, state.step, settings.steps)
-    random = task_generators(settings.seed, "noise", state.step, range(len(inputs)))
+    tasks = processes.share(len(inputs) * processes.count)
+    random = task_generators(settings.seed, "noise", state.step, tasks)
+    class_ids = class_ids.to(inputs.device)
 
     features = model.embed(inputs.flatten(0, 2), random).unflatten(0, inputs.shape[:3])
     support, queries = features.split([settings.shot, settings.queries], 2)
@@ -174,23 +263,29 @@ def training_step(
 
     optimiser.zero_grad(set_to_none=True)
     terms.total.backward()
+    processes.average_gradients(model.parameters())
     gradient_norm = _clip(model, settings.optimiser.clip_norm)
     optimiser.step()
 
-    measured = {
-        "loss": terms.total.item(),
-        "cross_entropy": terms.cross_entropy.item(),
-        "kl_z": terms.kl_z.item(),
-        "kl_m": terms.kl_m.item(),
-        "gradient_norm": gradient_norm,
-        "learning_rate": optimiser.param_groups[0]["lr"],
+    processes.average(unsynchronised_buffers(model))
+
+    means = {
+        "loss": terms.total,
+        "cross_entropy": terms.cross_entropy,
+        "kl_z": terms.kl_z,
+        "kl_m": terms.kl_m,
     }
+    measured = {"gradient_norm": gradient_norm, "learning_rate": optimiser.param_groups[0]["lr"]}
     if memory is not None and prediction.recollection is not None:
         state.memory = memory.detach()
-        nodes = class_ids.unsqueeze(-1).expand(inputs.shape[:3])
-        state.pending = Observations(features.detach().flatten(0, 2), nodes.flatten())
+        if inputs.device.type != "cpu":  # where sums have no fixed order, memories drift apart
+            processes.equalise([state.memory.content])
+        nodes = class_ids.unsqueeze(-1).expand(inputs.shape[:3]).flatten()
+        state.pending = Observations(
+            processes.gather(features.detach().flatten(0, 2)), processes.gather(nodes)
+        )
+        means["address_entropy"] = entropy(prediction.recollection.weights).mean()
         measured |= {
-            "address_entropy": entropy(prediction.recollection.weights.detach()).mean().item(),
             "address_scale": model.recall.addressing.log_scale.exp().item(),
             "slots": float(len(memory)),
         }
@@ -198,7 +293,13 @@ def training_step(
             measured["attention_gradient_norm"] = _norm(
                 model.consolidation.attention_memory, model.consolidation.attention_sample
             )
-    return measured
+    return _averages(means, processes) | measured
+
+
+def _averages(means: dict[str, Tensor], processes: Processes) -> dict[str, float]:
+    """Average over the processes what each has averaged over its tasks."""
+    values = processes.total(torch.stack([value.detach() for value in means.values()]))
+    return dict(zip(means, (values / processes.count).tolist(), strict=True))
 
 
 def _consolidate_pending(model: FewShotModel, state: TrainingState) -> Memory | None:
@@ -209,10 +310,18 @@ def _consolidate_pending(model: FewShotModel, state: TrainingState) -> Memory | 
 
 
 def build_optimiser(model: FewShotModel, settings: OptimiserSettings) -> torch.optim.Optimizer:
-    """Return Adam over the parameters that learn."""
+    """Return Adam over the parameters that learn, which must be on their device already."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not learning:
+        raise SettingsError(
+            f"model.adapter: {model.settings.method} on fixed features has nothing to train; give "
+            "it --model.adapter linear, or choose another --method"
+        )
     return torch.optim.AdamW(
-        learning, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+        learning,
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        fused=model.device.type in FUSED_ADAM_DEVICES,
     )
 
 
@@ -232,7 +341,7 @@ def set_learning_rate(
 def _clip(model: FewShotModel, largest: float | None) -> float:
     """Scale the gradient down to ``largest`` if it is longer; return its norm before that."""
     limit = math.inf if largest is None else largest
-    return torch.nn.utils.clip_grad_norm_(model.parameters(), limit, foreach=True).item()
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item()
 
 
 def _norm(*parameters: torch.nn.Parameter) -> float:
@@ -246,12 +355,19 @@ def _open_run(
     resume: bool,
     model: FewShotModel,
     optimiser: torch.optim.Optimizer,
+    processes: Processes,
 ) -> tuple[RunDirectory, TrainingState]:
-    """Begin a run, or take up the one in ``output`` at its last state."""
+    """Begin a run, or take up the one in ``output`` at its last state.
+
+    What is there is for the first process to say, which may have begun to write it meanwhile.
+    """
     run = RunDirectory(output)
-    if run.open(settings, resume):
+    has_state = bool(processes.from_first(run.has_state()))
+    if settings.init is not None and not (resume and has_state):
+        begin_with_backbone(model, Path(settings.init))
+    if run.open(settings, resume, processes.from_first, processes.is_first):
         return run, load_resume(run, model, optimiser)
-    memory = Memory.empty(model.num_features) if settings.uses_memory else None
+    memory = Memory.empty(model.num_features, model.device) if settings.uses_memory else None
     return run, TrainingState(step=0, memory=memory, pending=None)
 
 

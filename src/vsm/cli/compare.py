@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare the runs and the episodes."""
     parser.add_argument("runs", type=Path, nargs="+", help="Two or more run directories.")
+    parser.add_argument(
+        "--backbone",
+        type=str,
+        action="append",
+        default=[],
+        help="Name a run's own backbone module:attribute again, to allow that it is imported; "
+        "may be repeated.",
+    )
     add_episode_arguments(parser)
 
 
@@ -27,14 +35,21 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         raise SettingsError("runs: two or more are compared, got one; vsm evaluate measures one")
 
     from vsm.comparison import EpisodeProtocol, evaluate_run
+    from vsm.devices import choose_placement
+    from vsm.runs import RunDirectory
     from vsm.runtime import keep_allocations
 
     keep_allocations()
+    placement = choose_placement(parsed.device, parsed.precision)
     protocol = EpisodeProtocol.of(parsed.runs[0], parsed)
     measured = []
     for path in parsed.runs:
+        backbone = RunDirectory(path).settings().model.backbone
+        named = backbone if backbone in parsed.backbone else None
         with counting(f"evaluate {path}", parsed.episodes, quiet=parsed.json) as advance:
-            measured.append(evaluate_run(path, protocol, advance=advance))
+            measured.append(
+                evaluate_run(path, protocol, advance=advance, backbone=named, placement=placement)
+            )
     if parsed.json:
         print_json(comparison_json(measured))
     else:

@@ -8,6 +8,7 @@ from typing import Any
 import jsonargparse
 
 from vsm.cli.output import counting_changes, print_json, print_table
+from vsm.errors import DataError
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -29,7 +30,9 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     actions.add_subcommand("prepare", preparing, help="Prepare a dataset for use, once.")
 
     telling = jsonargparse.ArgumentParser(description="Tell about a prepared dataset.")
-    telling.add_argument("name", type=str, help="A prepared dataset, glyphs, or folder:PATH.")
+    telling.add_argument(
+        "name", type=str, help="A prepared dataset, glyphs, folder:PATH or features:PATH."
+    )
     telling.add_argument("--verify", action="store_true", help="Compare pixels with the checksum.")
     telling.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
     actions.add_subcommand("info", telling, help="Tell about a prepared dataset.")
@@ -97,6 +100,8 @@ def _info(chosen: jsonargparse.Namespace) -> None:
     from vsm.data import describe, store
 
     facts = describe(chosen.name)
+    if chosen.verify and "sha256" not in facts:
+        raise DataError(f"verify: {facts['name']} is read as it is and has no checksum")
     if chosen.verify and facts["location"]:
         store.verify(Path(facts["location"]).name)
         print(f"{facts['name']}: every pixel is as it was prepared", file=sys.stderr)

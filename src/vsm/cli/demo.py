@@ -36,7 +36,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
     from vsm.cli.compare import comparison_json, print_comparison
     from vsm.comparison import EpisodeProtocol, evaluate_run
-    from vsm.data import open_dataset
+    from vsm.data import open_images
     from vsm.report import write_report
     from vsm.runtime import keep_allocations
     from vsm.training import train
@@ -69,7 +69,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     for path in paths:
         with counting(f"test {path.name}", parsed.episodes, quiet=parsed.json) as advance:
             measured.append(evaluate_run(path, protocol, advance=advance))
-    report = write_report(measured, open_dataset(base.data), parsed.output / "report.html")
+    report = write_report(measured, open_images(base.data), parsed.output / "report.html")
     if parsed.json:
         print_json({**comparison_json(measured), "report": str(report)})
         return

@@ -7,6 +7,7 @@ from typing import Literal
 import jsonargparse
 
 from vsm.cli.output import counting, print_json, print_table
+from vsm.cli.processes import add_placement_arguments
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -17,6 +18,11 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         type=Literal["best", "last"],
         default="best",
         help="The best model by validation, or the last state.",
+    )
+    parser.add_argument(
+        "--backbone",
+        type=str | None,
+        help="Name the run's own backbone module:attribute again, to allow that it is imported.",
     )
     add_episode_arguments(parser)
 
@@ -45,6 +51,7 @@ def add_episode_arguments(parser: jsonargparse.ArgumentParser) -> None:
         type=int | None,
         help="Keep only the first n classes of the memory, 0 for none; unset: all.",
     )
+    add_placement_arguments(parser)
     parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
 
 
@@ -53,12 +60,16 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     parsed = parser.parse_args(arguments)
 
     from vsm.comparison import EpisodeProtocol, evaluate_run
+    from vsm.devices import choose_placement
     from vsm.runtime import keep_allocations
 
     keep_allocations()
+    placement = choose_placement(parsed.device, parsed.precision)
     protocol = EpisodeProtocol.of(parsed.run, parsed)
     with counting(f"evaluate {parsed.run}", parsed.episodes, quiet=parsed.json) as advance:
-        measured = evaluate_run(parsed.run, protocol, parsed.checkpoint, advance)
+        measured = evaluate_run(
+            parsed.run, protocol, parsed.checkpoint, advance, parsed.backbone, placement
+        )
     result = measured.as_dict()
     if parsed.json:
         print_json(result)

@@ -3,16 +3,19 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_type_hints
 
 import jsonargparse
 
+from vsm.cli.processes import is_first_process
 from vsm.configuration import AnySettings, instantiate, read_settings, settings_to_dict
 from vsm.directories import CONFIG_NAME, METRICS_NAME, RESUME_NAME, require_made_by
 from vsm.errors import SettingsError
 from vsm.interruption import Interrupted
+from vsm.settings import RunSettings
 
 
 def add_run_arguments(parser: jsonargparse.ArgumentParser, kind: type[AnySettings]) -> None:
@@ -51,6 +54,7 @@ def parse_run(
         command: its name, for messages.
         may_change: whether a resumed run may be given another value of a setting; none by default.
     """
+    arguments = with_bare_switches(arguments, kind)
     parsed = parser.parse_args(arguments)
     if parsed.resume and parsed.overwrite:
         raise SettingsError("--resume and --overwrite contradict each other; give one of them")
@@ -60,14 +64,63 @@ def parse_run(
     if resumed:
         parsed = parser.parse_args(["--config", str(stored), *arguments])
     settings = instantiate(kind, parsed)
-    if settings.data.startswith("folder:"):  # the run must find it from anywhere
-        folder = Path(settings.data.removeprefix("folder:")).expanduser().resolve()
-        settings = replace(settings, data=f"folder:{folder}")
+    settings = _findable(settings)
     if resumed:
         _refuse_changes(settings, read_settings(kind, stored), parsed.output, may_change)
-    if parsed.overwrite:
+    submits = parsed.get("launcher", "none") != "none"  # then the job makes way itself
+    if parsed.overwrite and is_first_process() and not submits:
         stored.unlink(missing_ok=True)
     return parsed, settings
+
+
+def with_bare_switches(words: Sequence[str], kind: type[AnySettings]) -> list[str]:
+    """Let ``--freeze_backbone`` stand for ``--freeze_backbone true``, and so for every switch."""
+    switches = set(_switches(kind, "--"))
+    return [
+        f"{word}=true" if word in switches and after.startswith("--") else word
+        for word, after in pairwise([*words, "--"])
+    ]
+
+
+def _switches(kind: type, prefix: str) -> Iterator[str]:
+    """Name the options of all settings that are true or false."""
+    for name, hint in get_type_hints(kind).items():
+        if is_dataclass(hint):
+            yield from _switches(cast(type, hint), f"{prefix}{name}.")
+        elif hint is bool:
+            yield prefix + name
+
+
+def _findable(settings: AnySettings) -> AnySettings:
+    """Make the paths of ``folder:PATH``, ``features:PATH`` and ``init`` absolute for later runs."""
+    kind, _, path = settings.data.partition(":")
+    if kind in ("folder", "features") and path:
+        settings = replace(settings, data=f"{kind}:{_absolute(path)}")
+    if isinstance(settings, RunSettings) and settings.init is not None:
+        settings = replace(settings, init=_absolute(settings.init))
+    return settings
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
+
+
+def require_consent(own: str | None, words: Sequence[str], option: str) -> None:
+    """Let files choose among our backbones, but only the command line name other code to import.
+
+    Args:
+        own: the user's own backbone ``module:attribute`` that the settings name, or nothing.
+        words: the arguments.
+        option: the name under which the backbone is given.
+    """
+    following = zip(words, [*words[1:], ""], strict=True)
+    named = {after for word, after in following if word == option}
+    named |= {word.partition("=")[2] for word in words if word.startswith(f"{option}=")}
+    if own is not None and own not in named:
+        raise SettingsError(
+            f"{option.lstrip('-')}: a settings file names code that is not part of vsm, {own}; if "
+            f"you trust it, add --backbone {own}"
+        )
 
 
 @contextmanager
@@ -76,7 +129,8 @@ def exit_when_stopped(command: str) -> Iterator[None]:
     try:
         yield
     except Interrupted as interruption:
-        print(f"vsm {command}: {interruption}", file=sys.stderr)
+        if is_first_process():
+            print(f"vsm {command}: {interruption}", file=sys.stderr)
         sys.exit(interruption.exit_code)
 
 
@@ -90,7 +144,7 @@ def _check_output(output: Path, resume: bool, command: str) -> None:
     has_run = (output / METRICS_NAME).exists() or any(output.glob("*.safetensors"))
     if has_run and not (output / CONFIG_NAME).is_file():
         raise SettingsError(f"output: {output} has no {CONFIG_NAME}, so it cannot be resumed")
-    if not (output / RESUME_NAME).is_file():
+    if not (output / RESUME_NAME).is_file() and is_first_process():
         print(f"vsm {command}: nothing to resume in {output}, starting anew", file=sys.stderr)
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 from vsm import __version__
-from vsm.errors import VsmError
+from vsm.cli.processes import is_first_process, is_one_of_several
+from vsm.errors import EpisodeError, RunError, SettingsError, VsmError
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -19,7 +20,12 @@ COMMANDS = {
     "evaluate": "measure a run on seeded episodes of unseen classes",
     "compare": "measure several runs on identical episodes, with paired differences",
     "reproduce": "the paper's tables and figures, one command each, and a report",
+    "bench": "measure training and embedding speed on this machine, in a minute",
 }
+SHARED_COMMANDS = ("train",)
+"""What several processes can do together."""
+SAME_FOR_ALL = (EpisodeError, RunError, SettingsError)
+"""Mistakes that every process of a job meets, so that the first alone names them."""
 DESCRIPTION = (
     "Few-shot learning with a long-term memory (Learning to Learn Variational Semantic Memory)."
 )
@@ -50,10 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     module.add_arguments(parser)
     try:
+        if is_one_of_several() and name not in SHARED_COMMANDS:
+            raise SettingsError(
+                "works in one process, but WORLD_SIZE announces several; start it without "
+                "torchrun, or unset WORLD_SIZE"
+            )
         module.run(parser, rest)
     except VsmError as error:
-        print(f"vsm {name}: {error}", file=sys.stderr)
-        return 2
+        if is_first_process() or not isinstance(error, SAME_FOR_ALL):
+            print(f"vsm {name}: {error}", file=sys.stderr)
+        return error.exit_code
     except UnicodeDecodeError as error:
         print(f"vsm {name}: a settings file is not UTF-8 text ({error})", file=sys.stderr)
         return 2

@@ -1,13 +1,15 @@
 """``vsm pretrain``."""
 
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jsonargparse
 
-from vsm.cli.launch import add_run_arguments, exit_when_stopped, parse_run
+from vsm.cli.launch import add_run_arguments, exit_when_stopped, parse_run, require_consent
 from vsm.cli.output import PretrainingBar, print_json, print_table
-from vsm.settings import PretrainSettings
+from vsm.settings import PretrainSettings, own_code
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -18,6 +20,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Pre-train a backbone."""
     parsed, settings = parse_run(parser, arguments, PretrainSettings, "pretrain")
+    require_consent(own_code(settings.backbone), arguments, "--backbone")
 
     from vsm.pretraining import pretrain
     from vsm.runtime import keep_allocations
@@ -39,10 +42,19 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         return
     _print_validations(settings, validations, best["epoch"])
     print(
-        f"{finished.backbone} holds the backbone of epoch {best['epoch']}; go on with: vsm train "
-        f"--data {settings.data} --init {parsed.output} --freeze-backbone "
-        f"--output {parsed.output}-few-shot"
+        f"{finished.backbone} holds the backbone of epoch {best['epoch']}; go on with: "
+        f"{_training_command(settings, parsed.output)}"
     )
+
+
+def _training_command(settings: PretrainSettings, output: Path) -> str:
+    """Return the command that begins with the backbone in ``output``, for a shell."""
+    usual = PretrainSettings()
+    words = ["vsm", "train", "--data", settings.data, "--init", str(output), "--freeze-backbone"]
+    for name in ("backbone", "channels"):  # a run must agree on them with its backbone
+        if getattr(settings, name) != getattr(usual, name):
+            words += [f"--model.{name}", str(getattr(settings, name))]
+    return shlex.join([*words, "--output", f"{output}-few-shot"])
 
 
 def _print_validations(

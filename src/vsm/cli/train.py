@@ -1,13 +1,21 @@
 """``vsm train``."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import jsonargparse
 
-from vsm.cli.launch import add_run_arguments, exit_when_stopped, parse_run
+from vsm.cli.launch import add_run_arguments, exit_when_stopped, parse_run, require_consent
 from vsm.cli.output import TrainingBar, print_json
+from vsm.cli.processes import add_placement_arguments
 from vsm.configuration import preset_paths
-from vsm.settings import RunSettings
+from vsm.errors import SettingsError
+from vsm.settings import RunSettings, SlurmSettings
+
+if TYPE_CHECKING:
+    from vsm.runs import RunDirectory
+
+BACKBONE, BACKBONE_ALIAS = "--model.backbone", "--backbone"
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -15,23 +23,53 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--preset", type=str, help="Shipped settings by name, e.g. paper-omniglot-5way-1shot."
     )
+    parser.add_argument(
+        "--backbone",
+        type=str | None,
+        help="Short for --model.backbone: conv4, resnet12, wrn28_10, or your own module:attribute.",
+    )
+    add_placement_arguments(parser)
+    parser.add_argument(
+        "--launcher",
+        type=Literal["none", "local", "slurm"],
+        default="none",
+        help="Train here, or submit a job: to this machine's background, or to SLURM.",
+    )
+    parser.add_class_arguments(SlurmSettings, "slurm")
     add_run_arguments(parser, RunSettings)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Train."""
-    words = _with_preset(arguments)
+    words = _with_preset(_with_full_names(arguments))
     parsed, settings = parse_run(parser, words, RunSettings, "train", _may_change)
+    if parsed.backbone is not None:
+        raise SettingsError("backbone: in a settings file it belongs to model, as model.backbone")
+    require_consent(settings.model.own_backbone, words, BACKBONE)
 
+    if parsed.launcher != "none":
+        _submit(parsed, settings, arguments)
+        return
+
+    from vsm.devices import choose_placement
+    from vsm.distributed import joined_processes
     from vsm.runtime import keep_allocations
-    from vsm.training import train
+    from vsm.training import named_again, train
 
     keep_allocations()
-    with (
-        exit_when_stopped("train"),
-        TrainingBar(settings.method, settings.steps, quiet=parsed.json) as bar,
-    ):
-        finished = train(settings, parsed.output, parsed.resume, bar)
+    placement = choose_placement(parsed.device, parsed.precision)
+    with exit_when_stopped("train"), joined_processes(placement.device) as processes:
+        quiet = parsed.json or not processes.is_first
+        with TrainingBar(settings.method, settings.steps, quiet) as bar:
+            finished = train(settings, parsed.output, parsed.resume, bar, processes, placement)
+    if processes.is_first:
+        _print_result(parsed, finished, named_again(settings))
+
+
+def _print_result(
+    parsed: jsonargparse.Namespace, finished: "RunDirectory", named_again: str
+) -> None:
+    """Say how good the best model is by validation."""
     validations = [row for row in finished.read_metrics() if "validation" in row]
     best = max(validations, key=lambda row: row["validation"]["accuracy"])
     if parsed.json:
@@ -41,13 +79,41 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         print(
             f"{parsed.output}: best {score['way']}-way validation accuracy {score['accuracy']:.1%} "
             f"± {score['ci95']:.1%} at step {best['step']}; measure it on unseen classes with: "
-            f"vsm evaluate {parsed.output}"
+            f"vsm evaluate {parsed.output}{named_again}"
         )
+
+
+def _submit(
+    parsed: jsonargparse.Namespace, settings: RunSettings, arguments: Sequence[str]
+) -> None:
+    """Put the training into a queue and say where to look for it."""
+    from vsm.launching import submit
+
+    slurm = SlurmSettings(**parsed.slurm.as_dict())
+    job = submit(parsed.launcher, slurm, settings.tasks, parsed.output, arguments)
+    if parsed.json:
+        print_json({"run": str(parsed.output), "job": job.id, "log": str(job.log)})
+    else:
+        print(f"{parsed.output}: submitted job {job.id} ({slurm.processes} processes)")
+        print(f"its output: {job.log}; stop it with: {job.stop_command}")
 
 
 def _may_change(key: str, settings: RunSettings) -> bool:
     """Steps may change on resume where no schedule depends on them."""
     return key == "steps" and settings.optimiser.schedule != "cosine"
+
+
+def _with_full_names(arguments: Sequence[str]) -> list[str]:
+    """Let ``--backbone`` stand for ``--model.backbone``."""
+    names = {word.partition("=")[0] for word in arguments}
+    if {BACKBONE_ALIAS, BACKBONE} <= names:
+        raise SettingsError(f"{BACKBONE_ALIAS} and {BACKBONE} are one setting; give one of them")
+    return [
+        BACKBONE + word.removeprefix(BACKBONE_ALIAS)
+        if word.partition("=")[0] == BACKBONE_ALIAS
+        else word
+        for word in arguments
+    ]
 
 
 def _with_preset(arguments: Sequence[str]) -> list[str]:

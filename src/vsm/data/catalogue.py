@@ -2,7 +2,7 @@
 
 Every dataset is an entry of one dictionary. ``folder:PATH`` and ``glyphs`` need nothing but
 themselves and are prepared when first opened; the others are prepared once, from files the user
-has or from a public download.
+has or from a public download. ``features:PATH`` is read as it is.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,15 +14,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vsm.data import cifar_fs, folder, glyphs, mini_imagenet, omniglot, store, tiered_imagenet
+from vsm.data import (
+    cifar_fs,
+    features,
+    folder,
+    glyphs,
+    mini_imagenet,
+    omniglot,
+    store,
+    tiered_imagenet,
+)
 from vsm.data.augmentation import NO_AUGMENTATION, Augmentation, natural
-from vsm.data.dataset import SPLITS, ImageDataset, Normalisation
+from vsm.data.dataset import SPLITS, Dataset, FeatureDataset, ImageDataset, Normalisation
 from vsm.data.downloads import Progress, PublicFile, fetch
 from vsm.data.preparation import Preparation
 from vsm.errors import DataError
 
 FOLDER_PREFIX = "folder:"
 STORED_FOLDER_PREFIX = "folder-"
+FEATURES_PREFIX = "features:"
 GREY = Normalisation(mean=(0.5,), standard_deviation=(0.5,))
 IMAGENET = Normalisation(mean=(0.485, 0.456, 0.406), standard_deviation=(0.229, 0.224, 0.225))
 
@@ -120,7 +130,18 @@ def _quiet(what: str, done: int, total: int) -> None:
     """Report no progress."""
 
 
-def open_dataset(spec: str) -> ImageDataset:
+def open_dataset(spec: str) -> Dataset:
+    """Open images by the names of :func:`open_images`, or stored features by ``features:PATH``.
+
+    Raises:
+        DataError: if the name is unknown, or not prepared; says what to run.
+    """
+    if spec.startswith(FEATURES_PREFIX):
+        return features.read(_path(spec, FEATURES_PREFIX))
+    return open_images(spec)
+
+
+def open_images(spec: str) -> ImageDataset:
     """Open ``glyphs``, a name of :data:`CATALOGUE`, or ``folder:PATH``.
 
     A folder that was prepared can also be opened by the name that :func:`list_datasets` gives it,
@@ -129,10 +150,12 @@ def open_dataset(spec: str) -> ImageDataset:
     Raises:
         DataError: if the name is unknown, or not prepared; says what to run.
     """
+    if spec.startswith(FEATURES_PREFIX):
+        raise DataError(f"data: images are needed here, but {spec} holds features of an encoder")
     if spec == "glyphs":
         return glyphs.open_glyphs()
     if spec.startswith(FOLDER_PREFIX):
-        path = _folder_path(spec)
+        path = _path(spec, FOLDER_PREFIX)
         return _open_folder(_prepare_folder(path, _quiet), f"folder:{path.resolve().name}")
     if spec.startswith(STORED_FOLDER_PREFIX) and store.is_prepared(spec):
         return _open_folder(spec, spec)
@@ -169,7 +192,9 @@ def prepare(
             raise DataError("data: prepare folder needs --from PATH, a folder of class folders")
         name = f"{FOLDER_PREFIX}{source}"
     if name.startswith(FOLDER_PREFIX):
-        return store.data_root() / _prepare_folder(_folder_path(name), progress)
+        return store.data_root() / _prepare_folder(_path(name, FOLDER_PREFIX), progress)
+    if name.startswith(FEATURES_PREFIX):
+        raise DataError(f"data: {name} needs no preparation; use it with --data {name}")
     if name == "glyphs":
         return _location(glyphs.open_glyphs()) or store.data_root()
     entry = _entry(name)
@@ -190,20 +215,44 @@ def describe(spec: str) -> dict[str, Any]:
     """Return what there is to know about a prepared dataset, ready for JSON.
 
     ``image_shape`` is (channels, height, width); ``splits`` counts classes; ``bytes`` and
-    ``location`` are those of the prepared files.
+    ``location`` are those of the prepared files. Features have ``num_features`` in place of what
+    only images have.
     """
-    dataset = open_dataset(spec)
+    if spec.startswith(FEATURES_PREFIX):
+        return _describe_features(features.read(_path(spec, FEATURES_PREFIX)))
+    return _describe_images(open_images(spec))
+
+
+def _describe_features(dataset: FeatureDataset) -> dict[str, Any]:
+    return {
+        "name": dataset.name,
+        "classes": len(dataset.class_names),
+        "rows": dataset.num_samples,
+        "num_features": dataset.features.shape[1],
+        **_class_facts(dataset),
+        "origin": dataset.origin,
+        "bytes": dataset.features.nbytes,
+    }
+
+
+def _class_facts(dataset: Dataset) -> dict[str, Any]:
+    return {
+        "splits": {split: len(dataset.splits.get(split, ())) for split in SPLITS},
+        "class_sizes": {
+            "smallest": int(dataset.class_sizes.min()),
+            "largest": int(dataset.class_sizes.max()),
+        },
+    }
+
+
+def _describe_images(dataset: ImageDataset) -> dict[str, Any]:
     location = _location(dataset)
     return {
         "name": dataset.name,
         "classes": len(dataset.class_names),
         "images": len(dataset.images),
         "image_shape": list(dataset.image_shape),
-        "splits": {split: len(dataset.splits.get(split, ())) for split in SPLITS},
-        "class_sizes": {
-            "smallest": int(dataset.class_sizes.min()),
-            "largest": int(dataset.class_sizes.max()),
-        },
+        **_class_facts(dataset),
         "normalisation": asdict(dataset.normalisation),
         "augmentation": asdict(dataset.augmentation),
         "origin": dataset.origin,
@@ -252,7 +301,7 @@ def _entry(name: str) -> Entry:
     try:
         return CATALOGUE[name]
     except KeyError:
-        known = ", ".join(("glyphs", *CATALOGUE, "folder:PATH"))
+        known = ", ".join(("glyphs", *CATALOGUE, "folder:PATH", "features:PATH"))
         raise DataError(f"data: unknown dataset {name!r}; known: {known}") from None
 
 
@@ -298,10 +347,10 @@ def _write(
     )
 
 
-def _folder_path(spec: str) -> Path:
-    path = spec.removeprefix(FOLDER_PREFIX)
+def _path(spec: str, prefix: str) -> Path:
+    path = spec.removeprefix(prefix)
     if not path:
-        raise DataError("data: folder: needs a path, as in folder:pictures")
+        raise DataError(f"data: {prefix} needs a path, as in {prefix}PATH")
     return Path(path).expanduser()
 
 

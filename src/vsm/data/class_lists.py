@@ -2,13 +2,15 @@
 
 import csv
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib import resources
 from itertools import islice
 
 from vsm.data.dataset import SPLITS, Split
 
 ClassLists = dict[Split, list[str]]
+DEALING_SEED = 0
+VALIDATION_SHARE, TEST_SHARE = 0.16, 0.20
 
 
 def published(name: str) -> ClassLists:
@@ -26,11 +28,25 @@ def published(name: str) -> ClassLists:
     return lists
 
 
+def dealt(names: Collection[str]) -> ClassLists:
+    """Deal at least three classes 64 / 16 / 20 percent to train, validation and test."""
+    count = len(names)
+    validation, test = (max(1, round(s * count)) for s in (VALIDATION_SHARE, TEST_SHARE))
+    sizes: dict[Split, int] = {
+        "train": count - validation - test,
+        "validation": validation,
+        "test": test,
+    }
+    return seeded(names, sizes, DEALING_SEED)
+
+
 def seeded(names: Iterable[str], sizes: Mapping[Split, int], seed: int) -> ClassLists:
     """Deal ``names`` at random to splits of ``sizes`` classes.
 
     Names are ordered by a hash of seed and name, so the result depends on nothing else: neither on
     the order of ``names`` nor on the version of a random number generator.
     """
-    dealt = iter(sorted(names, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest()))
-    return {split: sorted(islice(dealt, size)) for split, size in sizes.items()}
+    shuffled = iter(
+        sorted(names, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())
+    )
+    return {split: sorted(islice(shuffled, size)) for split, size in sizes.items()}

@@ -1,8 +1,9 @@
-"""Labelled images grouped by class, and classes grouped by split."""
+"""Labelled samples, images or features, grouped by class, and classes grouped by split."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,29 +26,82 @@ class Normalisation:
     standard_deviation: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class ImageDataset:
-    """Images of one size, stored class after class.
+@dataclass(frozen=True, kw_only=True)
+class Dataset(ABC):
+    """Samples of one shape, stored class after class.
+
+    A sample is known by its position. Positions are called image ids, whatever the samples are.
 
     Attributes:
         name: what the user calls it, e.g. ``glyphs``.
-        images: uint8 ``[num_images, height, width, channels]``, possibly memory-mapped.
         class_names: one name a class; a class id is a position in this tuple.
-        class_starts: int64 ``[num_classes + 1]``; class ``c`` owns images
+        class_starts: int64 ``[num_classes + 1]``; class ``c`` owns samples
             ``class_starts[c]:class_starts[c + 1]``.
         splits: the class ids of each split; splits are disjoint.
-        normalisation: constants applied when pixels become floats.
-        origin: where the images came from, for people.
-        augmentation: how training images are varied; see :meth:`augment`.
+        origin: where the samples came from, for people.
     """
 
     name: str
-    images: npt.NDArray[np.uint8]
     class_names: tuple[str, ...]
     class_starts: npt.NDArray[np.int64]
     splits: Mapping[Split, npt.NDArray[np.int64]]
-    normalisation: Normalisation
     origin: str = ""
+
+    @property
+    @abstractmethod
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample as the model sees it."""
+
+    @abstractmethod
+    def load(self, image_ids: Tensor | npt.NDArray[np.int64]) -> Tensor:
+        """Return the samples of ``image_ids`` as they are stored, ``[*image_ids.shape, ...]``."""
+
+    @abstractmethod
+    def augment(self, samples: Tensor, random: Randomness) -> Tensor:
+        """Vary loaded training samples, each on its own. Evaluation never calls this."""
+
+    @abstractmethod
+    def normalise(self, samples: Tensor) -> Tensor:
+        """Turn loaded samples into the floats that the model expects."""
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples of all classes."""
+        return int(self.class_starts[-1])
+
+    @property
+    def class_sizes(self) -> npt.NDArray[np.int64]:
+        """Number of samples of every class."""
+        return np.diff(self.class_starts)
+
+    def classes(self, split: Split) -> npt.NDArray[np.int64]:
+        """Return the class ids of ``split``, or say which splits there are."""
+        if split not in self.splits:
+            known = ", ".join(self.splits)
+            raise DataError(f"split: {self.name} has the splits {known}; got {split!r}")
+        return self.splits[split]
+
+    def image_ids(self, class_id: int) -> npt.NDArray[np.int64]:
+        """Return the positions of the samples of class ``class_id``."""
+        return np.arange(self.class_starts[class_id], self.class_starts[class_id + 1])
+
+    def split_ids(self, split: Split) -> npt.NDArray[np.int64]:
+        """Return the positions of all samples of ``split``, class after class."""
+        return np.concatenate([self.image_ids(class_id) for class_id in self.classes(split)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageDataset(Dataset):
+    """Images of one size, stored class after class.
+
+    Attributes:
+        images: uint8 ``[num_images, height, width, channels]``, possibly memory-mapped.
+        normalisation: constants applied when pixels become floats.
+        augmentation: how training images are varied; see :meth:`augment`.
+    """
+
+    images: npt.NDArray[np.uint8]
+    normalisation: Normalisation
     augmentation: Augmentation = NO_AUGMENTATION
     _constant_images: tuple[Tensor, Tensor] = field(init=False, repr=False, compare=False)
 
@@ -71,20 +125,9 @@ class ImageDataset:
         return channels, height, width
 
     @property
-    def class_sizes(self) -> npt.NDArray[np.int64]:
-        """Number of images of every class."""
-        return np.diff(self.class_starts)
-
-    def classes(self, split: Split) -> npt.NDArray[np.int64]:
-        """Return the class ids of ``split``, or say which splits there are."""
-        if split not in self.splits:
-            known = ", ".join(self.splits)
-            raise DataError(f"split: {self.name} has the splits {known}; got {split!r}")
-        return self.splits[split]
-
-    def image_ids(self, class_id: int) -> npt.NDArray[np.int64]:
-        """Return the positions in ``images`` that show class ``class_id``."""
-        return np.arange(self.class_starts[class_id], self.class_starts[class_id + 1])
+    def input_shape(self) -> tuple[int, int, int]:
+        """The shape of one image."""
+        return self.image_shape
 
     def load(self, image_ids: Tensor | npt.NDArray[np.int64]) -> Tensor:
         """Return the pixels of ``image_ids`` as uint8 ``[*image_ids.shape, C, H, W]``.
@@ -106,3 +149,33 @@ class ImageDataset:
         """Turn uint8 pixels ``[..., C, H, W]`` into normalised floats of the same shape."""
         mean, standard_deviation = (c.to(pixels.device) for c in self._constant_images)
         return torch.sub(pixels, mean).div_(standard_deviation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureDataset(Dataset):
+    """Feature vectors that some encoder made once; the model needs no backbone for them.
+
+    Attributes:
+        features: floats ``[num_samples, D]``, possibly memory-mapped.
+    """
+
+    features: npt.NDArray[np.floating[Any]]
+
+    @property
+    def input_shape(self) -> tuple[int]:
+        """``(D,)``."""
+        return (self.features.shape[1],)
+
+    def load(self, image_ids: Tensor | npt.NDArray[np.int64]) -> Tensor:
+        """Return the features of ``image_ids`` as float32 ``[*image_ids.shape, D]``."""
+        positions = np.asarray(image_ids)
+        rows = self.features[positions.reshape(-1)].astype(np.float32, copy=False)
+        return torch.from_numpy(rows).view(*positions.shape, *self.input_shape)
+
+    def augment(self, samples: Tensor, random: Randomness) -> Tensor:  # noqa: ARG002 - contract
+        """Return ``samples``: features are not varied."""
+        return samples
+
+    def normalise(self, samples: Tensor) -> Tensor:
+        """Return ``samples``: features are used as they are."""
+        return samples

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from vsm.data.dataset import ImageDataset, Split
+from vsm.data.dataset import Dataset, Split
 from vsm.errors import EpisodeError
 from vsm.seeding import generator
 
@@ -20,12 +19,17 @@ class EpisodeBatch(NamedTuple):
 
     Attributes:
         class_ids: int64 ``[T, N]``, dataset class ids.
-        image_ids: int64 ``[T, N, K + Q]``, positions in ``dataset.images``; the first K of each
-            class are its support, the rest its queries.
+        image_ids: int64 ``[T, N, K + Q]``, positions in the dataset; the first K of each class
+            are its support, the rest its queries.
     """
 
     class_ids: Tensor
     image_ids: Tensor
+
+    def part(self, tasks: range) -> "EpisodeBatch":
+        """Return the episodes at these places, one after another, alone."""
+        chosen = slice(tasks.start, tasks.stop)
+        return EpisodeBatch(self.class_ids[chosen], self.image_ids[chosen])
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class EpisodeSampler:
         EpisodeError: when built, if the split cannot supply such an episode.
     """
 
-    dataset: ImageDataset
+    dataset: Dataset
     split: Split
     way: int
     shot: int
@@ -57,13 +61,13 @@ class EpisodeSampler:
         if needed > sizes.min():
             smallest = int(classes[sizes.argmin()])
             raise EpisodeError(
-                f"shot + queries: {self.shot} + {self.queries} = {needed} images of a class asked "
-                f"for, but class {self.dataset.class_names[smallest]!r} of {self.dataset.name} "
-                f"({self.split}) holds {sizes.min()}"
+                f"shot + queries: {self.shot} + {self.queries} = {needed} samples of a class "
+                f"asked for, but class {self.dataset.class_names[smallest]!r} of "
+                f"{self.dataset.name} ({self.split}) holds {sizes.min()}"
             )
 
     def draw(self, num_tasks: int, random: torch.Generator) -> EpisodeBatch:
-        """Draw ``num_tasks`` episodes: classes and images are each drawn without replacement."""
+        """Draw ``num_tasks`` episodes: classes and samples are each drawn without replacement."""
         classes = torch.from_numpy(self.dataset.classes(self.split))
         order = torch.rand(num_tasks, len(classes), generator=random)
         class_ids = classes[order.topk(self.way).indices]  # [T, N]
@@ -87,6 +91,5 @@ class EpisodeSampler:
             yield EpisodeBatch(drawn.class_ids[:count], drawn.image_ids[:count])
 
     def image_ids(self) -> Tensor:
-        """Return the positions of every image of the split, class after class."""
-        classes = self.dataset.classes(self.split)
-        return torch.from_numpy(np.concatenate([self.dataset.image_ids(c) for c in classes]))
+        """Return the positions of every sample of the split, class after class."""
+        return torch.from_numpy(self.dataset.split_ids(self.split))

@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vsm.data.archives import open_tree
-from vsm.data.class_lists import ClassLists, seeded
+from vsm.data.class_lists import ClassLists, dealt
 from vsm.data.dataset import SPLITS, Split
 from vsm.data.images import ImageFormat, inspect, is_image_name
 from vsm.data.preparation import Preparation, from_files
 from vsm.errors import DataError
 
 LARGEST_SIDE = 84
-SPLIT_SEED = 0
 SPLIT_FOLDERS: dict[str, Split] = {
     "train": "train",
     "validation": "validation",
@@ -87,15 +86,9 @@ def _deal(path: Path, folders: list[Path]) -> dict[Split, list[Path]]:
             "each of train, validation and test; add classes, or check that this is the folder "
             "above them"
         )
-    validation, test = max(1, round(0.16 * count)), max(1, round(0.20 * count))
-    sizes: dict[Split, int] = {
-        "train": count - validation - test,
-        "validation": validation,
-        "test": test,
-    }
     by_name = {folder.name: folder for folder in folders}
-    dealt = seeded(by_name, sizes, SPLIT_SEED)
-    return {split: [by_name[name] for name in names] for split, names in dealt.items()}
+    lists = dealt(by_name)
+    return {split: [by_name[name] for name in names] for split, names in lists.items()}
 
 
 def _folders(path: Path) -> list[Path]:

@@ -105,7 +105,7 @@ class Consolidation(nn.Module):
         if self.capacity is None or len(memory) <= self.capacity:
             return memory
         if self.capacity_policy == "first_come":
-            return memory.keep(torch.arange(self.capacity))
+            return memory.keep(torch.arange(self.capacity, device=memory.class_ids.device))
         newest_first = memory.last_update.argsort(descending=True, stable=True)
         return memory.keep(newest_first[: self.capacity].sort().values)
 

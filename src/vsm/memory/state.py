@@ -18,6 +18,10 @@ class Observations(NamedTuple):
     features: Tensor
     class_ids: Tensor
 
+    def to(self, device: torch.device) -> "Observations":
+        """Return the same observations on ``device``."""
+        return Observations(self.features.to(device), self.class_ids.to(device))
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -36,13 +40,22 @@ class Memory:
     last_update: Tensor
 
     @staticmethod
-    def empty(num_features: int) -> "Memory":
+    def empty(num_features: int, device: torch.device | None = None) -> "Memory":
         """Return a memory without slots."""
-        none = torch.zeros(0, dtype=torch.int64)
-        return Memory(torch.zeros(0, num_features), none, none, none)
+        none = torch.zeros(0, dtype=torch.int64, device=device)
+        return Memory(torch.zeros(0, num_features, device=device), none, none, none)
 
     def __len__(self) -> int:
         return self.content.shape[0]
+
+    def to(self, device: torch.device) -> "Memory":
+        """Return the same memory on ``device``."""
+        return Memory(
+            self.content.to(device),
+            self.class_ids.to(device),
+            self.counts.to(device),
+            self.last_update.to(device),
+        )
 
     def detach(self) -> "Memory":
         """Return the same memory outside any graph."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from vsm.comparison import MeasuredRun, paired_differences
-from vsm.data import ImageDataset
+from vsm.data import Dataset, ImageDataset
+from vsm.errors import DataError
 from vsm.files import write_text
 from vsm.report import figures
 from vsm.report.showcase import look_at_episodes
@@ -31,11 +32,13 @@ QUERIES_SHOWN = 3
 CLOUD_QUERIES = 10
 
 
-def write_report(measured: Sequence[MeasuredRun], dataset: ImageDataset, output: Path) -> Path:
+def write_report(measured: Sequence[MeasuredRun], dataset: Dataset, output: Path) -> Path:
     """Write an HTML report about runs measured on identical episodes and return its path.
 
     Pictures of single episodes are of the last run with a memory, else of the last run.
     """
+    if not isinstance(dataset, ImageDataset):
+        raise DataError(f"report: its pictures need images, but {dataset.name} holds features")
     names = unique_names(measured)
     chosen = next((one for one in reversed(measured) if one.trained.memory), measured[-1])
     episodes = look_at_episodes(chosen, dataset, NUM_EPISODES_SHOWN, QUERIES_SHOWN)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vsm.classifier import predictive
 from vsm.comparison import MeasuredRun
-from vsm.data import EpisodeSampler, ImageDataset
+from vsm.data import Dataset, EpisodeSampler
 from vsm.evaluation import embed_images, evaluation_mode
 from vsm.seeding import generator
 
@@ -37,7 +37,7 @@ class ShownEpisode:
 
 @torch.no_grad()
 def look_at_episodes(
-    measured: MeasuredRun, dataset: ImageDataset, num_episodes: int, queries: int
+    measured: MeasuredRun, dataset: Dataset, num_episodes: int, queries: int
 ) -> list[ShownEpisode]:
     """Run the first episodes of the protocol's list, with few queries, keeping every detail."""
     protocol, trained = measured.protocol, measured.trained
@@ -51,16 +51,16 @@ def look_at_episodes(
         prediction = trained.model(support, query_features, trained.memory, random)
     probabilities = predictive(prediction.log_probabilities).exp()
     probabilities = probabilities.unflatten(1, (protocol.way, queries))
-    recollection = prediction.recollection
+    weights = None if prediction.recollection is None else prediction.recollection.weights.cpu()
     return [
         ShownEpisode(
             [dataset.class_names[class_id] for class_id in batch.class_ids[t].tolist()],
             batch.image_ids[t, :, : protocol.shot],
             batch.image_ids[t, :, protocol.shot :],
-            query_features[t],
-            probabilities[t],
-            prediction.prototypes[t],
-            None if recollection is None else recollection.weights[t],
+            query_features[t].cpu(),
+            probabilities[t].cpu(),
+            prediction.prototypes[t].cpu(),
+            None if weights is None else weights[t],
         )
         for t in range(num_episodes)
     ]

@@ -1,0 +1,170 @@
+"""Speed of training steps, evaluations and the memory, beside bare and peer-style code.
+
+Writes results.md, results.json and memory_size.svg. Takes about ten minutes on two quiet cores.
+
+    make bench
+    python -m benchmarks.speed --data omniglot
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks import run
+from vsm.benchmarking.suite import MEMORY_WORKS, Plan, measure
+from vsm.benchmarking.timing import Spread
+from vsm.benchmarking.workloads import EvaluationWorkload
+from vsm.cli.output import counting
+from vsm.files import atomic_path, write_text
+
+FOLDER = Path(__file__).parent
+PICTURE = "memory_size.svg"
+
+TARGETS = {
+    "vsm_step_vs_backbone_28": 1.35,
+    "vsm_step_vs_backbone_32": 1.25,
+    "vsm_step_vs_backbone_84": 1.10,
+    "vsm_step_vs_peer_protonet": 0.60,
+    "evaluation_2k_vs_peer_600": 1.00,
+}
+MEMORY_TITLES = {
+    "recall": "recall",
+    "recall_with_gradient": "recall in training (forward and backward)",
+    "consolidation": "consolidation (forward and backward)",
+}
+
+
+def commit() -> str | None:
+    """Return the commit that is measured, marked if files were changed since; nothing without git.
+
+    Only git's own answer is kept, never where the repository lies.
+    """
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        answer = subprocess.run(
+            command, cwd=FOLDER, capture_output=True, text=True, check=True, timeout=30
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table: names in the first column, then numbers."""
+    rule = ["---", *["---:"] * (len(columns) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, rule, *rows)) + "\n"
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """Return all results as a page."""
+    machine, step, evaluation = (
+        results["machine"],
+        results["workload"]["step"],
+        results["workload"]["evaluation"],
+    )
+    ratios = [
+        [
+            f"`{name}`",
+            Spread(**value).describe(),
+            f"≤ {TARGETS[name]:.2f}" if name in TARGETS else "",
+            str(value["count"]),
+        ]
+        for name, value in results["spreads"].items()
+    ]
+    times = [
+        [f"`{name}`", Spread(**value).describe(1)]
+        for name, value in results["milliseconds"].items()
+    ]
+    memory = [
+        [f"{row['slots']:,}", *(Spread(**row[work]).describe(2) for work in MEMORY_WORKS)]
+        for row in results["memory_size"]
+    ]
+    facts = [
+        f"{machine['cores']} cores with {machine['vector_instructions']}, torch's threads: "
+        f"{machine['threads']}",
+        f"torch {machine['torch']}, Python {machine['python']}, {machine['system']}",
+        f"allocations kept: {machine['keeps_allocations']} (peer: "
+        f"{machine['peer_keeps_allocations']})",
+        *([f"commit {results['commit']}"] if results["commit"] else []),
+    ]
+    return "\n".join(
+        [
+            "# Speed",
+            "",
+            "Written by `make bench`; what each line means: [benchmarks](../docs/benchmarks.md).",
+            "",
+            *(f"- {fact}" for fact in facts),
+            f"- a step: {step['tasks']} tasks, {step['way']}-way {step['shot']}-shot with "
+            f"{step['queries']} queries a class, conv4-{step['channels']}, J = "
+            f"{step['memory_samples']}, L = {step['prototype_samples']}, {step['remembered']} "
+            "classes remembered",
+            f"- an evaluation: {evaluation['data']}, {evaluation['episodes']:,} episodes of VSM "
+            f"with J = {evaluation['memory_samples']} and L = {evaluation['prototype_samples']}, "
+            f"{evaluation['peer_episodes']:,} of the peer",
+            "",
+            "## Ratios",
+            "",
+            table(["", "median (quartiles)", "target", "pairs"], ratios),
+            "## Milliseconds",
+            "",
+            table(["", "median (quartiles)"], times),
+            "## Cost against the size of the memory, in milliseconds",
+            "",
+            table(["slots", *MEMORY_TITLES.values()], memory),
+            f"![Milliseconds of recall and consolidation against slots]({PICTURE})",
+            "",
+        ]
+    )
+
+
+def draw(rows: Sequence[dict[str, Any]]) -> Figure:
+    """Draw the cost of recall and consolidation against the size of the memory."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    slots = [row["slots"] for row in rows]
+    for work in MEMORY_WORKS:
+        spreads = [Spread(**row[work]) for row in rows]
+        [line] = axes.plot(slots, [s.median for s in spreads], "o-", label=MEMORY_TITLES[work])
+        low, high = [s.low for s in spreads], [s.high for s in spreads]
+        axes.fill_between(slots, low, high, alpha=0.2, color=line.get_color())
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("slots")
+    axes.set_ylabel("milliseconds a batch")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def write(results: dict[str, Any], folder: Path) -> None:
+    """Write the page, the object and the picture."""
+    with atomic_path(folder / PICTURE) as temporary:
+        draw(results["memory_size"]).savefig(temporary, format="svg", metadata={"Date": None})
+    write_text(folder / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    write_text(folder / "results.md", markdown(results))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--data", default="glyphs", help="whose test classes are evaluated")
+    parser.add_argument("--threads", type=int, help="of torch; unset: its own choice")
+    parser.add_argument("--output", type=Path, default=FOLDER, help="folder for the results")
+    chosen = parser.parse_args()
+    plan = replace(Plan(), evaluation=EvaluationWorkload(data=chosen.data), threads=chosen.threads)
+    measured_commit = commit()
+    results = measure(plan, lambda title, total: counting(title, total, quiet=False))
+    write({**results, "commit": measured_commit}, chosen.output)
+    print((chosen.output / "results.md").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

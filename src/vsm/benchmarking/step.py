@@ -1,0 +1,110 @@
+"""A training step, the bare backbone inside it, and embedding without gradients."""
+
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from vsm.backbones import Backbone
+from vsm.benchmarking.timing import Work
+from vsm.benchmarking.workloads import EvaluationWorkload, StepWorkload
+from vsm.memory import Memory
+from vsm.model import FewShotModel
+from vsm.runs import TrainingState
+from vsm.seeding import generator, normal, uniform
+from vsm.settings import (
+    Method,
+    ModelSettings,
+    OptimiserSettings,
+    RunSettings,
+    SamplingSettings,
+)
+from vsm.training import build_optimiser, training_step
+
+NUM_BATCHES = 8  # different classes in as many steps
+
+
+def run_settings(workload: StepWorkload | EvaluationWorkload, method: Method) -> RunSettings:
+    """Return the defaults of a run with the sizes of ``workload``."""
+    samples = (workload.memory_samples, workload.prototype_samples)
+    return RunSettings(
+        method=method,
+        way=workload.way,
+        shot=workload.shot,
+        queries=workload.queries,
+        model=ModelSettings(channels=workload.channels),
+        sampling=SamplingSettings(*samples, *samples),
+        optimiser=OptimiserSettings(schedule="constant"),
+    )
+
+
+def episode_images(workload: StepWorkload) -> Tensor:
+    """Return noise in the place of normalised images, channels-last in memory as data gives them.
+
+    Returns:
+        ``[T, N, K + Q, C, H, W]``.
+    """
+    channels, height, width = workload.image_shape
+    shape = (workload.tasks, workload.way, workload.shot + workload.queries)
+    pixels = normal(generator(0, "images"), *shape, height, width, channels)
+    return pixels.movedim(-1, -3)
+
+
+def remembered(num_slots: int, num_features: int) -> Memory:
+    """Return a memory of ``num_slots`` classes with made-up content."""
+    once = torch.ones(num_slots, dtype=torch.int64)
+    content = uniform(generator(0, "memory"), num_slots, num_features)
+    return Memory(content, torch.arange(num_slots), counts=once, last_update=0 * once)
+
+
+def episode_classes(workload: StepWorkload, batch: int) -> Tensor:
+    """Draw the classes of a batch ``[T, N]`` from the remembered ones; distinct within a task."""
+    chances = uniform(generator(0, "classes", batch), workload.tasks, workload.remembered)
+    return chances.topk(workload.way).indices
+
+
+def training_steps(workload: StepWorkload, method: Method) -> Work:
+    """Return a training step: tensors in; Adam and the update of the memory done."""
+    settings = run_settings(workload, method)
+    model = FewShotModel(settings, workload.image_shape)
+    optimiser = build_optimiser(model, settings.optimiser)
+    inputs = episode_images(workload)
+    memory = remembered(workload.remembered, model.num_features) if settings.uses_memory else None
+    state = TrainingState(step=0, memory=memory, pending=None)
+    batches = cycle([episode_classes(workload, batch) for batch in range(NUM_BATCHES)])
+
+    def step() -> dict[str, float]:
+        state.step += 1
+        return training_step(model, optimiser, inputs, next(batches), state)
+
+    return step
+
+
+def backbone_passes(workload: StepWorkload) -> Work:
+    """Return forward and backward of the step's backbone on the step's images, and nothing else."""
+    backbone, images = _backbone_and_images(workload)
+    backbone.train()
+
+    def forward_and_backward() -> None:
+        backbone.zero_grad(set_to_none=True)
+        backbone(images).sum().backward()
+
+    return forward_and_backward
+
+
+def embeddings(workload: StepWorkload) -> Work:
+    """Return the embedding of the step's images in evaluation mode."""
+    backbone, images = _backbone_and_images(workload)
+    backbone.eval()
+
+    def embed() -> Tensor:
+        with torch.no_grad():
+            features: Tensor = backbone(images)
+            return features
+
+    return embed
+
+
+def _backbone_and_images(workload: StepWorkload) -> tuple[Backbone, Tensor]:
+    model = FewShotModel(run_settings(workload, "protonet"), workload.image_shape)
+    return model.require_backbone(), episode_images(workload).flatten(0, 2)

@@ -1,0 +1,57 @@
+"""How much work is timed; nothing here imports torch."""
+
+from dataclasses import dataclass
+
+from vsm.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class StepWorkload:
+    """One training step: T tasks of N classes with K + Q images of one size each.
+
+    The defaults are the paper's 5-way 1-shot tasks with J = 150 and L = 100. ``image_size`` 28 is
+    grey as Omniglot is, other sizes are colour.
+    """
+
+    image_size: int = 28
+    channels: int = 64
+    tasks: int = 8
+    way: int = 5
+    shot: int = 1
+    queries: int = 15
+    memory_samples: int = 150
+    prototype_samples: int = 100
+    remembered: int = 512
+
+    def __post_init__(self) -> None:
+        if self.remembered < self.way:
+            raise SettingsError(
+                f"remembered: a task's {self.way} classes are drawn from the remembered ones, got "
+                f"{self.remembered} of them; give at least {self.way}"
+            )
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """``(channels, height, width)``."""
+        return (1 if self.image_size == 28 else 3), self.image_size, self.image_size
+
+    @property
+    def num_images(self) -> int:
+        """T · N · (K + Q)."""
+        return self.tasks * self.way * (self.shot + self.queries)
+
+
+@dataclass(frozen=True)
+class EvaluationWorkload:
+    """Episodes of the test classes of ``data``; the peer is given fewer of them."""
+
+    data: str = "glyphs"
+    channels: int = 64
+    way: int = 5
+    shot: int = 1
+    queries: int = 15
+    memory_samples: int = 100
+    prototype_samples: int = 100
+    remembered: int = 512
+    episodes: int = 2000
+    peer_episodes: int = 600

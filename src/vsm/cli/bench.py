@@ -1,0 +1,79 @@
+"""``vsm bench``."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jsonargparse
+
+from vsm.cli.output import counting, print_json, print_table
+
+
+def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
+    """Declare the images and for how long they are worked on."""
+    parser.add_argument(
+        "--image_size",
+        type=Literal[28, 32, 84],
+        default=28,
+        help="Pixels a side: 28 as Omniglot (grey), 32 as CIFAR-FS, 84 as miniImageNet.",
+    )
+    parser.add_argument("--channels", type=int, default=64, help="Width of the conv4 backbone.")
+    parser.add_argument("--repeats", type=int, default=10, help="How often each work is timed.")
+    parser.add_argument(
+        "--seconds", type=float, default=45.0, help="No further repeat begins after this time."
+    )
+    parser.add_argument("--threads", type=int | None, help="Of torch; unset: its own choice.")
+    parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+
+
+def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Measure the speed of this machine."""
+    parsed = parser.parse_args(arguments)
+
+    from vsm.benchmarking.suite import measure_briefly
+    from vsm.benchmarking.workloads import StepWorkload
+
+    result = measure_briefly(
+        StepWorkload(image_size=parsed.image_size, channels=parsed.channels),
+        parsed.repeats,
+        parsed.seconds,
+        parsed.threads,
+        lambda title, total: counting(title, total, quiet=parsed.json),
+    )
+    if parsed.json:
+        print_json(result)
+    else:
+        _print_times(result)
+
+
+def _print_times(result: dict[str, Any]) -> None:
+    from vsm.benchmarking.suite import METHODS_SHOWN
+    from vsm.benchmarking.timing import Spread
+
+    work, machine = result["workload"], result["machine"]
+    milliseconds = {name: Spread(**value) for name, value in result["milliseconds"].items()}
+    ratios = {name: Spread(**value) for name, value in result["spreads"].items()}
+
+    def row(title: str, name: str, ratio: str | None = None) -> list[str]:
+        beside = ratios[ratio].describe() if ratio else "–"
+        return [title, milliseconds[name].describe(0), beside]
+
+    print_table(
+        f"{work['tasks']} tasks of {work['way']}-way {work['shot']}-shot with {work['queries']} "
+        f"queries a class, {work['image_size']}×{work['image_size']} pixels, "
+        f"conv4-{work['channels']}, {machine['threads']} threads; medians (quartiles) of "
+        f"{milliseconds['backbone'].count}",
+        ["", "milliseconds", "÷ bare backbone"],
+        [
+            row("bare backbone, forward and backward", "backbone"),
+            *(
+                row(f"training step of {m}", f"{m}_step", f"{m}_step_vs_backbone")
+                for m in METHODS_SHOWN
+            ),
+            row("peer-style ProtoNet, task by task", "peer_protonet"),
+        ],
+    )
+    print(
+        f"training step of vsm ÷ peer-style ProtoNet: "
+        f"{ratios['vsm_step_vs_peer_protonet'].describe()}"
+    )
+    print(f"images embedded a second: {result['images_per_second']:,.0f}")

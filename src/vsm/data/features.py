@@ -1,0 +1,333 @@
+"""Stored features: what any encoder made of any data, a label for each row.
+
+Either a ``.safetensors`` file or a folder of ``.npy`` files, with the same parts:
+
+- ``features``: floats ``[n, D]``.
+- ``labels``: integers ``[n]``; in a folder also strings of fixed width, which are class names.
+- ``class_names``, optional: a JSON list, the name of label 0, 1, … In a folder
+  ``class_names.json``, in a safetensors file the metadata ``class_names``.
+- ``splits``, optional: integers ``[n]``, 0 train, 1 validation, 2 test, the same for all rows of a
+  class; or a JSON object from class name to split, in ``splits.json`` or the metadata ``splits``.
+  Without either, classes are dealt 64 / 16 / 20 percent as for folders of pictures.
+
+Nothing here can run code: numpy reads without pickle, and safetensors hold none.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.torch
+import torch
+
+from vsm.data.class_lists import ClassLists, dealt
+from vsm.data.dataset import SPLITS, FeatureDataset, Split
+from vsm.errors import DataError
+from vsm.files import atomic_path
+
+SUFFIX = ".safetensors"
+CHECKED_AT_ONCE = 1 << 22  # values
+
+
+class Source(Protocol):
+    """Where the parts are."""
+
+    path: Path
+
+    def array(self, part: str) -> npt.NDArray[Any] | None:
+        """Return an array, memory-mapped if it can be; nothing if there is none."""
+
+    def array_place(self, part: str) -> str:
+        """Name that array's place, for messages."""
+
+    def table(self, part: str) -> Any:
+        """Return a parsed JSON value; nothing if there is none."""
+
+    def table_place(self, part: str) -> str:
+        """Name that value's place, for messages."""
+
+
+def read(path: Path) -> FeatureDataset:
+    """Open stored features; rows that lie class after class stay on disk until they are used.
+
+    Rows are ordered by class: integers by value, names alphabetically. Rows of a class keep their
+    order.
+
+    Raises:
+        DataError: naming the file and the row or class.
+    """
+    source = _open(path)
+    features = _features(source)
+    labels = _labels(source, len(features))
+    values, class_ids, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    names = _class_names(source, labels, values)
+    splits = _splits(source, names, class_ids)
+    _require_finite(features, source)
+    if not (class_ids[:-1] <= class_ids[1:]).all():
+        features = features[np.argsort(class_ids, kind="stable")]
+    ids = {name: position for position, name in enumerate(names)}
+    return FeatureDataset(
+        name=f"features:{path.resolve().name.removesuffix(SUFFIX)}",
+        features=features,
+        class_names=tuple(names),
+        class_starts=np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]),
+        splits={
+            split: np.asarray([ids[name] for name in splits[split]], dtype=np.int64)
+            for split in SPLITS
+            if splits.get(split)
+        },
+        origin=f"{path.resolve()}: {len(features):,} rows of {len(names):,} classes",
+    )
+
+
+def write(
+    path: Path,
+    features: npt.NDArray[np.floating[Any]],
+    labels: npt.NDArray[np.integer[Any]],
+    *,
+    class_names: Sequence[str] | None = None,
+    splits: Mapping[str, Split] | None = None,
+) -> None:
+    """Write features atomically as one safetensors file that :func:`read` reads.
+
+    Args:
+        path: ends in ``.safetensors``.
+        features: ``[n, D]``.
+        labels: ``[n]``, positions in ``class_names`` if that is given.
+        class_names: the name of label 0, 1, …
+        splits: the split of every class, by name.
+    """
+    tables = {"class_names": class_names and list(class_names), "splits": splits and dict(splits)}
+    with atomic_path(path) as temporary:
+        safetensors.torch.save_file(
+            {
+                "features": torch.from_numpy(np.ascontiguousarray(features)),
+                "labels": torch.from_numpy(labels.astype(np.int64)),
+            },
+            temporary,
+            {part: json.dumps(table) for part, table in tables.items() if table},
+        )
+
+
+class _Folder:
+    """Files ``<part>.npy`` and ``<part>.json``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def array(self, part: str) -> npt.NDArray[Any] | None:
+        file = self.path / f"{part}.npy"
+        if not file.is_file():
+            return None
+        try:
+            return cast(npt.NDArray[Any], np.load(file, mmap_mode="r", allow_pickle=False))
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(
+                f"{file}: cannot be read as an array of numbers or strings ({error}); write it "
+                "with numpy.save, without Python objects"
+            ) from error
+
+    def array_place(self, part: str) -> str:
+        return str(self.path / f"{part}.npy")
+
+    def table(self, part: str) -> Any:
+        file = self.path / f"{part}.json"
+        return _parsed(file.read_bytes(), str(file)) if file.is_file() else None
+
+    def table_place(self, part: str) -> str:
+        return str(self.path / f"{part}.json")
+
+
+class _Safetensors:
+    """Tensors ``<part>``, and JSON in the metadata ``<part>``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with safetensors.safe_open(path, "pt") as file:
+                self._tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+                self._metadata = file.metadata() or {}
+        except (OSError, safetensors.SafetensorError) as error:
+            raise DataError(f"{path}: cannot be read as safetensors ({error})") from error
+
+    def array(self, part: str) -> npt.NDArray[Any] | None:
+        if part not in self._tensors:
+            return None
+        tensor = self._tensors[part]
+        return cast(  # numpy has no bfloat16
+            npt.NDArray[Any],
+            (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(),
+        )
+
+    def array_place(self, part: str) -> str:
+        return f"{self.path}, tensor {part!r}"
+
+    def table(self, part: str) -> Any:
+        text = self._metadata.get(part)
+        return None if text is None else _parsed(text, self.table_place(part))
+
+    def table_place(self, part: str) -> str:
+        return f"{self.path}, metadata {part!r}"
+
+
+def _open(path: Path) -> Source:
+    if path.is_dir():
+        return _Folder(path)
+    if path.is_file() and path.suffix == SUFFIX:
+        return _Safetensors(path)
+    problem = "is neither a folder nor a .safetensors file" if path.exists() else "does not exist"
+    raise DataError(
+        f"features: {path} {problem}; give a .safetensors file with features and labels, or a "
+        "folder with features.npy and labels.npy"
+    )
+
+
+def _parsed(text: str | bytes, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{place}: is not JSON ({error})") from error
+
+
+def _required(source: Source, part: str) -> npt.NDArray[Any]:
+    array = source.array(part)
+    if array is None:
+        raise DataError(f"features: {source.path} holds no {part}; add {source.array_place(part)}")
+    return array
+
+
+def _features(source: Source) -> npt.NDArray[np.floating[Any]]:
+    features, place = _required(source, "features"), source.array_place("features")
+    if features.ndim != 2 or features.dtype.kind != "f":
+        raise DataError(
+            f"{place}: expected floats [n, D], got {features.dtype} {list(features.shape)}"
+        )
+    if 0 in features.shape:
+        raise DataError(f"{place}: is empty, {list(features.shape)}; store at least one row")
+    return features
+
+
+def _labels(source: Source, num_rows: int) -> npt.NDArray[Any]:
+    labels, place = np.asarray(_required(source, "labels")), source.array_place("labels")
+    if labels.shape != (num_rows,):
+        raise DataError(
+            f"{place}: expected one label for each of the {num_rows:,} rows of features, got "
+            f"{list(labels.shape)}"
+        )
+    if labels.dtype.kind == "S":
+        try:
+            return np.char.decode(labels, "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{place}: names are not UTF-8 ({error})") from error
+    if labels.dtype.kind not in "iuU":
+        raise DataError(f"{place}: expected integers or strings, got {labels.dtype}")
+    return labels
+
+
+def _class_names(source: Source, labels: npt.NDArray[Any], values: npt.NDArray[Any]) -> list[str]:
+    """Return the name of each of ``values``, the sorted distinct labels."""
+    table, place = source.table("class_names"), source.table_place("class_names")
+    if table is None:
+        return [str(value) for value in values]
+    if labels.dtype.kind == "U":
+        raise DataError(f"{place}: labels are names already; remove it, or store integer labels")
+    if not isinstance(table, list) or not all(isinstance(name, str) for name in table):
+        raise DataError(f"{place}: expected a list of strings, the names of label 0, 1, …")
+    repeated = [name for name, count in Counter(table).items() if count > 1]
+    if repeated:
+        raise DataError(f"{place}: the name {repeated[0]!r} is there twice; names must differ")
+    for value in (values[0], values[-1]):
+        if not 0 <= value < len(table):
+            row = int((labels == value).argmax())
+            raise DataError(
+                f"{place}: has names for labels 0 to {len(table) - 1}, but row {row} has label "
+                f"{value}"
+            )
+    return [table[value] for value in values]
+
+
+def _splits(source: Source, names: list[str], class_ids: npt.NDArray[np.int64]) -> ClassLists:
+    numbers, table = source.array("splits"), source.table("splits")
+    if numbers is not None and table is not None:
+        raise DataError(
+            f"features: splits are given twice, by {source.array_place('splits')} and by "
+            f"{source.table_place('splits')}; remove one of them"
+        )
+    if numbers is not None:
+        return _numbered_splits(numbers, source.array_place("splits"), names, class_ids)
+    if table is not None:
+        return _named_splits(table, source.table_place("splits"), names)
+    if len(names) < len(SPLITS):
+        raise DataError(
+            f"features: {source.path} has {len(names)} classes, but needs at least {len(SPLITS)}, "
+            "one for each of train, validation and test; add classes or splits"
+        )
+    return dealt(names)
+
+
+def _numbered_splits(
+    numbers: npt.NDArray[Any], place: str, names: list[str], class_ids: npt.NDArray[np.int64]
+) -> ClassLists:
+    """Collect the split of every class from those of its rows, which must agree."""
+    if numbers.shape != class_ids.shape or numbers.dtype.kind not in "iu":
+        raise DataError(
+            f"{place}: expected integers [{len(class_ids)}], one a row, got {numbers.dtype} "
+            f"{list(numbers.shape)}"
+        )
+    unknown = (numbers < 0) | (numbers >= len(SPLITS))
+    if unknown.any():
+        row = int(unknown.argmax())
+        raise DataError(
+            f"{place}: row {row} has split {numbers[row]}; known: 0 train, 1 validation, 2 test"
+        )
+    _, first_rows = np.unique(class_ids, return_index=True)
+    of_class = numbers[first_rows]  # [num_classes]
+    differs = numbers != of_class[class_ids]
+    if differs.any():
+        row = int(differs.argmax())
+        class_id = class_ids[row]
+        raise DataError(
+            f"{place}: class {names[class_id]!r} is in two splits, "
+            f"{SPLITS[of_class[class_id]]} in row {first_rows[class_id]} and "
+            f"{SPLITS[numbers[row]]} in row {row}; keep it in one of them"
+        )
+    return {
+        split: [name for name, chosen in zip(names, of_class, strict=True) if chosen == number]
+        for number, split in enumerate(SPLITS)
+    }
+
+
+def _named_splits(table: Any, place: str, names: list[str]) -> ClassLists:
+    if not isinstance(table, dict):
+        raise DataError(f"{place}: expected an object from class name to split")
+    known_names = set(names)
+    for name, split in table.items():
+        if name not in known_names:
+            raise DataError(f"{place}: names the class {name!r}, of which there are no rows")
+        if split not in SPLITS:
+            known = ", ".join(SPLITS)
+            raise DataError(f"{place}: class {name!r} has split {split!r}; known: {known}")
+    left_out = next((name for name in names if name not in table), None)
+    if left_out is not None:
+        raise DataError(f"{place}: class {left_out!r} has no split; add it")
+    return {split: [name for name in names if table[name] == split] for split in SPLITS}
+
+
+def _require_finite(features: npt.NDArray[np.floating[Any]], source: Source) -> None:
+    """Refuse rows with values that are not finite as float32, which is what the model reads."""
+    rows_at_once = max(1, CHECKED_AT_ONCE // features.shape[1])
+    for start in range(0, len(features), rows_at_once):
+        with np.errstate(over="ignore"):
+            values = features[start : start + rows_at_once].astype(np.float32, copy=False)
+        finite = np.isfinite(values).all(1)
+        if not finite.all():
+            row = start + int((~finite).argmax())
+            raise DataError(
+                f"{source.array_place('features')}: row {row} holds NaN, infinity or a number too "
+                "large for float32; mend or remove it"
+            )

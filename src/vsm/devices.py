@@ -1,0 +1,93 @@
+"""Where a run computes: its device, and the precision of its backbone.
+
+Both belong to the machine, not to the run: they are chosen when a command starts and are not stored
+with its settings. Generators stay on the CPU whatever the device, and what they draw is moved.
+"""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vsm.errors import SettingsError
+
+Precision = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where tensors live and how the backbone computes.
+
+    Attributes:
+        device: of the model, the memory and everything computed with them.
+        precision: of the backbone's products; all that has to do with probability is float32.
+    """
+
+    device: torch.device
+    precision: torch.dtype = torch.float32
+
+
+ON_CPU = Placement(torch.device("cpu"))
+
+
+def choose_placement(device: str = "auto", precision: Precision = "auto") -> Placement:
+    """Choose where to compute.
+
+    Args:
+        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+        precision: ``auto`` is bfloat16 on GPUs that have it and float32 elsewhere.
+    """
+    chosen = _device(device)
+    if precision == "auto":
+        bfloat16 = chosen.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return Placement(chosen, torch.bfloat16 if bfloat16 else torch.float32)
+    return Placement(chosen, getattr(torch, precision))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, index = name.partition(":")
+    if (index or name == "mps") and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise SettingsError(f"device: several processes cannot share {name}; use auto, cuda or cpu")
+    if name in ("cpu", "mps"):
+        if name == "mps" and not torch.backends.mps.is_available():
+            raise SettingsError("device: mps is not available here; use auto or cpu")
+        return torch.device(name)
+    if kind != "cuda" or not (index.isdigit() or name == "cuda"):
+        raise SettingsError(f"device: expected auto, cpu, cuda, cuda:N or mps, got {name!r}")
+    if not torch.cuda.is_available():
+        raise SettingsError(f"device: {name} asked for, but torch finds no GPU; use auto or cpu")
+    if index and int(index) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise SettingsError(f"device: {name} asked for, but this machine has {count} of them")
+    return torch.device("cuda", int(index) if index else _own_gpu())
+
+
+def _own_gpu() -> int:
+    """Return which GPU is this process's: by its place on the machine, or the only one it sees."""
+    count = torch.cuda.device_count()
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if count > 1 and local_rank >= count:
+        raise SettingsError(
+            f"device: this machine has {count} GPUs, too few for process {local_rank} of those "
+            f"started on it; start at most {count} on a machine, or use --device cpu"
+        )
+    return min(local_rank, count - 1)
+
+
+def send(values: Tensor, device: torch.device) -> Tensor:
+    """Move ``values`` from the CPU; to a GPU through pinned memory, without waiting for it."""
+    if device.type == "cuda":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
+
+
+def computing_in(precision: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
+    """Let matrix products and convolutions inside the block compute in ``precision``."""
+    if precision == torch.float32:
+        return nullcontext()
+    return torch.autocast(device.type, precision)

@@ -1,0 +1,533 @@
+"""Measuring speed: turns, pairs, peers that compute the same, and processes that leave nobody."""
+
+import io
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks import optimisations, speed
+from vsm.benchmarking import worker
+from vsm.benchmarking.evaluation import evaluations
+from vsm.benchmarking.memory_size import consolidations, recalls, recalls_with_gradient
+from vsm.benchmarking.peers import (
+    PeerConv4,
+    channels_first,
+    peer_accuracies,
+    peer_loss,
+    peer_steps,
+)
+from vsm.benchmarking.processes import Worker
+from vsm.benchmarking.step import (
+    backbone_passes,
+    embeddings,
+    episode_images,
+    run_settings,
+    training_steps,
+)
+from vsm.benchmarking.suite import Measurements, Plan, measure
+from vsm.benchmarking.timing import interleaved, ratios, spread
+from vsm.benchmarking.workloads import EvaluationWorkload, StepWorkload
+from vsm.cli import main
+from vsm.data import EpisodeSampler, ImageDataset
+from vsm.errors import BenchmarkError, SettingsError
+from vsm.evaluation import Evaluation, evaluate
+from vsm.model import FewShotModel
+from vsm.settings import METHODS
+
+TINY = StepWorkload(
+    channels=2,
+    tasks=2,
+    way=3,
+    queries=2,
+    memory_samples=3,
+    prototype_samples=2,
+    remembered=6,
+)
+TINY_EVALUATION = EvaluationWorkload(
+    channels=2,
+    way=2,
+    queries=2,
+    memory_samples=2,
+    prototype_samples=2,
+    remembered=3,
+    episodes=3,
+    peer_episodes=2,
+)
+TINY_PLAN = Plan(
+    TINY, TINY_EVALUATION, slots=(6, 9), pairs=2, evaluation_pairs=1, memory_rounds=2, warm_up=0
+)
+SIZES = (28, 32, 84)
+
+
+def peer_of(model: FewShotModel, workload: StepWorkload) -> PeerConv4:
+    """Return a peer's backbone with the weights of ours."""
+    peer = PeerConv4(workload.image_shape, workload.channels)
+    peer.load_state_dict(model.require_backbone().state_dict())
+    return peer
+
+
+# Turns, pairs and spreads
+
+
+def test_works_take_turns_in_every_round_and_warming_up_does_not_count() -> None:
+    done: list[str] = []
+
+    def noting(name: str) -> Callable[[], float]:
+        def work() -> float:
+            done.append(name)
+            return float(len(done))
+
+        return work
+
+    times = interleaved({"a": noting("a"), "b": noting("b")}, rounds=3, warm_up=1)
+    assert done == ["a", "b"] * 4
+    assert times == {"a": [3, 5, 7], "b": [4, 6, 8]}
+
+
+def test_no_round_begins_after_the_time_is_up_but_the_first() -> None:
+    rounds: list[int] = []
+    times = interleaved({"a": lambda: 1.0}, 5, seconds=0.0, advance=rounds.append)
+    assert times == {"a": [1.0]}
+    assert rounds == [1]
+
+
+def test_a_spread_is_the_median_and_the_quartiles() -> None:
+    found = spread([5.0, 1.0, 2.0, 4.0, 3.0])
+    assert (found.low, found.median, found.high, found.count) == (2.0, 3.0, 4.0, 5)
+    assert spread([7.0]).describe(1) == "7.0 (7.0 … 7.0)"
+
+
+def test_a_ratio_is_the_median_over_pairs_not_the_ratio_of_medians() -> None:
+    above, below = [1.0, 4.0, 30.0], [2.0, 1.0, 10.0]
+    assert ratios(above, below) == [0.5, 4.0, 3.0]
+    found = Measurements()
+    found.add_ratio("r", above, below)
+    found.add_ratio("s", below, above)
+    found.add_worst("worst", "r", "s")
+    written = found.as_dict()
+    assert written["ratios"] == {"r": 3.0, "s": statistics.median([2, 1 / 4, 1 / 3]), "worst": 3.0}
+    assert written["spreads"]["r"] == {"low": 1.75, "median": 3.0, "high": 3.5, "count": 3}
+
+
+# What is timed
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_peer_computes_the_loss_of_our_protonet_on_the_same_weights(size: int) -> None:
+    workload = replace(TINY, image_size=size)
+    model = FewShotModel(run_settings(workload, "protonet"), workload.image_shape)
+    images = episode_images(workload)
+    theirs = peer_loss(peer_of(model, workload), channels_first(images), workload.shot)
+    step: Any = training_steps(workload, "protonet")
+    torch.testing.assert_close(theirs.item(), step()["loss"], rtol=1e-4, atol=1e-5)
+
+
+def test_the_peer_trains_one_task_at_a_time_or_all_at_once() -> None:
+    one_by_one: Any = peer_steps(TINY, tasks_at_once=1)
+    together: Any = peer_steps(TINY, tasks_at_once=TINY.tasks)
+    first = one_by_one()
+    assert len(first) == TINY.tasks
+    assert len(together()) == 1
+    for _ in range(5):
+        last = one_by_one()
+    assert sum(last) < sum(first)
+
+
+def test_the_peers_evaluation_equals_ours_on_the_same_weights(tiny_dataset: ImageDataset) -> None:
+    workload = replace(TINY, channels=4)
+    model = FewShotModel(run_settings(workload, "protonet"), tiny_dataset.image_shape)
+    sampler = EpisodeSampler(tiny_dataset, "test", 5, 2, 3)
+    [drawn] = sampler.evaluation_episodes(8, seed=0)
+    episodes = channels_first(tiny_dataset.normalise(tiny_dataset.load(drawn.image_ids)))
+    theirs = peer_accuracies(peer_of(model, workload), episodes, shot=2)
+    ours = evaluate(model, None, sampler, 8, seed=0).episode_accuracies
+    assert theirs == pytest.approx(ours.tolist())
+    assert len(set(theirs)) > 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_peer_computes_in_the_default_layout_and_we_channels_last(size: int) -> None:
+    workload = replace(TINY, image_size=size)
+    model = FewShotModel(run_settings(workload, "protonet"), workload.image_shape)
+    images = episode_images(workload)
+    backbone: Any = model.backbone
+    ours = layouts(backbone, backbone.blocks, images.flatten(0, 2))
+    peer = peer_of(model, workload)
+    theirs = layouts(peer, peer.blocks, channels_first(images).flatten(0, 2))
+    assert set(ours) == {"channels last"}
+    assert set(theirs) == {"default"}
+
+
+def layouts(network: nn.Module, blocks: Any, images: Tensor) -> list[str]:
+    """Return in which memory layout each block's convolution writes its result."""
+    found: list[str] = []
+
+    def note(_: nn.Module, __: Any, maps: Tensor) -> None:
+        last = maps.is_contiguous(memory_format=torch.channels_last)
+        assert last != maps.is_contiguous()
+        found.append("channels last" if last else "default")
+
+    hooks = [block[0].register_forward_hook(note) for block in blocks]
+    network(images)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_of_every_method_learns_and_keeps_what_is_remembered(method: Any) -> None:
+    step: Any = training_steps(TINY, method)
+    measured = [step() for _ in range(3)]
+    assert all(0 < one["loss"] < float("inf") for one in measured)
+    assert all(one.get("slots", TINY.remembered) == TINY.remembered for one in measured)
+
+
+def test_the_bare_backbone_is_the_one_inside_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same weights, same images, same layout."""
+    met: list[tuple[Tensor, dict[str, Tensor], tuple[int, ...]]] = []
+    original = FewShotModel.__init__
+
+    def watched(self: FewShotModel, *arguments: Any) -> None:
+        original(self, *arguments)
+
+        def note(network: nn.Module, images: tuple[Tensor, ...]) -> None:
+            weights = {name: value.clone() for name, value in network.named_parameters()}
+            met.append((images[0], weights, images[0].stride()))
+
+        self.require_backbone().register_forward_pre_hook(note)
+
+    monkeypatch.setattr(FewShotModel, "__init__", watched)
+    for work in (training_steps(TINY, "vsm"), backbone_passes(TINY), embeddings(TINY)):
+        work()
+    for images, weights, strides in met[1:]:
+        torch.testing.assert_close(images, met[0][0])
+        torch.testing.assert_close(weights, met[0][1])
+        assert strides == met[0][2]
+
+
+def test_recall_and_consolidation_meet_the_memory_they_are_asked_for() -> None:
+    workload = replace(TINY, remembered=50)
+    recall: Any = recalls(workload)
+    assert recall().weights.shape == (workload.tasks, workload.way, 50)
+    consolidate: Any = consolidations(workload)
+    updated = consolidate()
+    assert len(updated) == 50
+    assert (updated.counts > 1).sum() <= workload.tasks * workload.way
+    recalls_with_gradient(workload)()
+
+
+def test_a_task_cannot_have_more_classes_than_are_remembered() -> None:
+    with pytest.raises(SettingsError, match=r"remembered: a task's 5 classes .* got 4 of them"):
+        StepWorkload(remembered=4)
+
+
+# Optimisations, undone
+
+
+REPLACEMENTS = {
+    "channels_last": (optimisations.ChannelsFirstConv4, "forward"),
+    "pooling_first": (optimisations.RectifyingFirstConv4, "forward"),
+    "tasks_together": (optimisations, "one_task_at_a_time"),
+    "split_first_layer": (optimisations, "concatenated_first_layer"),
+    "moments": (optimisations, "broadcast_bound"),
+    "samples_with_moments": (optimisations, "made_apart"),
+    "cached_features": (optimisations, "embedding_every_episode"),
+}
+
+
+def outcome(work: str) -> list[float]:
+    """Return what a work computes: losses and gradients of two steps, or confidences."""
+    if work == "step":
+        step: Any = training_steps(TINY, "vsm")
+        return [number for _ in range(2) for number in step().values()]
+    evaluated: Any = evaluations(TINY_EVALUATION)()
+    assert isinstance(evaluated, Evaluation)
+    return evaluated.confidence.flatten().tolist()
+
+
+@pytest.mark.parametrize("name", REPLACEMENTS)
+def test_an_undone_optimisation_is_really_undone_and_computes_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undoing = optimisations.OPTIMISATIONS[name]
+    owner, attribute = REPLACEMENTS[name]
+    replacement, calls = getattr(owner, attribute), []
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(attribute)
+        return replacement(*arguments)
+
+    monkeypatch.setattr(owner, attribute, counted)
+    expected = outcome(undoing.work)
+    assert not calls
+    with undoing.patch():
+        undone = outcome(undoing.work)
+    assert calls
+    if name != "tasks_together":  # which updates the weights between tasks
+        assert undone == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_undoing_channels_last_gives_the_default_layout() -> None:
+    for size in SIZES:
+        workload = replace(TINY, image_size=size)
+        network = optimisations.ChannelsFirstConv4(workload.image_shape, workload.channels)
+        images = episode_images(workload).flatten(0, 2)
+        assert set(layouts(network, network.blocks, images)) == {"default"}
+
+
+def test_every_optimisation_but_the_allocator_is_undone_by_a_patch() -> None:
+    assert {*REPLACEMENTS, "allocator"} == set(optimisations.OPTIMISATIONS)
+    assert not optimisations.OPTIMISATIONS["allocator"].keep_allocations
+    assert all(optimisations.OPTIMISATIONS[name].keep_allocations for name in REPLACEMENTS)
+
+
+def test_an_undone_optimisation_is_measured_in_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1])
+    monkeypatch.setattr(optimisations, "StepWorkload", lambda size: replace(TINY, image_size=size))
+    title, work, *cells, pairs = optimisations.measure("moments", 28, {"step": 2}, threads=1)
+    assert (title, work, pairs) == (optimisations.OPTIMISATIONS["moments"].title, "step", "2")
+    assert len(cells) == 3
+
+
+# Processes
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[Worker]:
+    with Worker(keep_allocations=False, threads=1) as running:
+        yield running
+
+
+def test_a_worker_times_works_and_tells_about_itself(process: Worker) -> None:
+    assert process.facts["torch"] == torch.__version__
+    assert process.facts["threads"] == 1
+    assert process.facts["keeps_allocations"] is False
+    step = process.prepare("step", method="vsm", **asdict(TINY))
+    backbone = process.prepare("backbone", **asdict(TINY))
+    times = interleaved({"step": step, "backbone": backbone}, rounds=2, warm_up=0)
+    assert all(seconds > 0 for values in times.values() for seconds in values)
+
+
+def test_a_mistake_in_a_worker_is_one_line_and_not_its_end(process: Worker) -> None:
+    with pytest.raises(BenchmarkError, match=r"^data: unknown dataset 'cats'"):
+        process.prepare("evaluation", **{**asdict(TINY_EVALUATION), "data": "cats"})
+    assert process.prepare("embedding", **asdict(TINY))() > 0
+
+
+def test_a_worker_that_dies_is_named() -> None:
+    with Worker(keep_allocations=False) as dying:
+        work = dying.prepare("embedding", **asdict(TINY))
+        os.kill(dying.process_id, signal.SIGKILL)
+        with pytest.raises(BenchmarkError, match=r"died \(signal 9, out of memory\?\) .* to run"):
+            work()
+
+
+def test_a_worker_that_cannot_start_is_named() -> None:
+    command = (sys.executable, "-c", "raise SystemExit(3)")
+    with pytest.raises(BenchmarkError, match=r"died \(exit code 3\) while asked to begin"):
+        Worker(keep_allocations=True, command=command).__enter__()
+
+
+def test_only_a_default_allocator_forgets_how_glibc_was_tuned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
+    reply = (
+        "import json, os; input()\n"
+        "print(json.dumps({'arenas': os.environ.get('MALLOC_ARENA_MAX')}))"
+    )
+    command = (sys.executable, "-c", reply)
+    with Worker(keep_allocations=True, command=command) as kept:
+        assert kept.facts == {"arenas": "7"}
+    with Worker(keep_allocations=False, command=command) as default:
+        assert default.facts == {"arenas": None}
+
+
+def children_of(process_id: int) -> set[int]:
+    """Return the ids of a process's children, those that ended without being asked excluded."""
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = status.read_text().rpartition(")")[2].split()[:2]
+        except OSError:  # ended meanwhile
+            continue
+        if int(parent) == process_id and state != "Z":
+            found.add(int(status.parent.name))
+    return found
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_benchmark_that_is_stopped_leaves_no_process_behind(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "vsm", "bench", "--repeats", "1000", "--channels", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as bench:
+        wait_until(lambda: len(children_of(bench.pid)) == 2)
+        workers = children_of(bench.pid)
+        bench.send_signal(number)
+        code = bench.wait(60)
+    assert code == (130 if number == signal.SIGINT else -number)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+# Everything together
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    return {**measure(TINY_PLAN), "commit": None}
+
+
+PROMISED_RATIOS = {
+    *(f"vsm_step_vs_backbone_{size}" for size in SIZES),
+    *("vsm_step_vs_peer_protonet", "vsm_step_vs_peer_protonet_28", "vsm_step_vs_peer_protonet_32"),
+    *("evaluation_2k_vs_peer_600", "evaluation_2k_vs_peer_600_1shot"),
+    "evaluation_2k_vs_peer_600_5shot",
+}
+
+
+def test_results_have_the_promised_ratios_and_each_is_the_median_of_its_pairs(
+    results: dict[str, Any],
+) -> None:
+    found, spreads = results["ratios"], results["spreads"]
+    assert set(found) >= PROMISED_RATIOS
+    assert set(found) == set(spreads)
+    for name, ratio in found.items():
+        assert 0 < spreads[name]["low"] <= ratio == spreads[name]["median"] <= spreads[name]["high"]
+        assert spreads[name]["count"] == (1 if "evaluation" in name else 2)
+    peers = [found[f"vsm_step_vs_peer_protonet_{size}"] for size in (28, 32)]
+    assert found["vsm_step_vs_peer_protonet"] == max(peers)
+    shots = [found[f"evaluation_2k_vs_peer_600_{shot}shot"] for shot in (1, 5)]
+    assert found["evaluation_2k_vs_peer_600"] == max(shots)
+
+
+def test_results_tell_times_the_machine_and_the_work_but_not_whose_machine(
+    results: dict[str, Any],
+) -> None:
+    assert all(one["median"] > 0 for one in results["milliseconds"].values())
+    assert [row["slots"] for row in results["memory_size"]] == [6, 9]
+    assert results["machine"]["torch"] == torch.__version__
+    assert results["machine"]["cores"] >= 1
+    assert results["machine"]["peer_keeps_allocations"] is False
+    assert results["workload"]["evaluation"] == asdict(TINY_EVALUATION)
+    written = json.dumps(results)
+    assert os.uname().nodename not in written
+    assert str(Path.home()) not in written
+    assert str(Path.cwd()) not in written
+
+
+def test_results_are_written_as_a_page_an_object_and_a_picture(
+    results: dict[str, Any], tmp_path: Path
+) -> None:
+    speed.write(results, tmp_path)
+    assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8")) == results
+    page = (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in page for name in (*results["spreads"], *results["milliseconds"]))
+    assert "≤ 1.35" in page
+    assert speed.PICTURE in page
+    assert "<svg" in (tmp_path / speed.PICTURE).read_text(encoding="utf-8")
+
+
+def test_every_target_is_a_promised_ratio() -> None:
+    assert set(speed.TARGETS) <= PROMISED_RATIOS
+
+
+@pytest.fixture(scope="module")
+def printed_json() -> str:
+    """What a short ``vsm bench --json`` prints."""
+    with redirect_stdout(io.StringIO()) as output:
+        arguments = ["--channels", "2", "--repeats", "2", "--threads", "1", "--json"]
+        assert main(["bench", *arguments]) == 0
+    return output.getvalue()
+
+
+def test_bench_prints_one_json_object(printed_json: str) -> None:
+    [line] = printed_json.splitlines()
+    printed = json.loads(line)
+    assert set(printed["ratios"]) == {
+        *(f"{method}_step_vs_backbone" for method in ("protonet", "vpn", "vsm")),
+        "vsm_step_vs_peer_protonet",
+    }
+    for name, found in printed["spreads"].items():
+        assert 0 < found["low"] <= printed["ratios"][name] == found["median"] <= found["high"]
+        assert found["count"] == 2
+    assert printed["images_per_second"] == pytest.approx(
+        640_000 / printed["milliseconds"]["embedding"]["median"]
+    )
+    assert printed["machine"]["threads"] == 1
+    assert printed["workload"] == asdict(StepWorkload(channels=2))
+
+
+def test_bench_prints_a_table_for_people(
+    printed_json: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = json.loads(printed_json)
+    monkeypatch.setattr("vsm.benchmarking.suite.measure_briefly", lambda *_: result)
+    assert main(["bench"]) == 0
+    printed = capsys.readouterr().out
+    assert "training step of vsm" in printed
+    assert f"ProtoNet: {result['ratios']['vsm_step_vs_peer_protonet']:.2f} (" in printed
+    assert f"images embedded a second: {result['images_per_second']:,.0f}" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--repeats", "0"], "repeats: must be at least 1, got 0"),
+        (["--threads", "0"], "threads: must be at least 1, got 0"),
+    ],
+)
+def test_mistakes_are_named_with_exit_code_2(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *arguments]) == 2
+    assert capsys.readouterr().err == f"vsm bench: {named}\n"
+
+
+def test_asking_for_help_or_planning_needs_no_torch() -> None:
+    script = (
+        "import sys; from vsm.cli import main\n"
+        "import vsm.benchmarking.suite\n"
+        "try: main(['bench', '--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == 0
+    assert b"--repeats" in done.stdout
+
+
+def test_every_work_of_the_worker_runs(data_folder: Path) -> None:
+    step, evaluation = asdict(TINY), asdict(TINY_EVALUATION)
+    parameters: dict[str, dict[str, Any]] = {
+        "step": {"method": "vpn", **step},
+        "peer_steps": {"tasks_at_once": 1, **step},
+        "evaluation": evaluation,
+        "peer_evaluation": evaluation,
+    }
+    bench = worker.Bench()
+    for work in worker.WORKS:
+        chosen = parameters.get(work, step)
+        bench.answer({"do": "prepare", "name": "it", "work": work, "parameters": chosen})
+        assert bench.answer({"do": "run", "name": "it"})["seconds"] > 0

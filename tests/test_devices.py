@@ -1,0 +1,203 @@
+"""Where a run computes: choosing a device, and keeping all tensors on it."""
+
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from pretend_device import PRETENDED, Elsewhere, pretended_device
+from vsm.comparison import EpisodeProtocol, evaluate_run
+from vsm.data import ImageDataset
+from vsm.devices import ON_CPU, Placement, choose_placement, send
+from vsm.errors import SettingsError
+from vsm.evaluation import BatchNormMode
+from vsm.model import FewShotModel
+from vsm.report.showcase import look_at_episodes
+from vsm.runs import load_run
+from vsm.settings import METHODS, MemorySettings, Method, ObjectiveSettings, RunSettings
+from vsm.training import Silence, train
+
+ELSEWHERE = Placement(PRETENDED)
+IN_BFLOAT16 = Placement(torch.device("cpu"), torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
+    monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.comparison.open_dataset", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.training.FUSED_ADAM_DEVICES", ())
+
+
+def assert_same_files(one: Path, two: Path) -> None:
+    for name in ("model.safetensors", "memory.safetensors", "resume.safetensors"):
+        assert (one / name).exists() == (two / name).exists()
+        if (one / name).exists():
+            assert (one / name).read_bytes() == (two / name).read_bytes(), name
+
+
+def test_the_pretended_device_refuses_to_mix_with_the_cpu() -> None:
+    with pretended_device() as device:
+        there = torch.ones(3, device=device)
+        assert isinstance(there, Elsewhere)
+        assert there.device == device
+        assert (there + there.sum()).tolist() == [4, 4, 4]
+        with pytest.raises(RuntimeError, match="two devices"):
+            there + torch.ones(3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_elsewhere_is_the_run_of_the_cpu(
+    method: Method, tiny_settings: RunSettings, tmp_path: Path
+) -> None:
+    settings = replace(
+        tiny_settings, method=method, memory=MemorySettings(capacity=5, top_k=3), steps=3
+    )
+    train(settings, tmp_path / "here", placement=ON_CPU)
+    with pretended_device():
+        train(settings, tmp_path / "there", placement=ELSEWHERE)
+    assert_same_files(tmp_path / "here", tmp_path / "there")
+
+
+@pytest.mark.parametrize("recall", ["soft", "mixture", "gumbel"])
+def test_every_recall_and_divergence_runs_elsewhere(
+    recall: str, tiny_settings: RunSettings, tmp_path: Path
+) -> None:
+    memory = MemorySettings(
+        recall=recall,  # type: ignore[arg-type]
+        capacity=5,
+        capacity_policy="least_recently_updated",
+    )
+    objective = ObjectiveSettings(kl="monte_carlo", likelihood="log_of_mean")
+    model = replace(tiny_settings.model, keep_probability=0.8, distance="cosine")
+    settings = replace(tiny_settings, memory=memory, objective=objective, model=model, steps=3)
+    train(settings, tmp_path / "here", placement=ON_CPU)
+    with pretended_device():
+        train(settings, tmp_path / "there", placement=ELSEWHERE)
+    assert_same_files(tmp_path / "here", tmp_path / "there")
+
+
+@pytest.mark.parametrize("placements", [(ON_CPU, ELSEWHERE), (ELSEWHERE, ON_CPU)])
+def test_a_run_can_be_resumed_on_another_device(
+    placements: tuple[Placement, Placement], tiny_settings: RunSettings, tmp_path: Path
+) -> None:
+    class PowerCut(Silence):
+        def step(self, step: int, loss: float) -> None:
+            if step == 4:
+                raise OSError("power cut")
+
+    train(tiny_settings, tmp_path / "here", placement=ON_CPU)
+    before, after = placements
+    with pretended_device():
+        with pytest.raises(OSError, match="power cut"):
+            train(tiny_settings, tmp_path / "moved", progress=PowerCut(), placement=before)
+        train(tiny_settings, tmp_path / "moved", resume=True, placement=after)
+    assert_same_files(tmp_path / "here", tmp_path / "moved")
+
+
+@pytest.mark.parametrize("batch_norm", ["inductive", "transductive"])
+def test_evaluation_elsewhere_gives_the_results_of_the_cpu(
+    batch_norm: BatchNormMode,
+    tiny_settings: RunSettings,
+    tiny_dataset: ImageDataset,
+    tmp_path: Path,
+) -> None:
+    train(tiny_settings, tmp_path / "run", placement=ON_CPU)
+    protocol = EpisodeProtocol("tiny", "test", 3, 1, 2, 4, 0, batch_norm, memory_slots=4)
+    here = evaluate_run(tmp_path / "run", protocol, placement=ON_CPU)
+    with pretended_device():
+        there = evaluate_run(tmp_path / "run", protocol, placement=ELSEWHERE)
+        last = evaluate_run(tmp_path / "run", protocol, "last", placement=ELSEWHERE)
+        shown = look_at_episodes(there, tiny_dataset, 2, 2)
+    assert there.trained.memory is not None
+    assert there.trained.memory.content.device == PRETENDED
+    assert there.evaluation.correct.device == last.evaluation.correct.device == ON_CPU.device
+    assert here.as_dict() == there.as_dict()
+    assert torch.equal(here.evaluation.log_likelihood, there.evaluation.log_likelihood)
+    for episode in shown:
+        assert episode.weights is not None
+        for value in (episode.probabilities, episode.prototypes, episode.weights):
+            assert value.device.type == "cpu"
+
+
+def test_the_backbone_alone_computes_in_bfloat16(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
+) -> None:
+    seen: list[torch.dtype] = []
+
+    def watch(module: torch.nn.Module, given: object, made: torch.Tensor) -> None:
+        seen.append(made.dtype)
+
+    model = FewShotModel(tiny_settings, tiny_dataset.image_shape)
+    model.require_backbone().register_forward_hook(watch)
+    images = tiny_dataset.normalise(tiny_dataset.load(torch.arange(6)))
+    exact = model.eval().embed(images)
+    rounded = model.place(IN_BFLOAT16).embed(images)
+    assert seen == [torch.float32, torch.bfloat16]
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(exact, rounded)
+    torch.testing.assert_close(exact, rounded, rtol=0.1, atol=0.05)
+    train(tiny_settings, tmp_path / "run", placement=IN_BFLOAT16)
+    trained = load_run(tmp_path / "run", tiny_dataset)
+    assert trained.memory is not None
+    assert trained.memory.content.dtype == torch.float32
+    assert {parameter.dtype for parameter in trained.model.parameters()} == {torch.float32}
+
+
+def test_pixels_go_to_a_gpu_through_pinned_memory_without_waiting() -> None:
+    pixels, gpu = Mock(spec=torch.Tensor), torch.device("cuda", 0)
+    sent = send(pixels, gpu)
+    pixels.pin_memory.return_value.to.assert_called_once_with(gpu, non_blocking=True)
+    assert sent is pixels.pin_memory.return_value.to.return_value
+
+
+def pretend_gpus(patch: pytest.MonkeyPatch, count: int, bfloat16: bool = True) -> None:
+    patch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    patch.setattr(torch.cuda, "device_count", lambda: count)
+    patch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bfloat16)
+
+
+def test_auto_takes_the_gpu_of_its_process_and_bfloat16_where_there_is_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend_gpus(monkeypatch, 0)
+    assert choose_placement() == ON_CPU
+    pretend_gpus(monkeypatch, 4)
+    assert choose_placement() == Placement(torch.device("cuda", 0), torch.bfloat16)
+    assert choose_placement("cuda:1", "float32") == Placement(torch.device("cuda", 1))
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert choose_placement().device == torch.device("cuda", 3)
+    pretend_gpus(monkeypatch, 1, bfloat16=False)  # a scheduler shows each process its own GPU alone
+    assert choose_placement() == Placement(torch.device("cuda", 0))
+    assert choose_placement("cpu", "bfloat16").precision == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "named"),
+    [
+        ("gpu", 1, "device: expected auto, cpu, cuda, cuda:N or mps, got 'gpu'"),
+        ("cuda:", 1, "expected auto, cpu, cuda, cuda:N or mps"),
+        ("cuda", 0, "device: cuda asked for, but torch finds no GPU; use auto or cpu"),
+        ("cuda", 2, "device: this machine has 2 GPUs, too few for process 5"),
+        ("cuda:1", 2, "device: several processes cannot share cuda:1; use auto, cuda or cpu"),
+        ("mps", 0, "device: several processes cannot share mps"),
+    ],
+)
+def test_devices_that_cannot_be_are_named(
+    device: str, count: int, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpus(monkeypatch, count)
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    with pytest.raises(SettingsError, match=named):
+        choose_placement(device)
+
+
+def test_a_missing_gpu_and_a_missing_mps_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 2)
+    with pytest.raises(SettingsError, match="device: cuda:2 asked for, but this machine has 2 of"):
+        choose_placement("cuda:2")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(SettingsError, match="device: mps is not available here; use auto or cpu"):
+        choose_placement("mps")

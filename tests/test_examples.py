@@ -1,0 +1,65 @@
+"""The examples run as they stand, with fewer steps."""
+
+import ast
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from vsm.cli import main
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SMALL = [
+    *("--queries", "2", "--tasks", "1", "--steps", "2", "--model.hidden-units", "8"),
+    *("--sampling.train-memory", "4", "--sampling.train-prototypes", "4"),
+    *("--sampling.evaluation-memory", "4", "--sampling.evaluation-prototypes", "4"),
+    *("--validation.every", "2", "--validation.episodes", "4"),
+]
+
+
+def test_the_commands_of_the_custom_backbone_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = EXAMPLES / "custom_backbone.py"
+    shutil.copy(source, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    text = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
+    train, evaluate = (shlex.split(line) for line in re.findall(r"^    vsm (.+)$", text, re.M))
+    try:
+        assert main([*train, *SMALL]) == 0
+        assert main([*evaluate, "--queries", "2", "--episodes", "4"]) == 0
+    finally:
+        sys.modules.pop("custom_backbone", None)
+    assert "5-way 1-shot" in capsys.readouterr().out
+
+
+def test_the_page_about_encoders_does_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (EXAMPLES.parent / "docs" / "encoders.md").read_text(encoding="utf-8")
+    factory, storing = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "encoders.py").write_text(factory)
+    monkeypatch.chdir(tmp_path)
+    exec(storing, {})
+    commands = [shlex.split(line) for line in re.findall(r"^vsm (.+)$", page, re.M)]
+    small = {"train": SMALL, "evaluate": ["--queries", "2", "--episodes", "4"]}
+    done = [command for command in commands if command[0] in small and "--resume" not in command]
+    try:
+        assert all(main([*command, *small[command[0]]]) == 0 for command in done)
+    finally:
+        sys.modules.pop("encoders", None)
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["birds", "own"]
+
+
+def test_features_are_stored_trained_on_and_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = runpy.run_path(str(EXAMPLES / "stored_features.py"))
+    example["main"](["--output", str(tmp_path / "out"), "--steps", "2", "--episodes", "4"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(re.search(r": \d+\.\d% ± \d+\.\d%$", line) for line in lines)

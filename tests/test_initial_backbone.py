@@ -1,0 +1,144 @@
+"""Runs that begin with a trained backbone, frozen or not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from run_helpers import AskedToStop, assert_same_run
+from vsm.checkpoints import save_backbone
+from vsm.data import EpisodeSampler, FeatureDataset, ImageDataset, Split
+from vsm.errors import RunError, SettingsError
+from vsm.evaluation import encode_dataset, evaluate
+from vsm.interruption import Interrupted
+from vsm.model import FewShotModel
+from vsm.runs import begin_with_backbone, load_run
+from vsm.settings import RunSettings
+from vsm.training import Silence, train
+
+
+@pytest.fixture(autouse=True)
+def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
+    monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
+
+
+class StopAt(AskedToStop, Silence):
+    """Nobody else watches."""
+
+
+@pytest.fixture
+def pretrained(tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path) -> Path:
+    """A directory with a backbone whose weights and statistics are its own."""
+    backbone = FewShotModel(replace(tiny_settings, seed=9), tiny_dataset.image_shape).backbone
+    assert backbone is not None
+    with torch.no_grad():
+        for _ in range(3):  # moves the running statistics
+            backbone(tiny_dataset.normalise(tiny_dataset.load(np.arange(40))))
+    folder = tmp_path / "pretrained"
+    folder.mkdir()
+    facts = {
+        "backbone": tiny_settings.model.backbone,
+        "channels": tiny_settings.model.channels,
+        "keep_probability": 1.0,
+        "input_shape": list(tiny_dataset.image_shape),
+    }
+    save_backbone(folder / "backbone.safetensors", backbone, facts)
+    return folder
+
+
+def backbone_of(path: Path, dataset: ImageDataset) -> dict[str, torch.Tensor]:
+    return dict(load_run(path, dataset).model.require_backbone().state_dict())
+
+
+def test_a_run_begins_with_the_backbone_it_is_given(
+    pretrained: Path, tiny_settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    model = FewShotModel(tiny_settings, tiny_dataset.image_shape)
+    other = FewShotModel(replace(tiny_settings, seed=9), tiny_dataset.image_shape)
+    begin_with_backbone(model, pretrained)
+    for name, value in other.require_backbone().named_parameters():
+        assert torch.equal(model.require_backbone().get_parameter(name), value)
+
+
+def test_another_runs_backbone_will_do(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
+) -> None:
+    first = train(replace(tiny_settings, method="protonet"), tmp_path / "first")
+    model = FewShotModel(tiny_settings, tiny_dataset.image_shape)
+    begin_with_backbone(model, first.path)
+    for name, value in backbone_of(first.path, tiny_dataset).items():
+        assert torch.equal(model.require_backbone().state_dict()[name], value)
+
+
+def test_a_frozen_backbone_stays_bit_for_bit_and_the_rest_learns(
+    pretrained: Path, tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
+) -> None:
+    settings = replace(tiny_settings, init=str(pretrained), freeze_backbone=True)
+    run = train(settings, tmp_path / "run")
+    start = FewShotModel(settings, tiny_dataset.image_shape)
+    begin_with_backbone(start, pretrained)
+    trained = load_run(run.path, tiny_dataset)
+    for name, value in start.require_backbone().state_dict().items():
+        assert torch.equal(trained.model.require_backbone().state_dict()[name], value), name
+    before, after = start.prior.state_dict(), trained.model.prior.state_dict()
+    assert any(not torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_a_backbone_that_is_not_frozen_goes_on_learning(
+    pretrained: Path, tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
+) -> None:
+    settings = replace(tiny_settings, init=str(pretrained))
+    run = train(settings, tmp_path / "run")
+    start = FewShotModel(settings, tiny_dataset.image_shape)
+    begin_with_backbone(start, pretrained)
+    after = backbone_of(run.path, tiny_dataset)
+    assert any(not torch.equal(after[k], v) for k, v in start.require_backbone().named_parameters())
+
+
+def test_encoded_images_give_the_results_of_the_images_and_hide_the_test_classes(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    model = FewShotModel(replace(tiny_settings, method="vpn"), tiny_dataset.image_shape)
+    encoded = encode_dataset(model, tiny_dataset)
+    shape = (3, 1, 2)
+    splits: tuple[Split, ...] = ("train", "validation")
+    for split in splits:
+        one, two = (
+            evaluate(model, None, EpisodeSampler(dataset, split, *shape), 6, 0)
+            for dataset in (tiny_dataset, encoded)
+        )
+        torch.testing.assert_close(one.log_likelihood, two.log_likelihood)
+    assert isinstance(encoded, FeatureDataset)
+    assert encoded.load(encoded.split_ids("test")).isnan().all()
+
+
+def test_a_frozen_run_resumes_bit_for_bit_even_when_its_origin_is_gone(
+    pretrained: Path, tiny_settings: RunSettings, tmp_path: Path
+) -> None:
+    settings = replace(tiny_settings, init=str(pretrained), freeze_backbone=True, steps=8)
+    train(settings, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(settings, tmp_path / "parts", progress=StopAt(3))
+    (pretrained / "backbone.safetensors").unlink()
+    train(settings, tmp_path / "parts", resume=True)
+    files = ("model.safetensors", "memory.safetensors", "resume.safetensors")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", *files)
+
+
+def test_what_cannot_be_begun_with_is_named_and_leaves_no_run(
+    pretrained: Path, tiny_settings: RunSettings, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    wide = replace(tiny_settings, model=replace(tiny_settings.model, channels=7))
+    with pytest.raises(RunError, match=r"model.channels \d+, but this run has 7; give it"):
+        train(replace(wide, init=str(pretrained)), output)
+    with pytest.raises(RunError, match="holds no pre-trained backbone"):
+        train(replace(tiny_settings, init=str(tmp_path / "nothing")), output)
+    assert not output.exists()
+    with pytest.raises(SettingsError, match="freeze_backbone: only a trained backbone"):
+        replace(tiny_settings, freeze_backbone=True)
+    bare = replace(tiny_settings, method="protonet", init=str(pretrained), freeze_backbone=True)
+    with pytest.raises(SettingsError, match="nothing to train"):
+        train(bare, output)
