@@ -8,7 +8,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, variance
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -24,7 +24,7 @@ from vsm.configuration import preset_paths, settings_from_files
 from vsm.errors import DataError, RunError, SettingsError
 from vsm.interruption import Interrupted
 from vsm.reproduction import execution, jobs
-from vsm.reproduction.budgets import BUDGETS, Budget, Unavailable, with_changes
+from vsm.reproduction.budgets import BUDGETS, FOLDER, Budget, Unavailable, with_changes
 from vsm.reproduction.catalogue import Exhibit, Row, exhibit, exhibits
 from vsm.reproduction.costs import duration, forecast, reference_seconds
 from vsm.reproduction.document import Block, Heading, Picture, Table, Text, to_html, to_markdown
@@ -38,7 +38,8 @@ from vsm.reproduction.runner import Outcome, run_jobs
 from vsm.reproduction.separation import separation
 from vsm.reproduction.store import JobStore
 from vsm.reproduction.tables import difference_table, value_table
-from vsm.settings import METHODS, RunSettings
+from vsm.reproduction.worker import SubmittedWork
+from vsm.settings import METHODS, RunSettings, SlurmSettings
 from vsm.statistics import crossed_estimate, estimate, student_quantile
 
 PAPER = Path(__file__).parents[2] / "shared" / "paper"
@@ -160,6 +161,7 @@ def test_every_row_builds_settings_under_every_budget_or_says_why_not(
                 2,
             )
             assert settings.model.backbone == shown.backbone
+            assert settings.freeze_backbone == bool(budget.pretraining_epochs)
             for dotted, value in row.changes.items():
                 assert setting(settings, dotted) == value
 
@@ -180,8 +182,6 @@ def is_honest(reason: str, backbone: str, budget: str) -> bool:
     lacking = reason.removeprefix("not available in this version: ")
     if lacking.startswith("method "):
         return lacking.split()[1] not in METHODS
-    if lacking == "pre-training":
-        return budget == "cpu" and "init" not in get_type_hints(RunSettings)
     return lacking == "setting model.inference" and not hasattr(RunSettings().model, "inference")
 
 
@@ -220,6 +220,19 @@ def test_deep_rows_are_narrow_under_smoke_and_full_under_paper() -> None:
     assert widths["smoke"] < 64
     assert BUDGETS["smoke"].narrow("resnet12") == f"resnet12 with {widths['smoke']} of 64 channels"
     assert BUDGETS["paper"].narrow("resnet12") == ""
+
+
+def test_under_the_cpu_budget_one_pretraining_serves_all_rows_and_seeds_of_a_dataset() -> None:
+    plans = [
+        make_plan(Request(name, "cpu", ("glyphs",), seeds=2)) for name in ("table-1", "table-3")
+    ]
+    found = in_order(job for plan in plans for job in plan.jobs)
+    [pretraining] = [job for job in found if job.kind == "pretrain"]
+    trainings = [job for job in found if job.kind == "train"]
+    assert len(trainings) == 16
+    assert all(job.after == pretraining for job in trainings)
+    other = make_plan(Request("table-1", "cpu", ("omniglot",), seeds=1))
+    assert pretraining.key not in {job.key for job in other.jobs}
 
 
 # Names of jobs.
@@ -365,13 +378,13 @@ def test_results_are_found_after_the_data_has_gone(pictures: str) -> None:
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder of 30 classes of 9 small pictures, as ``--data`` takes it."""
+    """A folder of 30 classes of 20 small pictures, as ``--data`` takes it."""
     folder = tmp_path_factory.mktemp("pictures")
     random = np.random.default_rng(0)
     for number in range(30):
         pattern = random.integers(0, 200, (16, 16))
         (folder / f"class{number:02}").mkdir()
-        for drawing in range(9):
+        for drawing in range(20):
             pixels = (pattern + random.integers(0, 55, (16, 16))).astype(np.uint8)
             Image.fromarray(pixels).save(folder / f"class{number:02}" / f"{drawing}.png")
     return f"folder:{folder}"
@@ -415,6 +428,30 @@ def test_a_plan_runs_once_and_then_is_done(plan: Plan, tmp_path: Path) -> None:
     assert {store.state(job) for job in plan.jobs} == {"done"}
     again, began = run_plan(plan, tmp_path)
     assert (len(again.done), len(again.skipped), began) == (0, 4, [])
+
+
+def test_a_run_begins_with_the_pretraining_it_needs(
+    pictures: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = replace(BUDGETS["tiny"], file="cpu.yaml", pretraining_epochs={"": 1})
+    monkeypatch.setitem(BUDGETS, "tiny", frozen)
+    monkeypatch.setattr("vsm.reproduction.budgets._base", short_heads)
+    plan = make_plan(Request("figure-2", "tiny", (pictures,), seeds=1))
+    assert [job.kind for job in plan.jobs] == ["pretrain", *["train", "evaluate"] * 2]
+    outcome, _ = run_plan(plan, tmp_path)
+    assert (len(outcome.done), outcome.failed) == (5, [])
+    store, [pretraining, run, *_] = JobStore(tmp_path), plan.jobs
+    begun = settings_from_files(store.run_folder(run) / "config.yaml")
+    assert begun.init == str(store.run_folder(pretraining))
+    assert begun.freeze_backbone
+    assert forecast(plan.jobs, JobStore(tmp_path / "new")).seconds > 0
+
+
+def short_heads(file: str, _: Column) -> RunSettings:
+    """Return two steps of the heads that ``file`` describes."""
+    settings = settings_from_files(FOLDER / file)
+    validation = replace(settings.validation, every=2, episodes=2)
+    return replace(settings, steps=2, tasks=1, queries=2, validation=validation)
 
 
 def test_a_job_is_never_before_what_it_needs(table: Plan) -> None:
@@ -461,11 +498,11 @@ def test_a_killed_training_goes_on_where_it_was_saved(
     steps: list[int] = []
 
     def counted(*arguments: Any) -> Any:
-        steps.append(arguments[-1].step)
+        steps.append(arguments[4].step)
         return training_step(*arguments)
 
     def killed_at_the_second(*arguments: Any) -> Any:
-        if arguments[-1].step == 2:
+        if arguments[4].step == 2:
             raise Killed
         return counted(*arguments)
 
@@ -582,20 +619,21 @@ def test_jobs_can_be_submitted(plan: Plan, tmp_path: Path, monkeypatch: pytest.M
     submitted: list[str] = []
 
     class Executor:
-        def __init__(self, folder: Path, cluster: str) -> None:
-            assert cluster == "slurm"
+        def __init__(self, folder: Path, cluster: str, slurm_max_num_timeout: int) -> None:
+            assert (cluster, slurm_max_num_timeout) == ("slurm", 20)
 
-        def update_parameters(self, name: str) -> None:
+        def update_parameters(self, name: str, timeout_min: int, **_: Any) -> None:
+            assert timeout_min == 90
             submitted.append(name)
 
-        def submit(self, work: Any, *arguments: str) -> Any:
-            assert work(*arguments) == 0
+        def submit(self, work: Any) -> Any:
+            assert work() == 0
             return types.SimpleNamespace(done=lambda: True)
 
     fake: Any = types.ModuleType("submitit")
     fake.AutoExecutor = Executor
     monkeypatch.setitem(sys.modules, "submitit", fake)
-    launcher = make_launcher(tmp_path, "slurm", 8)
+    launcher = make_launcher(tmp_path, "slurm", 8, SlurmSettings(hours=1.5))
     outcome = run_jobs(plan.jobs, JobStore(tmp_path), launcher, Quiet())
     assert len(outcome.done) == 4
     assert set(submitted) == {f"vsm-{job.kind}-{job.key}" for job in plan.jobs}
@@ -606,14 +644,38 @@ def test_submitting_without_submitit_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(SettingsError, match=r"launcher: slurm needs submitit: pip install"):
-        make_launcher(tmp_path, "slurm", 1)
+        make_launcher(tmp_path, "slurm", 1, SlurmSettings())
+
+
+def test_a_submitted_job_that_runs_out_of_time_saves_and_asks_for_another_turn(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return training_step(*arguments)
+
+    training_step, first = training.training_step, plan.jobs[0]
+    store, asked = JobStore(tmp_path), []
+    before = signal.signal(signal.SIGUSR2, lambda number, _: asked.append(number))
+    try:
+        store.describe(first)
+        with monkeypatch.context() as patch:
+            patch.setattr(training, "training_step", warn)
+            work = SubmittedWork(str(tmp_path), first.key)
+            assert work() == 128 + signal.SIGUSR2
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert asked == [signal.SIGUSR2]
+    assert store.progress(first) == 1
+    assert work() == 0
+    assert store.state(first) == "done"
 
 
 def test_a_process_that_dies_without_a_word_is_a_failure(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    launcher = make_launcher(tmp_path, "none", 2)
+    launcher = make_launcher(tmp_path, "none", 2, SlurmSettings())
     outcome = run_jobs(plan.jobs, JobStore(tmp_path), launcher, Quiet())
     assert len(outcome.failed) == len(outcome.blocked) == 2
     assert all("its process ended with code 1; see" in why for _, why in outcome.failed)
@@ -1064,8 +1126,7 @@ def test_help_and_list_need_no_torch() -> None:
     assert b"--dry_run" in done.stdout
 
 
-def test_stored_settings_of_every_budget_are_whole() -> None:
-    for budget in BUDGETS.values():
-        if budget.file is not None:
-            folder = Path(sys.modules["vsm.reproduction.budgets"].__file__ or "").parent / "budgets"
-            assert asdict(settings_from_files(folder / budget.file))
+def test_every_file_of_settings_is_a_budgets() -> None:
+    assert {budget.file for budget in BUDGETS.values() if budget.file} == {
+        path.name for path in FOLDER.iterdir()
+    }

@@ -11,6 +11,7 @@ from vsm.cli.output import console, print_json, print_table
 from vsm.errors import RunError, SettingsError
 from vsm.reproduction.budgets import BUDGETS, budget
 from vsm.reproduction.catalogue import Exhibit, exhibit, exhibits
+from vsm.settings import SlurmSettings
 
 if TYPE_CHECKING:
     from vsm.reproduction.jobs import Job
@@ -64,6 +65,7 @@ def _add_request_arguments(parser: jsonargparse.ArgumentParser) -> None:
         default="none",
         help="Submit jobs through submitit: local for this machine's background, or slurm.",
     )
+    parser.add_class_arguments(SlurmSettings, "slurm")
     parser.add_argument("--dry_run", action="store_true", help="Show the plan and do nothing.")
 
 
@@ -142,7 +144,8 @@ def _reproduce(names: Sequence[str], chosen: jsonargparse.Namespace) -> None:
     keep_allocations()
     plans = _plans(names, chosen)
     store = JobStore(chosen.output)
-    launcher = make_launcher(chosen.output, chosen.launcher, chosen.jobs)
+    slurm = SlurmSettings(**chosen.slurm.as_dict())
+    launcher = make_launcher(chosen.output, chosen.launcher, chosen.jobs, slurm)
     jobs = in_order(job for plan in plans for job in plan.jobs)
     ahead = forecast(jobs, store).describe(chosen.jobs)
     if chosen.dry_run:

@@ -66,8 +66,6 @@ class Budget:
         method = row.changes.get("method")
         if method not in METHODS:
             raise Unavailable(f"not available in this version: method {method}")
-        if self.pretraining_epochs and "init" not in RunSettings.__dataclass_fields__:
-            raise Unavailable("not available in this version: pre-training")
         setting: dict[str, Any] = {
             "data": column.data,
             "way": column.way,

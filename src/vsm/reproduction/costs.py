@@ -90,9 +90,13 @@ def reference_seconds(job: Job) -> float:
 
 def _training(job: Job) -> float:
     settings = run_settings(job)
-    images = settings.tasks * settings.way * (settings.shot + settings.queries)
     side, counts = _size(settings.data)
     image = _image_seconds(settings.model.backbone, settings.model.channels, side)
+    encoded = 0.0
+    if settings.freeze_backbone:  # every image is encoded once, and none in a step
+        encoded = FORWARD_SHARE * image * (counts["train"] + counts["validation"])
+        image = 0.0
+    images = settings.tasks * settings.way * (settings.shot + settings.queries)
     sampling = settings.sampling
     head = settings.tasks * _head_seconds(
         settings, settings.queries, sampling.train_memory, sampling.train_prototypes
@@ -102,7 +106,7 @@ def _training(job: Job) -> float:
     validation = _measuring(
         settings, image, counts["validation"], settings.validation.episodes, settings.queries
     )
-    return settings.steps * step + validations * validation
+    return encoded + settings.steps * step + validations * validation
 
 
 def _evaluation(job: Job) -> float:

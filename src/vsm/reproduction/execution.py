@@ -8,7 +8,6 @@ from vsm.comparison import EpisodeProtocol, evaluate_run
 from vsm.errors import RunError
 from vsm.interruption import Interrupted
 from vsm.pretraining import pretrain
-from vsm.reproduction.budgets import with_changes
 from vsm.reproduction.jobs import Job, pretrain_settings, run_settings
 from vsm.reproduction.separation import measure_separation
 from vsm.reproduction.store import JobStore
@@ -53,8 +52,7 @@ def _pretrain(store: JobStore, job: Job) -> dict[str, Any]:
 def _train(store: JobStore, job: Job) -> dict[str, Any]:
     settings = run_settings(job)
     if job.after is not None:
-        folder = str(store.run_folder(job.after).resolve())
-        settings = with_changes(settings, {"init": folder})
+        settings = run_settings(job, init=str(store.run_folder(job.after).resolve()))
     finished = train(settings, store.run_folder(job), resume=True)
     validations = [row for row in finished.read_metrics() if "validation" in row]
     best = max(validations, key=lambda row: row["validation"]["accuracy"])

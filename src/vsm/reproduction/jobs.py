@@ -22,6 +22,7 @@ RESULTS_VERSION = 1
 
 KEY_LENGTH = 16
 IRRELEVANT = ("checkpoint_every", "init")  # init is a path; the pre-training's own name counts
+BEFORE = "pre-trained"  # stands for the folder of a pre-training until it is known
 EVALUATION_SEED = 0
 
 Kind = Literal["pretrain", "train", "evaluate"]
@@ -140,18 +141,18 @@ def in_order(jobs: Iterable[Job]) -> list[Job]:
     return list(ordered.values())
 
 
-def run_settings(job: Job) -> RunSettings:
-    """Return the settings of a ``train`` job; where its backbone begins is not among them."""
-    return _settings(RunSettings, job)
+def run_settings(job: Job, init: str = BEFORE) -> RunSettings:
+    """Return the settings of a ``train`` job, whose pre-training, if any, is in folder ``init``."""
+    return _settings(RunSettings, job, {"init": init if job.after else None})
 
 
 def pretrain_settings(job: Job) -> PretrainSettings:
     """Return the settings of a ``pretrain`` job."""
-    return _settings(PretrainSettings, job)
+    return _settings(PretrainSettings, job, {})
 
 
-def _settings(kind: type[AnySettings], job: Job) -> AnySettings:
-    values = {**job.recipe["settings"], "checkpoint_every": job.checkpoint_every}
+def _settings(kind: type[AnySettings], job: Job, more: dict[str, Any]) -> AnySettings:
+    values = {**job.recipe["settings"], "checkpoint_every": job.checkpoint_every, **more}
     types = get_type_hints(kind)
     return kind(
         **{

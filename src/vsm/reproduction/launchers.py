@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from vsm.errors import RunError, SettingsError
+from vsm.launching import scheduler_parameters
 from vsm.reproduction.execution import execute
 from vsm.reproduction.jobs import Job
 from vsm.reproduction.store import JobStore
-from vsm.reproduction.worker import work
+from vsm.reproduction.worker import SubmittedWork
+from vsm.settings import SlurmSettings
 
 LauncherName = Literal["none", "local", "slurm"]
 LOG_NAME = "worker.log"
@@ -137,9 +139,16 @@ class _Submitted:
 
 
 class Submitit:
-    """Every job that can begin, submitted at once to SLURM or to this machine's background."""
+    """Jobs submitted to SLURM or to this machine's background, ``room`` of them at a time."""
 
-    def __init__(self, root: Path, cluster: Literal["local", "slurm"], room: int) -> None:
+    def __init__(
+        self, root: Path, cluster: Literal["local", "slurm"], room: int, slurm: SlurmSettings
+    ) -> None:
+        if slurm.processes > 1:
+            raise SettingsError(
+                f"slurm: a job of a reproduction is one process, got {slurm.processes}; run more "
+                "jobs side by side with --jobs"
+            )
         try:
             submitit = importlib.import_module("submitit")
         except ImportError:
@@ -149,22 +158,25 @@ class Submitit:
             ) from None
         self.room = room
         self._root = root.resolve()
+        self._slurm = slurm
+        restarts = {f"{cluster}_max_num_timeout": slurm.restarts}
         try:
-            self._executor = submitit.AutoExecutor(self._root / "submitted", cluster)
-        except RuntimeError as error:
+            self._executor = submitit.AutoExecutor(self._root / "submitted", cluster, **restarts)
+        except (RuntimeError, ValueError) as error:
             raise SettingsError(f"launcher: {error}") from error
 
     def begin(self, job: Job) -> Handle:
         """Submit a job."""
         JobStore(self._root).describe(job)
-        self._executor.update_parameters(name=f"vsm-{job.kind}-{job.key}")
-        return _Submitted(self._executor.submit(work, str(self._root), job.key))
+        parameters = scheduler_parameters(self._slurm, f"vsm-{job.kind}-{job.key}")
+        self._executor.update_parameters(**parameters)
+        return _Submitted(self._executor.submit(SubmittedWork(str(self._root), job.key)))
 
 
-def make_launcher(root: Path, name: LauncherName, count: int) -> Launcher:
+def make_launcher(root: Path, name: LauncherName, count: int, slurm: SlurmSettings) -> Launcher:
     """Return the launcher called ``name`` with room for ``count`` jobs."""
     if count < 1:
         raise SettingsError(f"jobs: must be at least 1, got {count}")
     if name == "none":
         return InProcess(root) if count == 1 else Processes(root, count)
-    return Submitit(root, name, count)
+    return Submitit(root, name, count, slurm)

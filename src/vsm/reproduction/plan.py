@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vsm.data import EpisodeSampler, open_dataset, store
+from vsm.data import EpisodeSampler, open_images, store
 from vsm.data.catalogue import CATALOGUE, FOLDER_PREFIX
 from vsm.data.folder import key as folder_key
 from vsm.data.glyphs import GENERATOR_VERSION
@@ -131,7 +131,7 @@ def check_data(plan: Plan) -> None:
     """Raise unless every dataset of the plan is prepared and can supply its episodes."""
     for data in plan.datasets:
         try:
-            dataset = open_dataset(data)
+            dataset = open_images(data)
         except DataError as error:
             raise DataError(f"{plan.exhibit.name}: {error}; or choose data with --data") from error
         for planned in plan.columns:
@@ -223,7 +223,7 @@ def data_checksum(data: str, remembered: Mapping[str, str]) -> str:
     if store.is_prepared(data):
         return str(store.read_index(data)["sha256"])
     if data not in CATALOGUE:
-        open_dataset(data)  # says which there are
+        open_images(data)  # says which there are
     return remembered.get(data, UNPREPARED)
 
 

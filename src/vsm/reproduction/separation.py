@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vsm.comparison import EpisodeProtocol
 from vsm.data import EpisodeSampler, open_dataset
+from vsm.devices import choose_placement
 from vsm.evaluation import embed_images, evaluation_mode
 from vsm.runs import load_run
 from vsm.seeding import task_generators
@@ -44,7 +45,7 @@ def separation(prototypes: Tensor) -> Separation:
 def measure_separation(run: Path, protocol: EpisodeProtocol) -> Separation:
     """Measure the prototypes that a run infers on the protocol's episodes."""
     dataset = open_dataset(protocol.data)
-    trained = load_run(run, dataset)
+    trained = load_run(run, dataset, placement=choose_placement())
     sampler = EpisodeSampler(dataset, protocol.split, protocol.way, protocol.shot, protocol.queries)
     found: list[Separation] = []
     done = 0
@@ -56,6 +57,6 @@ def measure_separation(run: Path, protocol: EpisodeProtocol) -> Separation:
             tasks = range(done, done + len(shown))
             random = task_generators(protocol.seed, "evaluation-noise", 0, tasks)
             prediction = trained.model(support, query, trained.memory, random)
-            found.append(separation(prediction.prototypes))
+            found.append(separation(prediction.prototypes.cpu()))
             done += len(shown)
     return Separation(*(torch.cat(parts) for parts in zip(*found, strict=True)))

@@ -3,9 +3,13 @@
 Exit codes: 0 done, 2 failed (the job's folder says why), 128 + signal when stopped after saving.
 """
 
+import importlib
 import json
+import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vsm.errors import RunError
 from vsm.interruption import Interrupted
@@ -28,6 +32,26 @@ def work(root: str, key: str) -> int:
         print(error, file=sys.stderr)
         return 2
     return 0
+
+
+@dataclass(frozen=True)
+class SubmittedWork:
+    """A job in a scheduler's queue; it goes back there when its time is up."""
+
+    root: str
+    key: str
+
+    def __call__(self) -> int:
+        """Do it; if time is running out, ask for another turn after saving."""
+        ask_again = signal.getsignal(signal.SIGUSR2)  # submitit's; training takes its place
+        code = work(self.root, self.key)
+        if code == 128 + signal.SIGUSR2 and callable(ask_again):
+            ask_again(signal.SIGUSR2, None)
+        return code
+
+    def checkpoint(self) -> Any:
+        """Return what submitit puts into the queue when time runs out: the same again."""
+        return importlib.import_module("submitit.core.utils").DelayedSubmission(self)
 
 
 if __name__ == "__main__":
