@@ -306,7 +306,8 @@ def test_a_name_survives_json_and_the_settings_do_too(some_settings: RunSettings
     read = Job.from_dict(json.loads(json.dumps(job.as_dict())))
     assert read.key == job.key
     assert read == replace(job, recipe=read.recipe, after=read.after)
-    assert run_settings(read) == some_settings
+    assert run_settings(read, init="runs/p") == replace(some_settings, init="runs/p")
+    assert run_settings(read.after or read) == some_settings
 
 
 def test_tables_that_need_the_same_run_share_it() -> None:
