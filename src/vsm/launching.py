@@ -102,7 +102,7 @@ def submit(
     restarts = {f"{launcher}_max_num_timeout": slurm.restarts}
     try:
         executor = submitit.AutoExecutor(folder, launcher, **restarts)
-        executor.update_parameters(**_parameters(slurm, f"vsm-{output.name}"))
+        executor.update_parameters(**scheduler_parameters(slurm, f"vsm-{output.name}"))
     except (RuntimeError, ValueError) as error:
         raise SettingsError(f"launcher: {error}") from error
     with submitit.helpers.clean_env(), _output_not_inherited():
@@ -127,7 +127,7 @@ def _output_not_inherited() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _parameters(slurm: SlurmSettings, name: str) -> dict[str, Any]:
+def scheduler_parameters(slurm: SlurmSettings, name: str) -> dict[str, Any]:
     """Return what submitit calls the settings, without those that are unset."""
     parameters = {
         "name": name,

@@ -19,6 +19,7 @@ COMMANDS = {
     "train": "train a model and leave a run directory",
     "evaluate": "measure a run on seeded episodes of unseen classes",
     "compare": "measure several runs on identical episodes, with paired differences",
+    "reproduce": "the paper's tables and figures, one command each, and a report",
     "bench": "measure training and embedding speed on this machine, in a minute",
 }
 SHARED_COMMANDS = ("train",)

@@ -1,0 +1,234 @@
+"""From a request (``vsm reproduce table-1 --budget smoke --seeds 3``) to the jobs it takes."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vsm.data import EpisodeSampler, open_images, store
+from vsm.data.catalogue import CATALOGUE, FOLDER_PREFIX
+from vsm.data.folder import key as folder_key
+from vsm.data.glyphs import GENERATOR_VERSION
+from vsm.errors import DataError, SettingsError
+from vsm.reproduction.budgets import Budget, Unavailable, budget
+from vsm.reproduction.catalogue import Exhibit, Row, exhibit
+from vsm.reproduction.jobs import Job, evaluate_job, in_order, pretrain_job, train_job
+from vsm.reproduction.paper import Column
+from vsm.settings import PretrainSettings, RunSettings
+
+UNPREPARED = "not prepared"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for.
+
+    Attributes:
+        exhibit: name of a table or figure.
+        budget: name of a budget.
+        data: datasets; none: those of the budget, else the paper's.
+        seeds: number of training runs of a cell, with seeds 0, 1, ….
+        rows: names of rows; none: all that can be measured.
+        checksums: of the data when it was asked, so that results are found without the data.
+    """
+
+    exhibit: str
+    budget: str
+    data: tuple[str, ...] = ()
+    seeds: int = 3
+    rows: tuple[str, ...] = ()
+    checksums: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise SettingsError(f"seeds: must be at least 1, got {self.seeds}")
+        object.__setattr__(self, "data", tuple(map(_with_full_path, self.data)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> "Request":
+        """Return the request that :meth:`as_dict` described."""
+        tuples = {name: tuple(values[name]) for name in ("data", "rows")}
+        return Request(**{**values, **tuples})
+
+    def joined(self, other: "Request") -> "Request":
+        """Return one request for all that two requests of one table, budget and data ask for."""
+        rows = tuple(dict.fromkeys((*self.rows, *other.rows))) if self.rows and other.rows else ()
+        return replace(other, seeds=max(self.seeds, other.seeds), rows=rows)
+
+
+@dataclass(frozen=True)
+class PlannedColumn:
+    """A column to measure, and the positions of the paper's columns it is set beside.
+
+    Where ``data`` is the paper's, that is one column; where it stands in for the paper's, all
+    columns of the same way and shot.
+    """
+
+    column: Column
+    beside: tuple[int, ...]
+    stands_in: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a request takes.
+
+    Attributes:
+        request: what was asked for.
+        exhibit: the table or figure.
+        budget: the budget.
+        columns: the columns to measure.
+        cells: the job that measures each (row name, position of a column, seed).
+        unavailable: why rows that were asked for cannot be measured.
+    """
+
+    request: Request
+    exhibit: Exhibit
+    budget: Budget
+    columns: tuple[PlannedColumn, ...]
+    cells: Mapping[tuple[str, int, int], Job]
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def jobs(self) -> list[Job]:
+        """Every job, each once, in an order in which they can be run."""
+        return in_order(self.cells.values())
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """The datasets to measure on."""
+        return tuple(dict.fromkeys(planned.column.data for planned in self.columns))
+
+
+def make_plan(request: Request) -> Plan:
+    """Return the plan of ``request``; nothing is computed or written."""
+    shown, affordable = exhibit(request.exhibit), budget(request.budget)
+    columns = _columns(shown, request.data or affordable.data)
+    datasets = dict.fromkeys(planned.column.data for planned in columns)
+    checksums = {data: data_checksum(data, request.checksums) for data in datasets}
+    request = replace(request, checksums=checksums)
+    cells: dict[tuple[str, int, int], Job] = {}
+    unavailable: dict[str, str] = {}
+    for row in _rows(shown, request):
+        for position, planned in enumerate(columns):
+            for seed in range(request.seeds):
+                try:
+                    settings = affordable.settings(shown, planned.column, row, seed)
+                    job = _cell(shown, affordable, settings, row.slots, checksums)
+                except Unavailable as reason:
+                    unavailable[row.name] = str(reason)
+                else:
+                    cells[row.name, position, seed] = job
+    return Plan(request, shown, affordable, columns, cells, unavailable)
+
+
+def check_data(plan: Plan) -> None:
+    """Raise unless every dataset of the plan is prepared and can supply its episodes."""
+    for data in plan.datasets:
+        try:
+            dataset = open_images(data)
+        except DataError as error:
+            raise DataError(f"{plan.exhibit.name}: {error}; or choose data with --data") from error
+        for planned in plan.columns:
+            if planned.column.data == data:
+                way, shot = planned.column.way, planned.column.shot
+                EpisodeSampler(dataset, "train", way, shot, plan.budget.queries)
+                EpisodeSampler(dataset, "test", way, shot, plan.budget.queries)
+
+
+def _columns(shown: Exhibit, datasets: tuple[str, ...]) -> tuple[PlannedColumn, ...]:
+    own = [
+        PlannedColumn(column, (position,), stands_in=False)
+        for position, column in enumerate(shown.columns)
+    ]
+    if not datasets:
+        return tuple(own)
+    chosen: list[PlannedColumn] = []
+    for data in dict.fromkeys(datasets):
+        of_paper = [planned for planned in own if planned.column.data == data]
+        chosen += of_paper or _stand_in(shown, data)
+    return tuple(chosen)
+
+
+def _stand_in(shown: Exhibit, data: str) -> list[PlannedColumn]:
+    """Return one column of ``data`` for each way and shot the exhibit has."""
+    beside: dict[Column, list[int]] = {}
+    for position, column in enumerate(shown.columns):
+        beside.setdefault(Column(data, column.way, column.shot), []).append(position)
+    return [PlannedColumn(column, tuple(found), True) for column, found in beside.items()]
+
+
+def _rows(shown: Exhibit, request: Request) -> tuple[Row, ...]:
+    if not request.rows:
+        return shown.measured_rows
+    rows = tuple(shown.row(name) for name in request.rows)
+    for row in rows:
+        if row.changes is None:
+            raise SettingsError(
+                f"rows: {row.name} of {shown.name} is only quoted from the paper; rows that can be "
+                f"measured: {', '.join(one.name for one in shown.measured_rows)}"
+            )
+    return rows
+
+
+def _cell(
+    shown: Exhibit,
+    affordable: Budget,
+    settings: RunSettings,
+    slots: int | None,
+    checksums: Mapping[str, str],
+) -> Job:
+    checksum = checksums[settings.data]
+    training = train_job(settings, checksum, _pretraining(affordable, settings, checksum))
+    return evaluate_job(
+        training,
+        settings,
+        episodes=affordable.episodes,
+        queries=affordable.queries,
+        slots=slots,
+        measure=shown.measure,
+    )
+
+
+def _pretraining(affordable: Budget, settings: RunSettings, checksum: str) -> Job | None:
+    """Return the pre-training that all rows of a dataset and all seeds begin with, if any."""
+    epochs = affordable.epochs(settings.data)
+    if epochs is None:
+        return None
+    model = settings.model
+    return pretrain_job(
+        PretrainSettings(
+            data=settings.data, backbone=model.backbone, channels=model.channels, epochs=epochs
+        ),
+        checksum,
+    )
+
+
+def data_checksum(data: str, remembered: Mapping[str, str]) -> str:
+    """Return what identifies the pixels of a dataset: now, or when it was last there.
+
+    Raises:
+        DataError: if there is no dataset of that name.
+    """
+    if data == "glyphs":
+        return f"generator version {GENERATOR_VERSION}"
+    if data.startswith(FOLDER_PREFIX):
+        path = Path(data.removeprefix(FOLDER_PREFIX))
+        return folder_key(path) if path.is_dir() else remembered.get(data, UNPREPARED)
+    if store.is_prepared(data):
+        return str(store.read_index(data)["sha256"])
+    if data not in CATALOGUE:
+        open_images(data)  # says which there are
+    return remembered.get(data, UNPREPARED)
+
+
+def _with_full_path(data: str) -> str:
+    """Let a folder be found from anywhere."""
+    if not data.startswith(FOLDER_PREFIX):
+        return data
+    return f"{FOLDER_PREFIX}{Path(data.removeprefix(FOLDER_PREFIX)).expanduser().resolve()}"
