@@ -116,6 +116,31 @@ def test_the_scale_learns_unless_it_is_fixed(support_mean: Tensor, content: Tens
     assert not Addressing(MemorySettings(learn_addressing_scale=False)).log_scale.requires_grad
 
 
+def test_the_uniform_control_addresses_all_visible_slots_alike(
+    support_mean: Tensor, content: Tensor
+) -> None:
+    hidden = torch.zeros(TASKS, WAY, SLOTS, dtype=torch.bool)
+    hidden[:, 0, :2] = True
+    weights = Addressing(MemorySettings(control="uniform"))(support_mean, content, hidden)
+    torch.testing.assert_close(weights[:, 0, 2:], torch.full((TASKS, 4), 1 / 4).double())
+    torch.testing.assert_close(weights[:, 1:], torch.full((TASKS, WAY - 1, 6), 1 / 6).double())
+    assert (weights[:, 0, :2] == 0).all()
+
+
+def test_the_permuted_control_gives_every_slot_the_weight_of_another(
+    support_mean: Tensor, content: Tensor
+) -> None:
+    weights = Addressing(MemorySettings())(support_mean, content, None)
+    permuted = Addressing(MemorySettings(control="permuted"))(support_mean, content, None)
+    for slot in range(SLOTS):
+        torch.testing.assert_close(permuted[..., (slot + 3) % SLOTS], weights[..., slot])
+    hidden = torch.zeros(TASKS, WAY, SLOTS, dtype=torch.bool)
+    hidden[..., 1] = True
+    masked = Addressing(MemorySettings(control="permuted"))(support_mean, content, hidden)
+    assert (masked[..., 1] == 0).all()
+    torch.testing.assert_close(masked.sum(-1), torch.ones(TASKS, WAY).double())
+
+
 def test_masked_softmax_passes_finite_difference_checks() -> None:
     logits = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     hidden = torch.tensor([[0, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)

@@ -121,6 +121,15 @@ def test_a_dataset_augments_batches_of_any_leading_shape() -> None:
     assert torch.equal(varied.flatten(0, 2), flat)
 
 
+def test_without_colours_only_crop_and_flip_are_left() -> None:
+    dataset = make_dataset(natural(1))
+    pixels = dataset.load(torch.arange(12))
+    moved = dataset.augment(pixels, seeded(), colours=False)
+    assert torch.equal(moved, Augmentation(1, 0.5)(pixels, seeded()))
+    assert not torch.equal(moved, pixels)
+    assert not torch.equal(moved, dataset.augment(pixels, seeded()))
+
+
 def test_a_dataset_without_a_preset_is_left_alone() -> None:
     dataset = make_dataset(NO_AUGMENTATION)
     pixels = dataset.load(torch.arange(12))

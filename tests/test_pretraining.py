@@ -254,7 +254,7 @@ def test_batches_go_on_where_they_were_left(
 def test_training_images_are_augmented_anew_at_every_step_or_not_at_all(
     settings: PretrainSettings, tiny_dataset: ImageDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ImageDataset, "augment", lambda self, pixels, random: 255 - pixels)
+    monkeypatch.setattr(ImageDataset, "augment", lambda self, pixels, *_: 255 - pixels)
     _, ids, labels = next(TrainingImages.of(tiny_dataset, settings).batches(0))
     plain = tiny_dataset.normalise(tiny_dataset.load(ids))
     varied = load_batch(tiny_dataset, ids, labels, settings, 1).images
@@ -263,15 +263,21 @@ def test_training_images_are_augmented_anew_at_every_step_or_not_at_all(
     assert torch.equal(kept, plain)
 
     seeds: list[int] = []
+    coloured: list[bool] = []
 
-    def augment(self: ImageDataset, pixels: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    def augment(
+        self: ImageDataset, pixels: torch.Tensor, random: torch.Generator, colours: bool
+    ) -> torch.Tensor:
         seeds.append(random.initial_seed())
+        coloured.append(colours)
         return pixels
 
     monkeypatch.setattr(ImageDataset, "augment", augment)
     for step in (1, 2, 1):
         load_batch(tiny_dataset, ids, labels, settings, step)
     assert seeds[0] == seeds[2] != seeds[1]
+    load_batch(tiny_dataset, ids, labels, replace(settings, augment_colours=False), 1)
+    assert coloured == [True, True, True, False]
 
 
 # Learning

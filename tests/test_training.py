@@ -387,8 +387,9 @@ def test_training_images_are_augmented_and_test_images_never(
     seeds: list[int] = []
 
     def augment(
-        self: ImageDataset, pixels: torch.Tensor, random: list[torch.Generator]
+        self: ImageDataset, pixels: torch.Tensor, random: list[torch.Generator], colours: bool
     ) -> torch.Tensor:
+        assert colours == tiny_settings.augment_colours
         seeds.extend(one.initial_seed() for one in random)
         return pixels
 

@@ -259,7 +259,8 @@ def load_batch(
     """Load images ``[B]``, vary them, add turned copies and normalise."""
     pixels = dataset.load(image_ids)
     if settings.augment:
-        pixels = dataset.augment(pixels, generator(settings.seed, "augmentation", step))
+        random = generator(settings.seed, "augmentation", step)
+        pixels = dataset.augment(pixels, random, settings.augment_colours)
     random = generator(settings.seed, "rotation", step)
     pixels, turns = with_turned_copies(pixels, settings.rotation.form, random)
     return Batch(dataset.normalise(pixels), labels, turns)

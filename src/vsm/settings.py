@@ -88,6 +88,8 @@ class MemorySettings:
     """Train that factor with the other parameters."""
     top_k: int | None = None
     """Address only the k most similar slots."""
+    control: Literal["none", "uniform", "permuted"] = "none"
+    """For comparisons: address all slots alike, or give each slot the weight of another."""
     update: Literal["attention", "mean"] = "attention"
     """New content of a slot: graph attention over its samples (Eqs. 11-12), or their mean."""
     update_activation: Literal["identity", "softmax", "relu", "tanh"] = "identity"
@@ -237,6 +239,8 @@ class RunSettings:
     """Query images of a class (Q) in training and validation."""
     augment: bool = True
     """Vary training images by the dataset's preset (crop, mirror, colours); none for characters."""
+    augment_colours: bool = True
+    """With that, vary brightness, contrast and saturation too; false: crop and mirror alone."""
     tasks: int = 8
     """Episodes of one training step (T)."""
     steps: int = 2000
@@ -407,6 +411,8 @@ class PretrainSettings:
     """Share of the target that is spread evenly over all classes."""
     augment: bool = True
     """Vary training images by the dataset's preset (crop, mirror, colours); none for characters."""
+    augment_colours: bool = True
+    """With that, vary brightness, contrast and saturation too; false: crop and mirror alone."""
     seed: int = 0
     """The one seed from which all randomness is derived."""
     checkpoint_every: int = 200

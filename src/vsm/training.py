@@ -218,7 +218,7 @@ def load_inputs(
     if settings.augment:
         tasks = range(len(pixels)) if tasks is None else tasks
         random = task_generators(settings.seed, "augmentation", step, tasks)
-        pixels = dataset.augment(pixels, random)
+        pixels = dataset.augment(pixels, random, settings.augment_colours)
     return dataset.normalise(pixels)
 
 

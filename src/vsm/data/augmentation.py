@@ -40,6 +40,10 @@ class Augmentation:
             pixels = self._change_colours(pixels, random)
         return pixels
 
+    def without_colours(self) -> "Augmentation":
+        """Return the same crop and flip, and colours as they are."""
+        return Augmentation(self.crop_padding, self.flip_probability)
+
     def _crop_and_flip(self, pixels: Tensor, random: Randomness) -> Tensor:
         """Choose, for every image, one window of its padded original or mirror image."""
         batch, _, height, width = pixels.shape

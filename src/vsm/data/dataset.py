@@ -57,8 +57,14 @@ class Dataset(ABC):
         """Return the samples of ``image_ids`` as they are stored, ``[*image_ids.shape, ...]``."""
 
     @abstractmethod
-    def augment(self, samples: Tensor, random: Randomness) -> Tensor:
-        """Vary loaded training samples, each on its own. Evaluation never calls this."""
+    def augment(self, samples: Tensor, random: Randomness, colours: bool = True) -> Tensor:
+        """Vary loaded training samples, each on its own. Evaluation never calls this.
+
+        Args:
+            samples: as :meth:`load` returns them.
+            random: source of every draw.
+            colours: whether to vary colours too.
+        """
 
     @abstractmethod
     def normalise(self, samples: Tensor) -> Tensor:
@@ -138,12 +144,13 @@ class ImageDataset(Dataset):
         pixels = torch.from_numpy(self.images[positions.reshape(-1)])  # [B, H, W, C]
         return pixels.permute(0, 3, 1, 2).view(*positions.shape, *self.image_shape)
 
-    def augment(self, pixels: Tensor, random: Randomness) -> Tensor:
+    def augment(self, pixels: Tensor, random: Randomness, colours: bool = True) -> Tensor:
         """Vary training images ``[..., C, H, W]`` by this dataset's preset, each on its own.
 
         Shape, dtype and memory layout are kept. Evaluation never calls this.
         """
-        return self.augmentation(pixels.flatten(0, -4), random).view(pixels.shape)
+        augmentation = self.augmentation if colours else self.augmentation.without_colours()
+        return augmentation(pixels.flatten(0, -4), random).view(pixels.shape)
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Turn uint8 pixels ``[..., C, H, W]`` into normalised floats of the same shape."""
@@ -172,7 +179,12 @@ class FeatureDataset(Dataset):
         rows = self.features[positions.reshape(-1)].astype(np.float32, copy=False)
         return torch.from_numpy(rows).view(*positions.shape, *self.input_shape)
 
-    def augment(self, samples: Tensor, random: Randomness) -> Tensor:  # noqa: ARG002 - contract
+    def augment(
+        self,
+        samples: Tensor,
+        random: Randomness,  # noqa: ARG002 - contract
+        colours: bool = True,  # noqa: ARG002 - contract
+    ) -> Tensor:
         """Return ``samples``: features are not varied."""
         return samples
 

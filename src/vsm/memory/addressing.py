@@ -18,6 +18,9 @@ class Addressing(nn.Module):
     uniform; hence the cosine with a learnable scale that starts sharp. Post-ReLU features also
     share a large common part, which makes every cosine close to one: by default they are compared
     relative to the mean of all slots.
+
+    Two controls show what addressing is worth: equal weights for all slots, and weights that are as
+    sharp as they should be but belong to other slots (half the memory further on).
     """
 
     def __init__(self, settings: MemorySettings) -> None:
@@ -25,6 +28,7 @@ class Addressing(nn.Module):
         self.similarity = settings.addressing
         self.centre = settings.centre_addressing
         self.top_k = settings.top_k
+        self.control = settings.control
         scale = settings.addressing_scale or DEFAULT_SCALE[settings.addressing]
         self.log_scale = nn.Parameter(
             torch.tensor(math.log(scale)), requires_grad=settings.learn_addressing_scale
@@ -47,6 +51,10 @@ class Addressing(nn.Module):
         if self.similarity == "cosine":
             support_mean, content = F.normalize(support_mean, dim=-1), F.normalize(content, dim=-1)
         logits = self.log_scale.exp() * (support_mean @ content.mT)
+        if self.control == "uniform":
+            logits = torch.zeros_like(logits)
+        elif self.control == "permuted":
+            logits = logits.roll(content.shape[0] // 2, -1)
         if hidden is not None:
             logits = logits.masked_fill(hidden, -torch.inf)
         if self.top_k is not None and self.top_k < content.shape[0]:

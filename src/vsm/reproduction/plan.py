@@ -203,7 +203,11 @@ def _pretraining(affordable: Budget, settings: RunSettings, checksum: str) -> Jo
     model = settings.model
     return pretrain_job(
         PretrainSettings(
-            data=settings.data, backbone=model.backbone, channels=model.channels, epochs=epochs
+            data=settings.data,
+            backbone=model.backbone,
+            channels=model.channels,
+            epochs=epochs,
+            augment_colours=False,
         ),
         checksum,
     )
