@@ -11,6 +11,7 @@ import sys
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _LARGEST = 2**31 - 1
+_NEVER = -1  # the largest number would still give back what is free beyond 2 GB
 _TOP_PAD_BYTES = 64 * 2**20
 
 
@@ -24,7 +25,7 @@ def keep_allocations() -> bool:
         return False
     wanted = {
         _M_MMAP_THRESHOLD: _LARGEST,
-        _M_TRIM_THRESHOLD: _LARGEST,
+        _M_TRIM_THRESHOLD: _NEVER,
         _M_TOP_PAD: _TOP_PAD_BYTES,
     }
     return all(mallopt(option, value) == 1 for option, value in wanted.items())
