@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from vsm.memory import Memory
+from vsm.memory import SlotMemory
 from vsm.model import FewShotModel
 from vsm.objective import objective
 from vsm.reproduction.costs import quickest, time_backbone, time_reference
@@ -51,7 +51,7 @@ def head_seconds(num_memories: int, num_prototypes: int) -> float:
     support, queries = features.split([1, QUERIES], 2)
     slots = torch.rand(SLOTS, model.num_features, generator=random)
     counts = torch.ones(SLOTS, dtype=torch.int64)
-    memory = Memory(slots, torch.arange(SLOTS), counts, counts)
+    memory = SlotMemory(slots, torch.arange(SLOTS), counts, counts)
 
     def work() -> None:
         prediction = model(support, queries, memory, random)

@@ -10,7 +10,9 @@ from memories import remember
 from vsm.classifier import predictive
 from vsm.conjugate import ConjugateInference
 from vsm.errors import SettingsError
-from vsm.memory import MEMORIES, Memory, MemoryPrior, SupportSet
+from vsm.memory import MEMORIES, Memory, MemoryPrior, SlotMemory, SupportSet
+from vsm.memory.kanerva import KanervaMemory, KanervaRecall
+from vsm.memory.recall import VariationalRecall
 from vsm.model import FewShotModel, Prediction
 from vsm.objective import objective
 from vsm.probability import DiagonalGaussian
@@ -72,7 +74,7 @@ def forward(model: FewShotModel, memory: Memory | None, shot: int = 1) -> Predic
 
 
 def inference(**memory: object) -> ConjugateInference:
-    settings = settings_of("vsm", **memory)
+    settings = settings_of("vsm", -2.0, **memory)
     built = ConjugateInference(WIDTH, settings.model, settings.memory).double()
     with torch.no_grad():
         built.noise.unbounded.copy_(values(WIDTH, seed=5))
@@ -91,7 +93,7 @@ def some_prior(known: bool = True) -> MemoryPrior:
 def test_the_posterior_has_the_moments_of_prior_times_likelihood_by_quadrature(shot: int) -> None:
     built, support, prior = inference(), support_of(shot), some_prior()
     posterior = built(support, prior)
-    z = torch.linspace(-12, 12, 20001).double()
+    z = torch.linspace(-12, 12, 20001, dtype=torch.float64)
     noise = built.noise().exp()
     for place in [(0, 0, 0), (1, 2, 4), (0, 1, 3)]:
         d = place[-1]
@@ -119,7 +121,9 @@ def test_a_set_strength_counts_for_that_many_support_images() -> None:
         [prior.gaussian.mean.unsqueeze(2).expand(-1, -1, 3, -1), support.features], 2
     )
     torch.testing.assert_close(posterior.mean, together.mean(2))
-    torch.testing.assert_close(posterior.variance, (built.noise().exp() / 5).expand_as(together[:, :, 0]))
+    torch.testing.assert_close(
+        posterior.variance, (built.noise().exp() / 5).expand_as(together[:, :, 0])
+    )
 
 
 def test_many_support_images_outweigh_the_memory() -> None:
@@ -148,7 +152,7 @@ def test_without_memory_and_noise_every_method_is_protonet(method: Method) -> No
     assert isinstance(model.inference, ConjugateInference)
     torch.nn.init.constant_(model.inference.noise.unbounded, -1e9)  # bounded: variance e^-10
     protonet = FewShotModel(RunSettings(method="protonet"), (WIDTH,)).double()
-    ours = predictive(forward(model, model.empty_memory(), 3).log_probabilities)
+    ours = predictive(forward(model, memory_of(model, 0), 3).log_probabilities)
     theirs = predictive(forward(protonet, None, 3).log_probabilities)
     torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.05)
 
@@ -156,7 +160,7 @@ def test_without_memory_and_noise_every_method_is_protonet(method: Method) -> No
 @pytest.mark.parametrize("method", MEMORY_METHODS)
 def test_an_empty_memory_is_worth_nothing_and_a_full_one_something(method: Method) -> None:
     model = model_of(method)
-    empty, full = forward(model, model.empty_memory()), forward(model, memory_of(model))
+    empty, full = forward(model, memory_of(model, 0)), forward(model, memory_of(model))
     assert empty.strength is not None
     assert full.strength is not None
     assert torch.equal(empty.strength, torch.zeros_like(empty.strength))
@@ -169,11 +173,12 @@ def test_an_empty_memory_is_worth_nothing_and_a_full_one_something(method: Metho
 @pytest.mark.parametrize("soft_variance", ["moment_matched", "averaged"])
 def test_the_prior_of_vsm_has_the_moments_of_the_recalled_mixture(soft_variance: str) -> None:
     model = model_of("vsm", soft_variance=soft_variance)
-    assert model.recall is not None
+    assert isinstance(model.recall, VariationalRecall)
     torch.nn.init.normal_(model.recall.network.head.output.weight, std=0.3)
     memory, support = memory_of(model), support_of(1)
+    assert isinstance(memory, SlotMemory)
     prior = model.recall.prior(support, memory, None)
-    slots = model.recall.network(memory.content)  # type: ignore[union-attr]
+    slots = model.recall.network(memory.content)
     for t in range(TASKS):
         for n in range(WAY):
             mean = torch.zeros(WIDTH).double()
@@ -193,9 +198,10 @@ def test_before_training_the_prior_is_what_the_slots_hold() -> None:
     model = model_of("vsm", addressing_scale=1e4)
     memory = memory_of(model)
     assert model.recall is not None
+    assert isinstance(memory, SlotMemory)
     prior = model.recall.prior(support_of(1), memory, None)
     nearest = prior.weights.argmax(-1)
-    torch.testing.assert_close(prior.gaussian.mean, memory.content[nearest])  # type: ignore[union-attr]
+    torch.testing.assert_close(prior.gaussian.mean, memory.content[nearest])
 
 
 @pytest.mark.parametrize("method", ["rote", "transformed", "vsm"])
@@ -216,7 +222,8 @@ def test_hidden_slots_are_no_part_of_the_prior(method: Method) -> None:
 def test_the_prior_of_a_kanerva_machine_is_its_reading() -> None:
     model = model_of("kanerva")
     memory, support = memory_of(model), support_of(1)
-    assert model.recall is not None
+    assert isinstance(model.recall, KanervaRecall)
+    assert isinstance(memory, KanervaMemory)
     prior = model.recall.prior(support, memory, None)
     reading = model.recall.machine.read(prior.weights, memory)
     torch.testing.assert_close(prior.gaussian.mean, reading.mean)

@@ -108,7 +108,7 @@ def test_without_weights_on_the_memory_vsm_is_the_variational_prototype_network(
 @pytest.mark.parametrize("method", ["vpn", *MEMORIES])
 def test_with_identity_inference_and_no_variance_every_method_is_protonet(method: Method) -> None:
     model = build(method, residual=True)  # residual networks start as the identity
-    assert model.inference is not None
+    assert isinstance(model.inference, GaussianNetwork | MemoryConditionedNetwork)
     with torch.no_grad():
         model.inference.head.output.bias[model.num_features :] = -1e9
     expected = predictive(forward(build("protonet")).log_probabilities)

@@ -48,4 +48,5 @@ class ConjugateInference(nn.Module):
             kappa = (self.noise() - prior.gaussian.log_variance).exp()
         else:
             kappa = torch.full_like(prior.gaussian.mean, self.strength)
-        return kappa.masked_fill(~prior.known.unsqueeze(-1), 0.0)
+        counted: Tensor = kappa.masked_fill(~prior.known.unsqueeze(-1), 0.0)
+        return counted

@@ -140,6 +140,7 @@ class FewShotModel(nn.Module):
             hidden: boolean ``[T, N, A]``, slots that may not be addressed.
         """
         given = SupportSet.of(support)
+        posterior: GaussianMixture | None
         if isinstance(self.inference, ConjugateInference):
             posterior, recollection, strength = self._by_bayes_rule(given, memory, hidden)
         else:

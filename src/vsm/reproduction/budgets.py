@@ -116,7 +116,7 @@ BUDGETS: dict[str, Budget] = {
         refusal="a deep network takes days on a CPU; choose --budget smoke (narrow) or paper",
         pretraining_epochs={
             "": 20,
-            "cifar-fs": 60,
+            "cifar-fs": 40,
             "mini-imagenet": 15,
             "tiered-imagenet": 2,
         },
