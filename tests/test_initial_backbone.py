@@ -10,6 +10,8 @@ import torch
 from run_helpers import AskedToStop, assert_same_run
 from vsm.checkpoints import save_backbone
 from vsm.data import EpisodeSampler, FeatureDataset, ImageDataset, Split
+from vsm.data.dataset import Normalisation
+from vsm.encoding import encoding_key, kept_encoding
 from vsm.errors import RunError, SettingsError
 from vsm.evaluation import encode_dataset, evaluate
 from vsm.interruption import Interrupted
@@ -112,6 +114,44 @@ def test_encoded_images_give_the_results_of_the_images_and_hide_the_test_classes
         torch.testing.assert_close(one.log_likelihood, two.log_likelihood)
     assert isinstance(encoded, FeatureDataset)
     assert encoded.load(encoded.split_ids("test")).isnan().all()
+
+
+def test_features_of_a_frozen_backbone_are_computed_once_for_all_runs(
+    pretrained: Path,
+    tiny_settings: RunSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = replace(tiny_settings, init=str(pretrained), freeze_backbone=True)
+    train(settings, tmp_path / "first")
+    [kept] = pretrained.glob("features-*.safetensors")
+    monkeypatch.setattr("vsm.encoding.encode_dataset", None)
+    train(settings, tmp_path / "second")
+    assert_same_run(tmp_path / "first", tmp_path / "second", "model.safetensors")
+    kept.write_bytes(b"half")
+    with pytest.raises(TypeError):  # what is not readable is computed anew
+        train(settings, tmp_path / "third")
+
+
+def test_kept_features_are_of_this_backbone_and_these_samples(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
+) -> None:
+    model = FewShotModel(tiny_settings, tiny_dataset.image_shape)
+    key = encoding_key(model, tiny_dataset)
+    assert key == encoding_key(model, tiny_dataset)
+    pixels = tiny_dataset.images.copy()
+    pixels[tiny_dataset.split_ids("validation")[-1], 0, 0, 0] ^= 1
+    assert encoding_key(model, replace(tiny_dataset, images=pixels)) != key
+    brighter = Normalisation((0.3,), tiny_dataset.normalisation.standard_deviation)
+    assert encoding_key(model, replace(tiny_dataset, normalisation=brighter)) != key
+    with torch.no_grad():
+        next(model.require_backbone().parameters())[0] += 1e-3
+    assert encoding_key(model, tiny_dataset) != key
+    model.eval()
+    plain, kept = encode_dataset(model, tiny_dataset), kept_encoding(model, tiny_dataset, tmp_path)
+    read = kept_encoding(model, tiny_dataset, tmp_path)
+    for one in (kept, read):
+        np.testing.assert_array_equal(one.features, plain.features)
 
 
 def test_a_frozen_run_resumes_bit_for_bit_even_when_its_origin_is_gone(

@@ -21,8 +21,9 @@ from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, open_dataset
 from vsm.devices import Placement, choose_placement, send
 from vsm.directories import Log
 from vsm.distributed import ALONE, Processes
+from vsm.encoding import kept_encoding
 from vsm.errors import ProcessLostError, RunError, SettingsError
-from vsm.evaluation import Evaluation, encode_dataset, evaluate, evaluation_mode
+from vsm.evaluation import Evaluation, evaluate, evaluation_mode
 from vsm.interruption import Interrupted, stop_request
 from vsm.memory import Memory, Observations
 from vsm.model import FewShotModel
@@ -99,7 +100,7 @@ def train(
     run, state = _open_run(settings, output, resume, model, optimiser, processes)
     processes.equalise(model.state_dict().values())
     if settings.freeze_backbone:
-        dataset = encode_dataset(model, dataset)
+        dataset = kept_encoding(model, dataset, Path(settings.init or output))
     sampler, validation = training_samplers(settings, dataset)
     started = time.monotonic()
     with (
