@@ -51,6 +51,10 @@ def test_cached_features_equal_embedding_every_episode_anew(
         measured.log_likelihood, log_probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     )
     torch.testing.assert_close(measured.confidence, log_probabilities.exp().amax(-1))
+    [listed] = sampler.evaluation_episodes(7, 0)
+    assert torch.equal(measured.class_ids, listed.class_ids)
+    for episode, counts in zip(measured.correct, measured.correct_by_class, strict=True):
+        assert counts.tolist() == [int(episode[start : start + 2].sum()) for start in (0, 2, 4)]
 
 
 @pytest.mark.parametrize("method", METHODS)

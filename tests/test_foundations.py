@@ -1,6 +1,8 @@
 """Seeding, atomic files, statistics, run-time set-up."""
 
+import math
 from pathlib import Path
+from statistics import correlation, mean, stdev
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from vsm.seeding import (
     task_generators,
     uniform,
 )
-from vsm.statistics import estimate, reliability
+from vsm.statistics import class_bootstrap, estimate, reliability, spearman, student_quantile
 
 
 def test_seeds_depend_on_every_part_and_their_order() -> None:
@@ -110,6 +112,60 @@ def test_the_interval_covers_the_true_mean_95_times_in_100(random: torch.Generat
         one = estimate(torch.randn(200, generator=random) + 3)
         hits += abs(one.mean - 3) <= one.ci95
     assert 930 <= hits <= 970
+
+
+def test_the_class_bootstrap_equals_a_plain_loop(random: torch.Generator) -> None:
+    class_ids = torch.tensor([[7, 2, 9], [2, 9, 4], [9, 7, 2], [2, 4, 9]])
+    values = torch.rand(4, 3, generator=random, dtype=torch.float64)
+    found = class_bootstrap(values, class_ids, torch.Generator().manual_seed(5), resamples=50)
+    classes = [2, 4, 7, 9]
+    draws = integers(torch.Generator().manual_seed(5), 4, 50, 4).tolist()
+    pairs = list(zip(class_ids.flatten().tolist(), values.flatten().tolist(), strict=True))
+    means = []
+    for draw in draws:
+        picked = [value for c in draw for name, value in pairs if name == classes[c]]
+        means.append(sum(picked) / len(picked))
+    assert found.mean == pytest.approx(values.mean().item())
+    expected = student_quantile(3) * (4 / 3) ** 0.5 * stdev(means)
+    assert found.ci95 == pytest.approx(expected)
+
+
+def test_the_class_bootstrap_covers_the_mean_of_all_classes_and_episodes_alone_do_not(
+    random: torch.Generator,
+) -> None:
+    covered = {"classes": 0, "episodes": 0}
+    for _ in range(300):
+        effects = 0.3 + 0.2 * torch.randn(20, generator=random)  # 20 classes of a wide world
+        class_ids = torch.rand(200, 20, generator=random).topk(5).indices
+        values = effects[class_ids] + 0.3 * torch.randn(200, 5, generator=random)
+        by_class = class_bootstrap(values, class_ids, random, resamples=300)
+        by_episode = estimate(values.mean(1))
+        covered["classes"] += abs(by_class.mean - 0.3) < by_class.ci95
+        covered["episodes"] += abs(by_episode.mean - 0.3) < by_episode.ci95
+    assert 0.92 < covered["classes"] / 300 < 0.98
+    assert covered["episodes"] / 300 < 0.7
+
+
+def test_one_class_has_no_interval_over_classes(random: torch.Generator) -> None:
+    found = class_bootstrap(torch.ones(3, 1), torch.zeros(3, 1, dtype=torch.int64), random)
+    assert found.mean == 1
+    assert math.isnan(found.ci95)
+
+
+def test_rank_correlation_is_that_of_a_plain_loop_and_shares_ranks_among_ties() -> None:
+    first, second = [3.0, 1.0, 3.0, 9.0, 2.0], [1.0, 0.0, 5.0, 4.0, 4.0]
+
+    def ranks(values: list[float]) -> list[float]:
+        order = sorted(values)
+        return [mean(i for i, other in enumerate(order) if other == value) for value in values]
+
+    assert ranks(first) == [2.5, 0, 2.5, 4, 1]
+    expected = correlation(ranks(first), ranks(second))
+    assert spearman(torch.tensor(first), torch.tensor(second)) == pytest.approx(expected)
+    rising = torch.arange(6.0)
+    assert spearman(rising, rising.exp()) == pytest.approx(1)
+    assert spearman(rising, -(rising**3)) == pytest.approx(-1)
+    assert math.isnan(spearman(rising, torch.ones(6)))
 
 
 def test_calibration_error_equals_a_plain_loop(random: torch.Generator) -> None:

@@ -1,4 +1,4 @@
-"""Means with 95% intervals, and calibration."""
+"""Means with 95% intervals, rank correlation, and calibration."""
 
 import math
 from dataclasses import dataclass
@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from vsm.seeding import integers
 
 NORMAL_QUANTILE = 1.959963984540054  # two-sided 95%
 NUM_BINS = 15
@@ -55,6 +57,59 @@ def crossed_estimate(values: Tensor) -> Estimate:
     degrees = total**2 / sum(square**2 / degrees for square, degrees in terms)
     error = math.sqrt(total / (num_seeds * num_episodes))
     return Estimate(mean.item(), student_quantile(degrees) * error)
+
+
+def class_bootstrap(
+    values: Tensor, class_ids: Tensor, random: torch.Generator, resamples: int = 2000
+) -> Estimate:
+    """Mean over episodes of values by class, with the 95% interval over *classes*.
+
+    Many episodes of few test classes meet the same classes again and again: the interval over
+    episodes tells how well these classes are known, not what others of their kind would give. Here
+    the C classes that occur are the sample. Each resample draws C of them with replacement; with
+    w_c how often class c was drawn, v_c the sum of its values and n_c how many there are, its mean
+    is Σ w_c v_c / Σ w_c n_c. The interval is Student's, with C − 1 degrees of freedom and the
+    spread of the resampled means, times √(C / (C − 1)), by which resampling C classes understates
+    it. A class is resampled in the role of the right answer; which others it met in its episodes
+    stays as it was drawn.
+
+    Args:
+        values: what was found of each class of each episode ``[E, N]``, such as the share of its
+            queries that one method answered right less that of another.
+        class_ids: int64 ``[E, N]``.
+        random: source of the resamples.
+        resamples: how many.
+    """
+    classes, member = class_ids.flatten().unique(return_inverse=True)
+    count = len(classes)
+    sizes = torch.bincount(member, minlength=count).double()
+    sums = torch.bincount(member, values.flatten().double(), minlength=count)
+    mean = (sums.sum() / sizes.sum()).item()
+    if count == 1:
+        return Estimate(mean, float("nan"))
+    drawn = integers(random, count, resamples, count)
+    weights = torch.zeros(resamples, count, dtype=torch.float64)
+    weights.scatter_add_(1, drawn, torch.ones_like(weights))
+    spread = ((weights @ sums) / (weights @ sizes)).std().item()
+    factor = student_quantile(count - 1) * math.sqrt(count / (count - 1))
+    return Estimate(mean, factor * spread)
+
+
+def spearman(first: Tensor, second: Tensor) -> float:
+    """Rank correlation of two samples ``[P]``; ties share the mean of their ranks.
+
+    Not a number where one of the two does not vary.
+    """
+    one, two = (_ranks(values) - (len(values) - 1) / 2 for values in (first, second))
+    scale = math.sqrt(one.square().sum().item() * two.square().sum().item())
+    return (one @ two).item() / scale if scale else float("nan")
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Places 0 … P − 1 in ascending order ``[P]``, in double precision."""
+    below = (values.unsqueeze(0) < values.unsqueeze(1)).double().sum(1)
+    not_above = (values.unsqueeze(0) <= values.unsqueeze(1)).double().sum(1)
+    return (below + not_above - 1) / 2
 
 
 def student_quantile(degrees: float) -> float:
