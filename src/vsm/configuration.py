@@ -9,9 +9,9 @@ import jsonargparse
 import yaml
 
 from vsm.errors import SettingsError
-from vsm.settings import PretrainSettings, RunSettings
+from vsm.settings import PretrainSettings, RunSettings, StudySettings
 
-AnySettings = TypeVar("AnySettings", RunSettings, PretrainSettings)
+AnySettings = TypeVar("AnySettings", RunSettings, PretrainSettings, StudySettings)
 
 PRESETS = Path(__file__).parent / "presets"
 
