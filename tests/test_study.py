@@ -8,9 +8,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from vsm.cli import main
 from vsm.comparison import EpisodeProtocol, load_for, measure
@@ -29,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 TINY = [
     *("--way", "5", "--queries", "2", "--tasks", "1", "--steps", "3", "--shot", "1"),
     *("--model.channels", "4", "--model.hidden-units", "8", "--model.inference", "conjugate"),
+    *("--memory.strength", "2"),
     *("--sampling.train-prototypes", "4", "--sampling.evaluation-prototypes", "4"),
     *("--validation.episodes", "2", "--json"),
 ]
@@ -37,20 +40,35 @@ SEEDS = (0, 1)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Pictures of 12/6/7 classes, 8 each, that a small network can almost tell apart."""
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("validation", 6), ("test", 7)):
+        for number in range(count):
+            (folder / split / f"{split}{number}").mkdir(parents=True)
+            pattern = rng.integers(0, 120, (16, 16))
+            for image in range(8):
+                pixels = (pattern + rng.integers(0, 135, (16, 16))).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / split / f"{split}{number}" / f"{image}.png")
+    return f"folder:{folder}"
+
+
+@pytest.fixture(scope="module")
+def runs(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run for every row and seed."""
     folder = tmp_path_factory.mktemp("study-runs")
     for (label, (method, control)), seed in product(ROWS.items(), SEEDS):
         choices = ["--method", method, "--memory.control", control, "--seed", str(seed)]
         output = ["--output", str(folder / f"{label}-{seed}")]
-        assert main(["train", *choices, *output, *TINY]) == 0
+        assert main(["train", "--data", data, *choices, *output, *TINY]) == 0
     return folder
 
 
-def asked_of(runs: Path, **changes: Any) -> dict[str, Any]:
+def asked_of(data: str, runs: Path, **changes: Any) -> dict[str, Any]:
     return {
         "title": "A study",
-        "data": "glyphs",
+        "data": data,
         "rows": {label: str(runs / f"{label}-{{seed}}") for label in ROWS},
         "reference": "memory",
         "without_memory": "without",
@@ -72,9 +90,9 @@ def written(path: Path, asked: dict[str, Any]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured(data: str, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a study that was measured."""
-    path = written(tmp_path_factory.mktemp("study") / "tiny.yaml", asked_of(runs))
+    path = written(tmp_path_factory.mktemp("study") / "tiny.yaml", asked_of(data, runs))
     assert main(["study", str(path), "--json"]) == 0
     return path
 
@@ -85,9 +103,9 @@ def results(measured: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def evaluations(runs: Path) -> dict[tuple[str, int], Evaluation]:
+def evaluations(data: str, runs: Path) -> dict[tuple[str, int], Evaluation]:
     """What the study measured, measured again without it."""
-    protocol = EpisodeProtocol("glyphs", "test", 5, 1, 3, 40, 0)
+    protocol = EpisodeProtocol(data, "test", 5, 1, 3, 40, 0)
     return {
         (label, seed): measure(load_for(runs / f"{label}-{seed}", protocol), protocol).evaluation
         for label, seed in product(ROWS, SEEDS)
@@ -107,3 +125,10 @@ def test_scores_are_those_of_the_runs(
         assert one["ece"] == pytest.approx(error)
     means = [evaluations["memory", seed].accuracy.mean for seed in SEEDS]
     assert condition["rows"]["memory"]["mean"] == pytest.approx(sum(means) / 2)
+
+
+def t_p(measured, results):
+    print((measured.parent / "tiny/page.md").read_text())
+    import subprocess
+
+    subprocess.run(f"rm -rf /tmp/sp; cp -r {measured.parent} /tmp/sp", shell=True)

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -45,15 +46,22 @@ def settings_from_files(*paths: Path) -> RunSettings:
 
 def read_settings(kind: type[AnySettings], *paths: Path) -> AnySettings:
     """Read settings of one kind from YAML files; later files override earlier ones."""
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(kind)
-    parser.add_argument("--config", action="config")
+    words = [part for path in paths for part in ("--config", str(path))]
     try:
-        parsed = parser.parse_args([part for path in paths for part in ("--config", str(path))])
+        parsed = _reader(kind).parse_args(words)
         return instantiate(kind, parsed)
     except (argparse.ArgumentError, jsonargparse.ArgumentError) as error:
         names = ", ".join(str(path) for path in paths)
         raise SettingsError(f"{names}: {error}") from error
+
+
+@cache
+def _reader(kind: type) -> jsonargparse.ArgumentParser:
+    """Return the parser of one kind of settings; making it takes longer than reading with it."""
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind)
+    parser.add_argument("--config", action="config")
+    return parser
 
 
 def instantiate(kind: type[AnySettings], parsed: jsonargparse.Namespace) -> AnySettings:

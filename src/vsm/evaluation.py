@@ -73,9 +73,13 @@ class Evaluation:
         return self.log_probabilities.gather(-1, self.labels.unsqueeze(-1)).squeeze(-1)
 
     @property
-    def correct_by_class(self) -> Tensor:
-        """How many queries of each class of an episode were answered right: int64 ``[E, N]``."""
-        return self.correct.unflatten(1, (self.class_ids.shape[1], -1)).sum(-1)
+    def confusions(self) -> Tensor:
+        """How many queries of each class of an episode each class answered: ``[E, N, N]``."""
+        num_episodes, way = self.class_ids.shape
+        cells = self.labels * way + self.log_probabilities.argmax(-1)  # [E, B]
+        cells = cells + torch.arange(num_episodes).unsqueeze(1) * way**2
+        counts = torch.bincount(cells.flatten(), minlength=num_episodes * way**2)
+        return counts.view(num_episodes, way, way)
 
     @property
     def episode_accuracies(self) -> Tensor:

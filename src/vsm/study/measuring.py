@@ -32,7 +32,7 @@ from vsm.study.changes import changed_answers
 from vsm.study.parts import Parts, digest_of_run
 from vsm.study.plan import Condition, Study
 from vsm.study.remembered import chosen_slots, nearness_to_slots
-from vsm.study.summary import difference, gains, interval, summary
+from vsm.study.summary import accuracies, difference, gains, interval, summary
 from vsm.study.temperature import fit_temperature, tempered
 from vsm.study.training_record import training_record
 
@@ -108,23 +108,24 @@ class Measurer:
         is_inductive = condition.batch_norm == "inductive"
         names = asked.baselines if is_inductive else ()
         baselines = {name: self._baseline(name, condition) for name in names}
-        shares = {label: self._shares(scores) for label, scores in (rows | baselines).items()}
-        reference, class_ids = shares[asked.reference], self._class_ids(condition)
+        answers = {label: self._confusions(scores) for label, scores in (rows | baselines).items()}
+        reference, class_ids = answers[asked.reference], self._class_ids(condition)
         found: Found = {
             **condition._asdict(),
-            "rows": {label: summary(seeds, rows[label], shares[label]) for label in asked.rows},
+            "rows": {label: summary(seeds, rows[label], answers[label]) for label in asked.rows},
             "baselines": {
-                name: summary(seeds, baselines[name], shares[name]) for name in baselines
+                name: summary(seeds, baselines[name], answers[name]) for name in baselines
             },
             "differences": {
-                label: difference(seeds, reference - shares[label], class_ids, asked.episode_seed)
+                label: difference(seeds, reference - answers[label], class_ids, asked.episode_seed)
                 for label in (*asked.compared, *baselines)
             },
         }
         if is_inductive:
             found["memory_sizes"] = self._memory_sizes(condition, reference)
         if is_inductive and asked.without_memory is not None:
-            gain = (reference - shares[asked.without_memory]).mean(0)  # [E, N]
+            more = (reference - answers[asked.without_memory]).mean(0)  # [E, N, N]
+            gain = more.diagonal(dim1=1, dim2=2)
             found["gains"] = self._gains(condition, gain, class_ids)
             found["changes"] = self._changes(condition)
         return found
@@ -151,7 +152,7 @@ class Measurer:
     def _scores(
         self, path: Path, condition: Condition, title: str, of: Found, measure_it: Measure
     ) -> Found:
-        """Return right answers by episode and class, NLL and ECE before and after a temperature."""
+        """Return all answers, and NLL and ECE before and after a temperature."""
         test = self._protocol(condition)
         validation = replace(test, split="validation", episodes=self.settings.temperature_episodes)
 
@@ -160,7 +161,7 @@ class Measurer:
             with self._watch(title, test.episodes) as advance:
                 evaluation = measure_it(run, test, advance).evaluation
             found = {
-                "correct": evaluation.correct_by_class.tolist(),
+                "confusions": evaluation.confusions.tolist(),
                 "nll": evaluation.nll,
                 "ece": evaluation.reliability.expected_calibration_error,
                 "temperature": None,
@@ -194,11 +195,11 @@ class Measurer:
             correct = [
                 [self._cut(path, condition, size, subset) for subset in subsets] for path in paths
             ]
-            accuracies = torch.tensor(correct, dtype=torch.float64) / condition.way / asked.queries
-            over_seeds = crossed_estimate(accuracies.mean(1))  # of [S, E]
+            shares = torch.tensor(correct, dtype=torch.float64) / condition.way / asked.queries
+            over_seeds = crossed_estimate(shares.mean(1))  # of [S, E]
             found.append({"slots": [size], "subsets": len(subsets), **interval(over_seeds)})
         every = {"slots": sorted(set(slots)), "subsets": 1}
-        return [*found, {**every, **interval(crossed_estimate(whole.mean(-1)))}]
+        return [*found, {**every, **interval(crossed_estimate(accuracies(whole)))}]
 
     def _num_slots(self, path: Path) -> int:
         def find() -> Found:
@@ -295,10 +296,10 @@ class Measurer:
         blocks = sampler.evaluation_episodes(protocol.episodes, protocol.seed)
         return torch.cat([block.class_ids for block in blocks])
 
-    def _shares(self, scores: Sequence[Found]) -> Tensor:
-        """Return the share of right answers by seed, episode and class ``[S, E, N]``."""
-        correct = torch.tensor([one["correct"] for one in scores], dtype=torch.float64)
-        return correct / self.settings.queries
+    def _confusions(self, scores: Sequence[Found]) -> Tensor:
+        """Return the share of each class's queries that each class answered ``[S, E, N, N]``."""
+        counts = torch.tensor([one["confusions"] for one in scores], dtype=torch.float64)
+        return counts / self.settings.queries
 
 
 def _is_feasible(protocol: EpisodeProtocol, dataset: Dataset) -> bool:

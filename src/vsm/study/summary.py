@@ -19,50 +19,56 @@ def interval(found: Estimate) -> dict[str, float | None]:
     return {"mean": found.mean, "ci95": _number(found.ci95)}
 
 
+def accuracies(confusions: Tensor) -> Tensor:
+    """Return the accuracy of every seed in every episode ``[S, E]`` of ``[S, E, N, N]``."""
+    return confusions.diagonal(dim1=-2, dim2=-1).mean(-1)
+
+
 def summary(
-    seeds: Sequence[int], scores: Sequence[dict[str, Any]], shares: Tensor
+    seeds: Sequence[int], scores: Sequence[dict[str, Any]], confusions: Tensor
 ) -> dict[str, Any]:
     """Sum up a row: means over seeds, and each seed by itself.
 
     Args:
         seeds: S training seeds.
         scores: of each, what was measured besides.
-        shares: of right answers by seed, episode and class ``[S, E, N]``.
+        confusions: share of a class's queries that were answered by another ``[S, E, N, N]``.
     """
     names = BEFORE + (AFTER if scores[0]["temperature"] is not None else ())
-    accuracies = shares.mean(-1)  # [S, E]
+    by_seed = accuracies(confusions)
     return {
-        **interval(crossed_estimate(accuracies)),
+        **interval(crossed_estimate(by_seed)),
         **{name: sum(one[name] for one in scores) / len(scores) for name in names},
         "seeds": [
             {"seed": seed, **interval(estimate(values)), **{name: one[name] for name in names}}
-            for seed, values, one in zip(seeds, accuracies, scores, strict=True)
+            for seed, values, one in zip(seeds, by_seed, scores, strict=True)
         ],
     }
 
 
 def difference(
-    seeds: Sequence[int], values: Tensor, class_ids: Tensor, bootstrap_seed: int
+    seeds: Sequence[int], more: Tensor, class_ids: Tensor, bootstrap_seed: int
 ) -> dict[str, Any]:
-    """Sum up a paired difference, with intervals over episodes and over classes.
+    """Sum up how much more accurate one row is, with intervals over episodes and over classes.
 
     Args:
         seeds: S training seeds.
-        values: differences by seed, episode and class ``[S, E, N]``.
+        more: confusions of that row less those of another ``[S, E, N, N]``.
         class_ids: ``[E, N]``.
         bootstrap_seed: of the resampled classes, which are the same for all differences.
     """
 
-    def over_classes(by_class: Tensor) -> float | None:
+    def over_classes(pairs: Tensor) -> float | None:
         random = generator(bootstrap_seed, "class-bootstrap")
-        return _number(class_bootstrap(by_class, class_ids, random).ci95)
+        return _number(class_bootstrap(-pairs, class_ids, random).ci95)  # fewer errors are a gain
 
+    by_seed = accuracies(more)
     return {
-        **interval(crossed_estimate(values.mean(-1))),
-        "ci95_classes": over_classes(values.mean(0)),
+        **interval(crossed_estimate(by_seed)),
+        "ci95_classes": over_classes(more.mean(0)),
         "seeds": [
-            {"seed": seed, **interval(estimate(one.mean(-1))), "ci95_classes": over_classes(one)}
-            for seed, one in zip(seeds, values, strict=True)
+            {"seed": seed, **interval(estimate(values)), "ci95_classes": over_classes(pairs)}
+            for seed, values, pairs in zip(seeds, by_seed, more, strict=True)
         ],
     }
 
@@ -73,7 +79,7 @@ def gains(
     """Set what each class gains beside its nearness to the memory, nearest first.
 
     Args:
-        values: differences by episode and class ``[E, N]``.
+        values: gain by episode and class ``[E, N]``.
         class_ids: ``[E, N]``.
         nearness: by class id.
         names: by class id.
