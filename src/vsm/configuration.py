@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -15,6 +14,7 @@ from vsm.settings import PretrainSettings, RunSettings, StudySettings
 AnySettings = TypeVar("AnySettings", RunSettings, PretrainSettings, StudySettings)
 
 PRESETS = Path(__file__).parent / "presets"
+_READERS: dict[type, jsonargparse.ArgumentParser] = {}
 
 
 def preset_paths(name: str) -> list[Path]:
@@ -55,13 +55,14 @@ def read_settings(kind: type[AnySettings], *paths: Path) -> AnySettings:
         raise SettingsError(f"{names}: {error}") from error
 
 
-@cache
 def _reader(kind: type) -> jsonargparse.ArgumentParser:
     """Return the parser of one kind of settings; making it takes longer than reading with it."""
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(kind)
-    parser.add_argument("--config", action="config")
-    return parser
+    if kind not in _READERS:
+        parser = jsonargparse.ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(kind)
+        parser.add_argument("--config", action="config")
+        _READERS[kind] = parser
+    return _READERS[kind]
 
 
 def instantiate(kind: type[AnySettings], parsed: jsonargparse.Namespace) -> AnySettings:

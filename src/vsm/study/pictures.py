@@ -9,6 +9,8 @@ from vsm.files import atomic_path
 from vsm.report.figures import COLOURS, RIGHT, WRONG, show_image
 from vsm.study.plan import MOST_CLASSES_DRAWN, Condition, Study, picture_name
 
+MOST_SUPPORT_DRAWN = 5
+
 
 def draw_pictures(study: Study, results: dict[str, Any], dataset: ImageDataset) -> int:
     """Draw every answer that a result file shows, as PNG, and return how many there are."""
@@ -27,24 +29,28 @@ def draw_pictures(study: Study, results: dict[str, Any], dataset: ImageDataset) 
 def draw_change(change: dict[str, Any], dataset: ImageDataset) -> Figure:
     """Show the classes with what each recalled, the query, and its probabilities.
 
-    One row a class: its first support image, and the remembered classes it recalled, each by an
-    image of that class and λ. To the right the query, and below it the probability of every class
-    without and with memory.
+    One row a class: its support images, and the remembered classes it recalled, each by an image
+    of that class and λ. To the right the query, and below it the probability of every class without
+    and with memory.
     """
     way, recalled = len(change["classes"]), change["recalled"]
-    columns = max((len(row) for row in recalled), default=0)
-    figure = Figure(figsize=(1.25 * (columns + 1) + 4.2, 1.35 * way), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=[1.25 * (columns + 1), 4.2])
-    grid = left.add_gridspec(way, columns + 1)
+    support = [images[:MOST_SUPPORT_DRAWN] for images in change["support"]]
+    columns = len(support[0]) + max((len(row) for row in recalled), default=0)
+    figure = Figure(figsize=(1.25 * columns + 4.2, 1.35 * way), layout="constrained")
+    halves = figure.subfigures(1, 2, squeeze=False, width_ratios=[1.25 * columns, 4.2])
+    left, right = halves[0]
+    grid = left.add_gridspec(way, columns)
     for n, name in enumerate(change["classes"]):
-        axes = left.add_subplot(grid[n, 0])
-        show_image(axes, dataset, change["support"][n][0])
-        axes.set_title(f"{n + 1}: {_short(name)}", fontsize=8, color=_colour(n), weight="bold")
-        for spine in axes.spines.values():
-            spine.set_color(_colour(n))
-            spine.set_linewidth(2.5)
+        for place, image in enumerate(support[n]):
+            axes = left.add_subplot(grid[n, place])
+            show_image(axes, dataset, image)
+            title = "" if place else f"{n + 1}: {_short(name)}"
+            axes.set_title(title, fontsize=8, color=_colour(n), weight="bold")
+            for spine in axes.spines.values():
+                spine.set_color(_colour(n))
+                spine.set_linewidth(2.5)
         for rank, slot in enumerate(recalled[n] if recalled else []):
-            axes = left.add_subplot(grid[n, rank + 1])
+            axes = left.add_subplot(grid[n, len(support[n]) + rank])
             show_image(axes, dataset, slot["image"])
             axes.set_title(f"λ = {slot['weight']:.2f}", fontsize=8)
             axes.set_xlabel(_short(slot["class"]), fontsize=7, color="#666666")
