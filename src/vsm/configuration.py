@@ -11,7 +11,8 @@ import yaml
 from vsm.errors import SettingsError
 from vsm.settings import PretrainSettings, RunSettings, StudySettings
 
-AnySettings = TypeVar("AnySettings", RunSettings, PretrainSettings, StudySettings)
+AnySettings = TypeVar("AnySettings", RunSettings, PretrainSettings)
+ReadSettings = TypeVar("ReadSettings", RunSettings, PretrainSettings, StudySettings)
 
 PRESETS = Path(__file__).parent / "presets"
 _READERS: dict[type, jsonargparse.ArgumentParser] = {}
@@ -44,7 +45,7 @@ def settings_from_files(*paths: Path) -> RunSettings:
     return read_settings(RunSettings, *paths)
 
 
-def read_settings(kind: type[AnySettings], *paths: Path) -> AnySettings:
+def read_settings(kind: type[ReadSettings], *paths: Path) -> ReadSettings:
     """Read settings of one kind from YAML files; later files override earlier ones."""
     words = [part for path in paths for part in ("--config", str(path))]
     try:
@@ -65,7 +66,7 @@ def _reader(kind: type) -> jsonargparse.ArgumentParser:
     return _READERS[kind]
 
 
-def instantiate(kind: type[AnySettings], parsed: jsonargparse.Namespace) -> AnySettings:
+def instantiate(kind: type[ReadSettings], parsed: jsonargparse.Namespace) -> ReadSettings:
     """Turn a parsed namespace into settings, checking every value."""
     values = parsed.as_dict()
     types = get_type_hints(kind)
