@@ -16,6 +16,7 @@ from vsm.interruption import Interrupted
 from vsm.memory import MEMORIES, SlotConsolidation, SlotMemory
 from vsm.model import FewShotModel
 from vsm.runs import RunDirectory, TrainingState, load_run, settled_memory
+from vsm.seeding import generator
 from vsm.settings import METHODS, MemorySettings, Method, OptimiserSettings, RunSettings
 from vsm.training import (
     Silence,
@@ -72,6 +73,58 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     assert stopped.value.exit_code == 130
     train(settings, tmp_path / "parts", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts", *FILES)
+
+
+def test_a_refreshed_memory_holds_features_as_they_are_at_test(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
+) -> None:
+    memory = replace(tiny_settings.memory, refresh_steps=3)
+    run = train(replace(tiny_settings, memory=memory), tmp_path / "run")
+    trained = load_run(run.path, tiny_dataset)
+    model, stored = trained.model, trained.memory
+    assert isinstance(stored, SlotMemory)
+    sampler = EpisodeSampler(
+        tiny_dataset, "train", tiny_settings.way, tiny_settings.shot, tiny_settings.queries
+    )
+    content: dict[int, torch.Tensor] = {}
+    for step in (1, 2, 3):
+        batch = sampler.draw(tiny_settings.tasks, generator(tiny_settings.seed, "refresh", step))
+        features: dict[int, list[torch.Tensor]] = {}
+        for images, classes in zip(batch.image_ids, batch.class_ids, strict=True):
+            for ids, class_id in zip(images, classes.tolist(), strict=True):
+                with torch.no_grad():
+                    seen = model.eval().embed(tiny_dataset.normalise(tiny_dataset.load(ids)))
+                features.setdefault(class_id, []).append(seen)
+        for class_id, parts in features.items():
+            nodes = torch.cat(parts)
+            if class_id not in content:
+                content[class_id] = nodes.mean(0)
+                continue
+            consolidation, old = model.consolidation, content[class_id]
+            assert isinstance(consolidation, SlotConsolidation)
+            nodes = torch.cat([old.unsqueeze(0), nodes])
+            scores = old @ consolidation.attention_memory + nodes @ consolidation.attention_sample
+            weights = torch.nn.functional.leaky_relu(scores, 0.2).softmax(0)
+            new = weights @ nodes
+            content[class_id] = (memory.retention * old + (1 - memory.retention) * new).detach()
+    assert set(stored.slot_classes) == set(content)
+    for slot, class_id in enumerate(stored.slot_classes):
+        torch.testing.assert_close(stored.content[slot], content[class_id])
+
+
+def test_refreshing_leaves_the_run_as_it_was(tiny_settings: RunSettings, tmp_path: Path) -> None:
+    train(tiny_settings, tmp_path / "plain")
+    memory = replace(tiny_settings.memory, refresh_steps=2)
+    train(replace(tiny_settings, memory=memory), tmp_path / "refreshed")
+    losses = [
+        [row["loss"] for row in rows(tmp_path / name) if "loss" in row]
+        for name in ("plain", "refreshed")
+    ]
+    assert losses[0] == losses[1]
+    stored = [
+        (tmp_path / name / "memory.safetensors").read_bytes() for name in ("plain", "refreshed")
+    ]
+    assert stored[0] != stored[1]
 
 
 def test_termination_is_honoured_too(tiny_settings: RunSettings, tmp_path: Path) -> None:

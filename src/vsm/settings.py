@@ -100,6 +100,8 @@ class MemorySettings:
     """Support images that a recollection counts for in conjugate inference (κ); unset: learned."""
     mask: Literal["none", "own", "task"] = "task"
     """Slots hidden from a class in training: none, its own, or those of its whole task."""
+    refresh_steps: int = 0
+    """Before a validation, rebuild the memory from so many steps of episodes, seen as at test."""
     capacity: int | None = None
     """Largest number of slots; unset: one for every class ever seen."""
     capacity_policy: Literal["first_come", "least_recently_updated"] = "first_come"
@@ -108,6 +110,7 @@ class MemorySettings:
     def __post_init__(self) -> None:
         _require_known_choices(self)
         _require_positive(self, "gumbel_temperature", "addressing_scale", "top_k", "capacity")
+        _require_not_negative(self, "refresh_steps")
         if self.strength is not None:
             _require_not_negative(self, "strength")
         _require_between(self, 0.0, 1.0, "retention")

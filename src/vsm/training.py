@@ -22,9 +22,9 @@ from vsm.devices import Placement, choose_placement, send
 from vsm.directories import Log
 from vsm.distributed import ALONE, Processes
 from vsm.errors import ProcessLostError, RunError, SettingsError
-from vsm.evaluation import Evaluation, encode_dataset, evaluate
+from vsm.evaluation import Evaluation, encode_dataset, evaluate, evaluation_mode
 from vsm.interruption import Interrupted, stop_request
-from vsm.memory import Observations
+from vsm.memory import Memory, Observations
 from vsm.model import FewShotModel
 from vsm.objective import objective
 from vsm.runs import (
@@ -123,7 +123,7 @@ def train(
                 log({"step": state.step, "seconds": time.monotonic() - started, **measured})
             if state.step % settings.validation.every == 0 or state.step == settings.steps:
                 accuracy = processes.from_first(
-                    _validate(run, model, state, validation, log, progress)
+                    _validate(run, model, state, sampler, validation, log, progress)
                     if processes.is_first
                     else 0.0
                 )
@@ -166,20 +166,43 @@ def _validate(
     run: RunDirectory,
     model: FewShotModel,
     state: TrainingState,
-    sampler: EpisodeSampler,
+    training: EpisodeSampler,
+    validation: EpisodeSampler,
     log: Log,
     progress: Progress,
 ) -> float:
     """Measure the model, keep it if it is the best so far, and return its accuracy."""
     memory = settled_memory(model, state)
+    if memory is not None and model.settings.memory.refresh_steps:
+        memory = refreshed_memory(model, training)
     num_episodes = model.settings.validation.episodes
-    result = evaluate(model, memory, sampler, num_episodes, VALIDATION_SEED)
+    result = evaluate(model, memory, validation, num_episodes, VALIDATION_SEED)
     is_best = result.accuracy.mean > state.best_accuracy
     if is_best:
-        save_best(run, model, memory, state.step, sampler.dataset.class_names)
-    log({"step": state.step, "validation": _summary(result, sampler.way)})
+        save_best(run, model, memory, state.step, validation.dataset.class_names)
+    log({"step": state.step, "validation": _summary(result, validation.way)})
     progress.validated(state.step, result, is_best)
     return result.accuracy.mean
+
+
+def refreshed_memory(model: FewShotModel, sampler: EpisodeSampler) -> Memory | None:
+    """Replay Eqs. 11-13 over training episodes as the model sees images at test, from nothing.
+
+    While training, features come from moving weights, batch statistics, dropout and varied images,
+    so what was stored of them differs from the features it is compared with at test. The stream of
+    episodes is seeded and its length is ``memory.refresh_steps``.
+    """
+    settings, dataset = model.settings, sampler.dataset
+    memory = model.empty_memory()
+    with torch.no_grad(), evaluation_mode(model):
+        for step in range(1, settings.memory.refresh_steps + 1):
+            batch = sampler.draw(settings.tasks, generator(settings.seed, "refresh", step))
+            pixels = send(dataset.load(batch.image_ids), model.device)
+            features = model.embed(dataset.normalise(pixels).flatten(0, 2))
+            classes = batch.class_ids.unsqueeze(-1).expand(batch.image_ids.shape).flatten()
+            seen = Observations(features, classes.to(model.device))
+            memory = model.consolidate(memory, seen, step)
+    return memory
 
 
 def training_samplers(

@@ -84,7 +84,7 @@ class Plan:
     pairs: int = 20
     evaluation_pairs: int = 3
     memory_rounds: int = 7
-    warm_up: int = 2
+    warm_up: int = 4
     threads: int | None = None
 
 

@@ -104,7 +104,7 @@ _VSM: Changes = {"method": "vsm"}
 _CONJUGATE = Row(
     "vsm-conjugate",
     "VSM, conjugate inference (not in the paper)",
-    {"method": "vsm", "model.inference": "conjugate"},
+    {"method": "vsm", "model.residual": True, "model.inference": "conjugate"},
     cells=(),
     in_paper=False,
 )
