@@ -1,6 +1,7 @@
 """Evaluation: cached features, identical episodes, memory left alone."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -51,6 +52,13 @@ def test_cached_features_equal_embedding_every_episode_anew(
         measured.log_likelihood, log_probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     )
     torch.testing.assert_close(measured.confidence, log_probabilities.exp().amax(-1))
+    [listed] = sampler.evaluation_episodes(7, 0)
+    assert torch.equal(measured.class_ids, listed.class_ids)
+    assert measured.confusions.shape == (7, 3, 3)
+    predicted = log_probabilities.argmax(-1)
+    for episode, true, answer in product(range(7), range(3), range(3)):
+        own = predicted[episode, 2 * true : 2 * true + 2].tolist()
+        assert measured.confusions[episode, true, answer] == own.count(answer)
 
 
 @pytest.mark.parametrize("method", METHODS)

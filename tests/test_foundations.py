@@ -1,6 +1,9 @@
 """Seeding, atomic files, statistics, run-time set-up."""
 
+import math
+from itertools import product
 from pathlib import Path
+from statistics import correlation, mean, stdev
 
 import pytest
 import torch
@@ -17,7 +20,7 @@ from vsm.seeding import (
     task_generators,
     uniform,
 )
-from vsm.statistics import estimate, reliability
+from vsm.statistics import class_bootstrap, estimate, reliability, spearman, student_quantile
 
 
 def test_seeds_depend_on_every_part_and_their_order() -> None:
@@ -110,6 +113,68 @@ def test_the_interval_covers_the_true_mean_95_times_in_100(random: torch.Generat
         one = estimate(torch.randn(200, generator=random) + 3)
         hits += abs(one.mean - 3) <= one.ci95
     assert 930 <= hits <= 970
+
+
+def test_the_class_bootstrap_equals_a_plain_loop(random: torch.Generator) -> None:
+    class_ids = torch.tensor([[7, 2, 9], [2, 9, 4], [9, 7, 2], [2, 4, 9]])
+    values = torch.rand(4, 3, 3, generator=random, dtype=torch.float64)
+    found = class_bootstrap(values, class_ids, torch.Generator().manual_seed(5), resamples=50)
+    classes = [2, 4, 7, 9]
+    means = []
+    for draw in integers(torch.Generator().manual_seed(5), 4, 50, 4).tolist():
+        seen = []
+        for first, second in product(draw, draw):  # a class that was drawn twice, twice
+            for episode, row in enumerate(class_ids.tolist()):
+                if first != second and classes[first] in row and classes[second] in row:
+                    i, j = row.index(classes[first]), row.index(classes[second])
+                    seen.append(values[episode, i, j].item())
+        if seen:
+            means.append(2 * sum(seen) / len(seen))
+    off = values.sum() - values.diagonal(dim1=1, dim2=2).sum()
+    assert found.mean == pytest.approx(off.item() / 12)
+    expected = student_quantile(3) * (4 / 3) ** 0.5 * stdev(means)
+    assert found.ci95 == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("role", "least", "most"), [(1.0, 0.91, 0.98), (0.0, 0.91, 0.98), (-1.0, 0.95, 1.0)]
+)
+def test_the_class_bootstrap_covers_the_mean_of_the_world_its_classes_come_from(
+    role: float, least: float, most: float, random: torch.Generator
+) -> None:
+    """``role`` is how a class does as a wrong answer, relative to how it does as the right one."""
+    covered = {"classes": 0, "episodes": 0}
+    for _ in range(200):
+        effects = 0.2 * torch.randn(20, generator=random)
+        class_ids = torch.rand(200, 20, generator=random).topk(5).indices
+        one = effects[class_ids]
+        values = 0.3 + one.unsqueeze(2) + role * one.unsqueeze(1)
+        values = values + 0.3 * torch.randn(200, 5, 5, generator=random)
+        by_class = class_bootstrap(values, class_ids, random, resamples=300)
+        totals = values.sum(2) - values.diagonal(dim1=1, dim2=2)  # [E, N]
+        by_episode = estimate(totals.mean(1))
+        assert by_class.mean == pytest.approx(by_episode.mean, rel=1e-5)
+        covered["classes"] += abs(by_class.mean - 4 * 0.3) < by_class.ci95
+        covered["episodes"] += abs(by_episode.mean - 4 * 0.3) < by_episode.ci95
+    assert least <= covered["classes"] / 200 <= most
+    if role >= 0:  # otherwise a class adds up to nothing, and episodes are all there is
+        assert covered["episodes"] / 200 < 0.7
+
+
+def test_rank_correlation_is_that_of_a_plain_loop_and_shares_ranks_among_ties() -> None:
+    first, second = [3.0, 1.0, 3.0, 9.0, 2.0], [1.0, 0.0, 5.0, 4.0, 4.0]
+
+    def ranks(values: list[float]) -> list[float]:
+        order = sorted(values)
+        return [mean(i for i, other in enumerate(order) if other == value) for value in values]
+
+    assert ranks(first) == [2.5, 0, 2.5, 4, 1]
+    expected = correlation(ranks(first), ranks(second))
+    assert spearman(torch.tensor(first), torch.tensor(second)) == pytest.approx(expected)
+    rising = torch.arange(6.0)
+    assert spearman(rising, rising.exp()) == pytest.approx(1)
+    assert spearman(rising, -(rising**3)) == pytest.approx(-1)
+    assert math.isnan(spearman(rising, torch.ones(6)))
 
 
 def test_calibration_error_equals_a_plain_loop(random: torch.Generator) -> None:

@@ -9,11 +9,13 @@ import jsonargparse
 import yaml
 
 from vsm.errors import SettingsError
-from vsm.settings import PretrainSettings, RunSettings
+from vsm.settings import PretrainSettings, RunSettings, StudySettings
 
 AnySettings = TypeVar("AnySettings", RunSettings, PretrainSettings)
+ReadSettings = TypeVar("ReadSettings", RunSettings, PretrainSettings, StudySettings)
 
 PRESETS = Path(__file__).parent / "presets"
+_READERS: dict[type, jsonargparse.ArgumentParser] = {}
 
 
 def preset_paths(name: str) -> list[Path]:
@@ -43,20 +45,28 @@ def settings_from_files(*paths: Path) -> RunSettings:
     return read_settings(RunSettings, *paths)
 
 
-def read_settings(kind: type[AnySettings], *paths: Path) -> AnySettings:
+def read_settings(kind: type[ReadSettings], *paths: Path) -> ReadSettings:
     """Read settings of one kind from YAML files; later files override earlier ones."""
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(kind)
-    parser.add_argument("--config", action="config")
+    words = [part for path in paths for part in ("--config", str(path))]
     try:
-        parsed = parser.parse_args([part for path in paths for part in ("--config", str(path))])
+        parsed = _reader(kind).parse_args(words)
         return instantiate(kind, parsed)
     except (argparse.ArgumentError, jsonargparse.ArgumentError) as error:
         names = ", ".join(str(path) for path in paths)
         raise SettingsError(f"{names}: {error}") from error
 
 
-def instantiate(kind: type[AnySettings], parsed: jsonargparse.Namespace) -> AnySettings:
+def _reader(kind: type) -> jsonargparse.ArgumentParser:
+    """Return the parser of one kind of settings; making it takes longer than reading with it."""
+    if kind not in _READERS:
+        parser = jsonargparse.ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(kind)
+        parser.add_argument("--config", action="config")
+        _READERS[kind] = parser
+    return _READERS[kind]
+
+
+def instantiate(kind: type[ReadSettings], parsed: jsonargparse.Namespace) -> ReadSettings:
     """Turn a parsed namespace into settings, checking every value."""
     values = parsed.as_dict()
     types = get_type_hints(kind)

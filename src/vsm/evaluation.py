@@ -7,6 +7,7 @@ episodes are drawn from the cached features.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -40,17 +41,45 @@ def unwatched(_: int) -> None:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Outcomes of E episodes of B queries each.
+    """Outcomes of E episodes of N classes and B = N·Q queries each, on the CPU.
 
     Attributes:
-        correct: boolean ``[E, B]``.
-        confidence: probability of the predicted class ``[E, B]``.
-        log_likelihood: log-probability of the true class ``[E, B]``.
+        class_ids: the classes of every episode, int64 ``[E, N]``.
+        log_probabilities: of every class for every query ``[E, B, N]``, queries class after class.
     """
 
-    correct: Tensor
-    confidence: Tensor
-    log_likelihood: Tensor
+    class_ids: Tensor
+    log_probabilities: Tensor
+
+    @property
+    def labels(self) -> Tensor:
+        """The true class of every query, as a position in its episode: int64 ``[E, B]``."""
+        num_episodes, num_queries, way = self.log_probabilities.shape
+        return torch.arange(way).repeat_interleave(num_queries // way).expand(num_episodes, -1)
+
+    @cached_property
+    def correct(self) -> Tensor:
+        """Whether the most probable class is the true one: boolean ``[E, B]``."""
+        return self.log_probabilities.argmax(-1) == self.labels
+
+    @cached_property
+    def confidence(self) -> Tensor:
+        """Probability of the predicted class ``[E, B]``."""
+        return self.log_probabilities.amax(-1).exp()
+
+    @cached_property
+    def log_likelihood(self) -> Tensor:
+        """Log-probability of the true class ``[E, B]``."""
+        return self.log_probabilities.gather(-1, self.labels.unsqueeze(-1)).squeeze(-1)
+
+    @property
+    def confusions(self) -> Tensor:
+        """How many queries of each class of an episode each class answered: ``[E, N, N]``."""
+        num_episodes, way = self.class_ids.shape
+        cells = self.labels * way + self.log_probabilities.argmax(-1)  # [E, B]
+        cells = cells + torch.arange(num_episodes).unsqueeze(1) * way**2
+        counts = torch.bincount(cells.flatten(), minlength=num_episodes * way**2)
+        return counts.view(num_episodes, way, way)
 
     @property
     def episode_accuracies(self) -> Tensor:
@@ -168,7 +197,7 @@ def evaluate_classifier(
             random = task_generators(seed, "evaluation-noise", 0, range(done, done + count))
             features = embed(part.image_ids)  # [T, N, K + Q, D]
             support, queries = features.split([sampler.shot, sampler.queries], 2)
-            outcomes.append(_outcome(classify(support, queries, random)))
+            outcomes.append((part.class_ids, classify(support, queries, random).cpu()))
             advance(count)
             done += count
     return Evaluation(*(torch.cat(values) for values in zip(*outcomes, strict=True)))
@@ -177,16 +206,6 @@ def evaluate_classifier(
 def _parts(batch: EpisodeBatch, size: int) -> Iterator[EpisodeBatch]:
     for class_ids, image_ids in zip(*(ids.split(size) for ids in batch), strict=True):
         yield EpisodeBatch(class_ids, image_ids)
-
-
-def _outcome(log_probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Correctness, confidence and log-likelihood ``[T, B]`` on the CPU, of ``[T, B, N]``."""
-    log_probabilities = log_probabilities.cpu()
-    num_tasks, num_queries, way = log_probabilities.shape
-    labels = torch.arange(way).repeat_interleave(num_queries // way).expand(num_tasks, -1)
-    best = log_probabilities.max(-1)
-    likelihood = log_probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    return best.indices == labels, best.values.exp(), likelihood
 
 
 def cached_embedder(model: FewShotModel, sampler: EpisodeSampler) -> Embedder:

@@ -482,6 +482,98 @@ class SlurmSettings:
         return self.nodes * self.processes_per_node
 
 
+@dataclass(frozen=True)
+class StudySettings:
+    """Which trained runs `vsm study` measures, and what it asks of them."""
+
+    title: str
+    """Heading of its part of the page."""
+    data: str
+    """What all runs were trained on."""
+    rows: dict[str, str]
+    """Label of a row to its run directories, with {seed}, {shot} and {way} where they differ."""
+    reference: str
+    """Label of the row that the others are compared with."""
+    controls: tuple[str, ...] | None = None
+    """Labels of rows that are subtracted from it; unset: all others."""
+    without_memory: str | None = None
+    """The control that lacks memory alone: what each class gains, and which answers changed."""
+    seeds: tuple[int, ...] = (0,)
+    """What {seed} stands for."""
+    ways: tuple[int, ...] = (5,)
+    """Classes of an episode."""
+    shots: tuple[int, ...] = (1, 5)
+    """Support images of a class."""
+    batch_norms: tuple[Literal["inductive", "transductive"], ...] = ("inductive",)
+    """Running statistics, or each episode's own (queries then see each other)."""
+    queries: int = 15
+    """Query images of a class."""
+    episodes: int = 2000
+    """Test episodes, the same for all rows."""
+    episode_seed: int = 0
+    """Seed of the list of episodes."""
+    temperature_episodes: int = 600
+    """Validation episodes to which a temperature is fitted."""
+    baselines: tuple[BaselineName, ...] = ("cosine", "simpleshot", "logistic", "calibration")
+    """Simple classifiers on the features of the reference."""
+    memory_sizes: tuple[int, ...] = (0, 1, 4, 16, 32)
+    """Slots that the reference is left with; all of them are always measured."""
+    memory_subsets: int = 3
+    """Choices of slots for each size: the first ones, and others at random."""
+    pictures: bool = True
+    """Draw episodes in which the memory changed an answer; needs the extra `plots`."""
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "queries", "memory_subsets")
+        _require_episodes(self.episodes)
+        _require_episodes(self.temperature_episodes)
+        for name, least in (("ways", 2), ("shots", 1), ("seeds", 0)):
+            numbers = getattr(self, name)
+            if not numbers or min(numbers) < least or len(set(numbers)) < len(numbers):
+                raise SettingsError(
+                    f"{name}: expected different numbers of at least {least}, got {list(numbers)}"
+                )
+        if not self.batch_norms:
+            raise SettingsError("batch_norms: expected inductive, transductive or both, got none")
+        if min(self.memory_sizes, default=0) < 0:
+            raise SettingsError(f"memory_sizes: must not be negative, got {self.memory_sizes}")
+        for name, label in self._labels():
+            if label not in self.rows:
+                known = ", ".join(map(repr, self.rows))
+                raise SettingsError(f"{name}: {label!r} is none of the rows {known}")
+        if self.reference in (*self.compared, self.without_memory):
+            raise SettingsError(f"controls: {self.reference!r} is the reference itself")
+        for label, pattern in self.rows.items():
+            if label in self.baselines:
+                raise SettingsError(f"rows: {label!r} is the name of a baseline; choose another")
+            self._require_pattern(label, pattern)
+
+    def _labels(self) -> list[tuple[str, str]]:
+        """Every label that is mentioned, after the setting that does."""
+        listed = [("reference", self.reference)]
+        listed += [("controls", label) for label in self.controls or ()]
+        return listed + [("without_memory", label) for label in (self.without_memory,) if label]
+
+    def _require_pattern(self, label: str, pattern: str) -> None:
+        try:
+            pattern.format(seed=0, shot=0, way=0)
+        except (KeyError, IndexError, ValueError):
+            raise SettingsError(
+                f"rows: {label!r} may hold {{seed}}, {{shot}} and {{way}}, got {pattern!r}"
+            ) from None
+        if len(self.seeds) > 1 and "{seed}" not in pattern:
+            raise SettingsError(
+                f"rows: {label!r} is the same run for all of {len(self.seeds)} seeds; put {{seed}} "
+                f"into {pattern!r}"
+            )
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The rows that are subtracted from the reference."""
+        others = tuple(label for label in self.rows if label != self.reference)
+        return others if self.controls is None else self.controls
+
+
 def _require_episodes(episodes: int) -> None:
     if episodes < 2:
         raise SettingsError(f"episodes: an interval needs at least 2, got {episodes}")

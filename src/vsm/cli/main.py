@@ -20,6 +20,7 @@ COMMANDS = {
     "evaluate": "measure a run on seeded episodes of unseen classes",
     "compare": "measure several runs on identical episodes, with paired differences",
     "reproduce": "the paper's tables and figures, one command each, and a report",
+    "study": "measure trained runs and their controls, and render a page of results",
     "bench": "measure training and embedding speed on this machine, in a minute",
 }
 SHARED_COMMANDS = ("train",)

@@ -19,7 +19,8 @@ COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#b
 RIGHT, WRONG, QUIET = "#228833", "#cc3311", "#bbbbbb"
 
 
-def _show_image(axes: Axes, dataset: ImageDataset, image_id: int) -> None:
+def show_image(axes: Axes, dataset: ImageDataset, image_id: int) -> None:
+    """Draw one image of a dataset, without ticks."""
     pixels = np.asarray(dataset.images[image_id])
     if pixels.shape[-1] == 1:
         axes.imshow(pixels[..., 0], cmap="gray_r", vmin=0, vmax=255, interpolation="bilinear")
@@ -38,7 +39,7 @@ def episode_sheet(episode: ShownEpisode, dataset: ImageDataset) -> Figure:
     grid = figure.add_gridspec(1 + 2 * queries, way, height_ratios=[1.2] + [1.0, 0.4] * queries)
     for n in range(way):
         axes = figure.add_subplot(grid[0, n])
-        _show_image(axes, dataset, int(episode.support_ids[n, 0]))
+        show_image(axes, dataset, int(episode.support_ids[n, 0]))
         axes.set_title(f"class {n + 1}", fontsize=9, color=COLOURS[n % len(COLOURS)], weight="bold")
         for spine in axes.spines.values():
             spine.set_color(COLOURS[n % len(COLOURS)])
@@ -47,7 +48,7 @@ def episode_sheet(episode: ShownEpisode, dataset: ImageDataset) -> Figure:
             probabilities = episode.probabilities[n, q]
             predicted = int(probabilities.argmax())
             axes = figure.add_subplot(grid[1 + 2 * q, n])
-            _show_image(axes, dataset, int(episode.query_ids[n, q]))
+            show_image(axes, dataset, int(episode.query_ids[n, q]))
             verdict = RIGHT if predicted == n else WRONG
             axes.set_title(
                 f"{'✓' if predicted == n else '✗'} class {predicted + 1}  "
@@ -82,7 +83,7 @@ def recall_sheet(
     grid = figure.add_gridspec(way, num_recalled + 2, width_ratios=[1, 0.25] + [1] * num_recalled)
     for n in range(way):
         axes = figure.add_subplot(grid[n, 0])
-        _show_image(axes, dataset, int(episode.support_ids[n, 0]))
+        show_image(axes, dataset, int(episode.support_ids[n, 0]))
         axes.set_title("new" if n == 0 else "", fontsize=9, weight="bold")
         best = episode.weights[n].topk(num_recalled)
         for rank, (weight, slot) in enumerate(
@@ -90,7 +91,7 @@ def recall_sheet(
         ):
             axes = figure.add_subplot(grid[n, rank + 2])
             image_id = int(dataset.image_ids(slot_class_ids[slot])[0])
-            _show_image(axes, dataset, image_id)
+            show_image(axes, dataset, image_id)
             name = dataset.class_names[slot_class_ids[slot]].replace("/", "\n")
             axes.set_title(f"λ = {weight:.2f}", fontsize=9)
             axes.set_xlabel(name, fontsize=6, color="#666666")

@@ -42,11 +42,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG picture, stored under ``figures/<name>.png`` beside the Markdown."""
+    """A PNG picture, stored as ``<folder>/<name>.png`` beside the Markdown."""
 
     name: str
     png: bytes
     caption: str
+    folder: str = "figures"
 
 
 Block = Heading | Text | Table | Picture
@@ -63,7 +64,7 @@ def _markdown(block: Block) -> str:
     if isinstance(block, Text):
         return _escaped(block.text)
     if isinstance(block, Picture):
-        return f"![{block.caption}](figures/{block.name}.png)\n\n*{_escaped(block.caption)}*"
+        return f"![{block.caption}]({block.folder}/{block.name}.png)\n\n*{_escaped(block.caption)}*"
     lines = [block.columns, ["---"] + ["---:"] * (len(block.columns) - 1), *block.rows]
     return "\n".join(f"| {' | '.join(map(_escaped, line))} |" for line in lines)
 

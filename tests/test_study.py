@@ -1,0 +1,476 @@
+"""Results studies: from tiny trained runs to a result file and a page."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from vsm.cli import main
+from vsm.comparison import EpisodeProtocol, load_for, measure
+from vsm.data import open_dataset
+from vsm.errors import RunError
+from vsm.evaluation import Evaluation
+from vsm.memory import SlotMemory
+from vsm.seeding import generator
+from vsm.settings import MemorySettings, RunSettings
+from vsm.statistics import class_bootstrap, estimate
+from vsm.study.page import read_results
+from vsm.study.plan import read_study
+from vsm.study.remembered import chosen_slots
+from vsm.study.temperature import fit_temperature, tempered
+from vsm.study.training_record import command, training_record
+
+ROOT = Path(__file__).parents[1]
+TINY = [
+    *("--way", "5", "--queries", "2", "--tasks", "1", "--steps", "3", "--shot", "1"),
+    *("--model.channels", "4", "--model.hidden-units", "8", "--model.inference", "conjugate"),
+    *("--memory.strength", "2"),
+    *("--sampling.train-prototypes", "4", "--sampling.evaluation-prototypes", "4"),
+    *("--validation.episodes", "2", "--json"),
+]
+ROWS = {"memory": ("vsm", "none"), "without": ("vpn", "none"), "permuted": ("vsm", "permuted")}
+SEEDS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Pictures of 12/6/7 classes, 8 each, that a small network can almost tell apart."""
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("validation", 6), ("test", 7)):
+        for number in range(count):
+            (folder / split / f"{split}{number}").mkdir(parents=True)
+            pattern = np.kron(rng.integers(0, 120, (4, 4)), np.ones((4, 4), int))
+            for image in range(8):
+                pixels = (pattern + rng.integers(0, 135, (16, 16))).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / split / f"{split}{number}" / f"{image}.png")
+    return f"folder:{folder}"
+
+
+@pytest.fixture(scope="module")
+def runs(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run for every row and seed."""
+    folder = tmp_path_factory.mktemp("study-runs")
+    for (label, (method, control)), seed in product(ROWS.items(), SEEDS):
+        choices = ["--method", method, "--memory.control", control, "--seed", str(seed)]
+        output = ["--output", str(folder / f"{label}-{seed}")]
+        assert main(["train", "--data", data, *choices, *output, *TINY]) == 0
+    return folder
+
+
+def vsm(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    """Run a command; return its exit code and what it printed."""
+    capsys.readouterr()
+    code = main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def asked_of(data: str, runs: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "title": "A study",
+        "data": data,
+        "rows": {label: str(runs / f"{label}-{{seed}}") for label in ROWS},
+        "reference": "memory",
+        "without_memory": "without",
+        "seeds": list(SEEDS),
+        "shots": [1],
+        "queries": 3,
+        "episodes": 40,
+        "temperature_episodes": 20,
+        "baselines": ["cosine"],
+        "memory_sizes": [0, 2],
+        "memory_subsets": 2,
+        **changes,
+    }
+
+
+def written(path: Path, asked: dict[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(asked, sort_keys=False))
+    return path
+
+
+@pytest.fixture(scope="module")
+def measured(data: str, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a study that was measured."""
+    path = written(tmp_path_factory.mktemp("study") / "tiny.yaml", asked_of(data, runs))
+    assert main(["study", str(path), "--json"]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def results(measured: Path) -> dict[str, Any]:
+    return read_results(read_study(measured))
+
+
+@pytest.fixture(scope="module")
+def evaluations(data: str, runs: Path) -> dict[tuple[str, int], Evaluation]:
+    """What the study measured, measured again without it."""
+    protocol = EpisodeProtocol(data, "test", 5, 1, 3, 40, 0)
+    return {
+        (label, seed): measure(load_for(runs / f"{label}-{seed}", protocol), protocol).evaluation
+        for label, seed in product(ROWS, SEEDS)
+    }
+
+
+def test_scores_are_those_of_the_runs(
+    results: dict[str, Any], evaluations: dict[tuple[str, int], Evaluation]
+) -> None:
+    [condition] = results["conditions"]
+    for (label, seed), evaluation in evaluations.items():
+        one = condition["rows"][label]["seeds"][seed]
+        assert one["mean"] == pytest.approx(evaluation.accuracy.mean)
+        assert one["ci95"] == pytest.approx(evaluation.accuracy.ci95)
+        assert one["nll"] == pytest.approx(evaluation.nll)
+        error = evaluation.reliability.expected_calibration_error
+        assert one["ece"] == pytest.approx(error)
+    means = [evaluations["memory", seed].accuracy.mean for seed in SEEDS]
+    assert condition["rows"]["memory"]["mean"] == pytest.approx(sum(means) / 2)
+
+
+def test_differences_are_paired_and_have_intervals_over_episodes_and_over_classes(
+    results: dict[str, Any], evaluations: dict[tuple[str, int], Evaluation]
+) -> None:
+    [condition] = results["conditions"]
+    assert list(condition["differences"]) == ["without", "permuted", "cosine"]
+    found = condition["differences"]["without"]
+    both = [(evaluations["memory", seed], evaluations["without", seed]) for seed in SEEDS]
+    for one, (reference, control) in zip(found["seeds"], both, strict=True):
+        direct = estimate(reference.episode_accuracies - control.episode_accuracies)
+        assert one["mean"] == pytest.approx(direct.mean)
+        assert one["ci95"] == pytest.approx(direct.ci95)
+        errors = (control.confusions - reference.confusions) / 3
+        random = generator(0, "class-bootstrap")
+        by_class = class_bootstrap(errors, reference.class_ids, random)
+        assert by_class.mean == pytest.approx(direct.mean)
+        assert one["ci95_classes"] == pytest.approx(by_class.ci95)
+    assert found["mean"] == pytest.approx(sum(one["mean"] for one in found["seeds"]) / 2)
+
+
+def test_the_reference_is_measured_with_none_some_and_all_of_its_slots(
+    data: str, runs: Path, results: dict[str, Any]
+) -> None:
+    [condition] = results["conditions"]
+    none, some, whole = condition["memory_sizes"]
+    assert (none["slots"], none["subsets"]) == ([0], 1)
+    assert (some["slots"], some["subsets"]) == ([2], 2)
+    protocol = EpisodeProtocol(data, "test", 5, 1, 3, 40, 0, memory_slots=0)
+    emptied = [load_for(runs / f"memory-{seed}", protocol) for seed in SEEDS]
+    accuracies = [measure(run, protocol).evaluation.accuracy.mean for run in emptied]
+    assert none["mean"] == pytest.approx(sum(accuracies) / 2)
+    protocol = replace(protocol, memory_slots=None)
+    accuracies = []
+    for seed, subset in product(SEEDS, range(2)):
+        run = load_for(runs / f"memory-{seed}", protocol)
+        assert run.trained.memory is not None
+        kept = chosen_slots(run.trained.memory, 2, subset, seed=0)
+        cut = replace(run, trained=replace(run.trained, memory=kept))
+        accuracies.append(measure(cut, protocol).evaluation.accuracy.mean)
+    assert some["mean"] == pytest.approx(sum(accuracies) / 4)
+    assert whole["mean"] == pytest.approx(condition["rows"]["memory"]["mean"])
+
+
+def test_subsets_of_slots_are_the_first_ones_and_then_others() -> None:
+    content = torch.arange(20.0).view(10, 2)
+    numbers = torch.arange(10)
+    memory = SlotMemory(content, numbers, numbers, numbers)
+    chosen = [chosen_slots(memory, 4, subset, seed=0).slot_classes for subset in range(4)]
+    assert chosen[0] == [0, 1, 2, 3]
+    assert all(len(set(one)) == 4 for one in chosen)
+    assert len(set(map(tuple, chosen))) == 4
+    assert chosen[2] == chosen_slots(memory, 4, 2, seed=0).slot_classes
+
+
+def test_gains_by_class_add_up_to_the_difference_and_stand_beside_the_nearest_slot(
+    data: str, runs: Path, results: dict[str, Any], evaluations: dict[tuple[str, int], Evaluation]
+) -> None:
+    [condition] = results["conditions"]
+    classes = {one["class"]: one for one in condition["gains"]["classes"]}
+    assert sorted(classes) == [f"test{number}" for number in range(7)]
+    dataset = open_dataset(data)
+    class_ids = evaluations["memory", 0].class_ids.flatten().tolist()
+    met = [dataset.class_names[class_id] for class_id in class_ids]
+    total = sum(classes[name]["gain"] for name in met) / len(met)
+    assert total == pytest.approx(condition["differences"]["without"]["mean"])
+    nearness = []
+    for seed in SEEDS:
+        run = load_for(runs / f"memory-{seed}", EpisodeProtocol(data, "test", 5, 1, 3, 2, 0))
+        assert isinstance(run.trained.memory, SlotMemory)
+        class_id = dataset.class_names.index("test3")
+        images = dataset.normalise(dataset.load(dataset.image_ids(class_id)))
+        with torch.no_grad():
+            mean = run.trained.model.embed(images).mean(0)
+        slots = run.trained.memory.content
+        centre = slots.mean(0)
+        cosines = [torch.cosine_similarity(mean - centre, slot - centre, 0) for slot in slots]
+        nearness.append(max(cosines).item())
+    assert classes["test3"]["nearness"] == pytest.approx(sum(nearness) / 2, abs=1e-5)
+
+
+def test_answers_that_the_memory_changed_are_counted_and_shown(
+    measured: Path, results: dict[str, Any], evaluations: dict[tuple[str, int], Evaluation]
+) -> None:
+    [condition] = results["conditions"]
+    changes = condition["changes"]
+    after, before = evaluations["memory", 0], evaluations["without", 0]
+    pairs = list(zip(after.correct.flatten(), before.correct.flatten(), strict=True))
+    assert changes["turned_right"] == pytest.approx(sum(a and not b for a, b in pairs) / len(pairs))
+    assert changes["misled"] == pytest.approx(sum(b and not a for a, b in pairs) / len(pairs))
+    kinds = [one["kind"] for one in changes["shown"]]
+    assert kinds == ["turned right"] * 3 + ["misled"]
+    assert len({one["episode"] for one in changes["shown"][:3]}) == 3
+    for position, one in enumerate(changes["shown"]):
+        is_right = {
+            key: one[key].index(max(one[key])) == one["true"] for key in ("before", "after")
+        }
+        turned = one["kind"] == "turned right"
+        assert is_right == {"before": not turned, "after": turned}
+        episode = after.log_probabilities[one["episode"]].exp().tolist()
+        assert any(row == pytest.approx(one["after"]) for row in episode)
+        for recalled in one["recalled"]:
+            weights = [slot["weight"] for slot in recalled]
+            assert weights == sorted(weights, reverse=True)
+            assert all(slot["class"].startswith("train") for slot in recalled)
+        name = f"5way-1shot-{position + 1}-{one['kind'].replace(' ', '-')}.png"
+        assert (measured.parent / "tiny" / "figures" / name).stat().st_size > 1000
+
+
+def test_a_temperature_that_was_put_in_is_found() -> None:
+    random = torch.Generator().manual_seed(0)
+    honest = (2 * torch.randn(200, 20, 5, generator=random)).log_softmax(-1)
+    order = honest.exp().flatten(0, 1).multinomial(1, generator=random).view(200, 20)
+    # Answers are listed class after class, so turn every row until its true class has its place.
+    places = torch.arange(5).repeat_interleave(4)
+    turns = (torch.arange(5) + order.unsqueeze(-1) - places.unsqueeze(-1)) % 5
+    honest = honest.gather(-1, turns)
+    too_sure = (honest * 2.5).log_softmax(-1)
+    evaluation = Evaluation(torch.zeros(200, 5, dtype=torch.int64), too_sure)
+    found = fit_temperature(evaluation)
+    assert found == pytest.approx(2.5, rel=0.1)
+    after = tempered(evaluation, found)
+    assert after.nll < evaluation.nll
+    assert torch.equal(after.correct, evaluation.correct)
+    for other in (0.9 * found, 1.1 * found):
+        assert after.nll < tempered(evaluation, other).nll
+
+
+def test_the_temperature_is_that_of_validation_classes(
+    data: str, runs: Path, results: dict[str, Any], evaluations: dict[tuple[str, int], Evaluation]
+) -> None:
+    protocol = EpisodeProtocol(data, "validation", 5, 1, 3, 20, 0)
+    run = load_for(runs / "memory-0", protocol)
+    temperature = fit_temperature(measure(run, protocol).evaluation)
+    [condition] = results["conditions"]
+    found = condition["rows"]["memory"]["seeds"][0]
+    assert found["temperature"] == pytest.approx(temperature)
+    after = tempered(evaluations["memory", 0], temperature)
+    assert found["tempered_nll"] == pytest.approx(after.nll)
+
+
+def test_what_was_measured_is_kept_and_what_is_damaged_is_measured_again(
+    measured: Path, results: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(measured.parent, tmp_path / "copy")
+    study = tmp_path / "copy" / "tiny.yaml"
+    study.write_text(study.read_text() + "pictures: false\n")
+    parts = sorted((tmp_path / "copy" / "tiny" / "measured").iterdir())
+    scores = next(part for part in parts if '"what": "scores"' in part.read_text())
+    scores.write_text(scores.read_text()[:100])
+    (tmp_path / "copy" / "tiny" / "results.json").write_text("{")
+    code, printed, _ = vsm(capsys, "study", study, "--json")
+    assert code == 0
+    [done] = json.loads(printed)["studies"]
+    assert (done["measured"], done["kept"]) == (1, len(parts))
+    assert read_results(read_study(study))["conditions"] == results["conditions"]
+
+
+def test_a_changed_run_is_measured_again(
+    data: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(runs / "without-0", tmp_path / "run")
+    rows = {"one": str(tmp_path / "run")}
+    small = {"baselines": [], "episodes": 2, "temperature_episodes": 2, "seeds": [0]}
+    asked = asked_of(data, runs, rows=rows, reference="one", without_memory=None, **small)
+    study = written(tmp_path / "s.yaml", asked)
+    counts = []
+    for _ in range(2):
+        _, printed, _ = vsm(capsys, "study", study, "--json")
+        counts.append(json.loads(printed)["studies"][0]["measured"])
+        shutil.copyfile(
+            runs / "without-1" / "model.safetensors", tmp_path / "run/model.safetensors"
+        )
+    assert counts == [2, 2]
+
+
+def test_a_page_shows_what_result_files_hold_and_nothing_else(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        shutil.copy(measured, tmp_path / f"{name}.yaml")
+        (tmp_path / name).mkdir()
+        found = json.loads((measured.parent / "tiny" / "results.json").read_text())
+        found["study"]["title"] = f"Study {name}"
+        found["conditions"][0]["rows"]["memory"]["mean"] = 0.1234 if name == "a" else 0.5678
+        (tmp_path / name / "results.json").write_text(json.dumps(found))
+    page = tmp_path / "docs" / "results.md"
+    code, printed, _ = vsm(
+        capsys, "study", tmp_path / "b.yaml", tmp_path / "a.yaml", "--render", page, "--json"
+    )
+    assert (code, json.loads(printed)) == (0, {"page": str(page)})
+    text = page.read_text()
+    assert text.index("## Study b") < text.index("## Study a")
+    assert "| memory | 56.78 ± " in text
+    assert "| memory | 12.34 ± " in text
+    for expected in ("− permuted", "cosine (baseline)", "Spearman", "Every run was trained for 3"):
+        assert expected in text
+    assert "--memory.control permuted" in text
+    assert "--seed 0\\|1" in text
+
+
+def test_pictures_are_linked_where_they_lie_below_the_page_and_only_there(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside = (measured.parent / "tiny" / "page.md").read_text()
+    assert beside.count("](figures/5way-1shot-") == 4
+    assert vsm(capsys, "study", measured, "--render", measured.parent / "page.md")[0] == 0
+    assert (measured.parent / "page.md").read_text().count("](tiny/figures/5way-1shot-") == 4
+    assert vsm(capsys, "study", measured, "--render", tmp_path / "page.md")[0] == 0
+    assert "](" not in (tmp_path / "page.md").read_text()
+
+
+def test_conditions_differ_in_shape_and_batch_norm(
+    data: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {"seeds": [0], "episodes": 4, "temperature_episodes": 2, "memory_sizes": []}
+    shapes = {"pictures": False, "ways": [5, 7], "batch_norms": ["inductive", "transductive"]}
+    study = written(tmp_path / "s.yaml", asked_of(data, runs, **small, **shapes))
+    code, printed, _ = vsm(capsys, "study", study)
+    assert code == 0
+    assert "7-way 1-shot, transductive batch norm" in printed
+    found = read_results(read_study(study))["conditions"]
+    kinds = [(one["way"], one["batch_norm"]) for one in found]
+    assert kinds == [
+        (5, "inductive"), (7, "inductive"), (5, "transductive"), (7, "transductive")
+    ]  # fmt: skip
+    assert [list(one["baselines"]) for one in found] == [["cosine"], ["cosine"], [], []]
+    protocol = EpisodeProtocol(data, "test", 5, 1, 3, 4, 0, "transductive")
+    direct = measure(load_for(runs / "memory-0", protocol), protocol).evaluation
+    assert found[2]["rows"]["memory"]["nll"] == pytest.approx(direct.nll)
+    assert "temperature" in found[2]["rows"]["memory"]
+    assert "temperature" not in found[3]["rows"]["memory"]  # 6 validation classes are not 7
+    assert "| – | – | – |" in (tmp_path / "s" / "page.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"reference": "memry"}, "reference: 'memry' is none of the rows"),
+        ({"controls": ["memory"]}, "controls: 'memory' is the reference itself"),
+        ({"epsodes": 3}, "epsodes"),
+        ({"shots": [1, "two"]}, "shots"),
+        ({"shots": [1, 1]}, "shots: expected different numbers"),
+        ({"baselines": ["cosin"]}, "baselines"),
+        ({"rows": {"memory": "runs/a"}}, "put {seed} into 'runs/a'"),
+        ({"rows": {"memory": "runs/{sed}"}}, "may hold {seed}, {shot} and {way}"),
+        ({"rows": {"memory": "nowhere-{seed}"}}, "nowhere-0 is not a run directory"),
+        ({"data": "omniglot"}, "but the study is of omniglot"),
+        ({"episodes": 1}, "episodes: an interval needs at least 2"),
+    ],
+)
+def test_mistakes_are_named_in_one_line(
+    changes: dict[str, Any],
+    named: str,
+    data: str,
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = {**asked_of(data, runs), **changes}
+    if "rows" in changes:
+        asked["without_memory"] = None
+    code, _, error = vsm(capsys, "study", written(tmp_path / "s.yaml", asked))
+    assert code == 2
+    assert named in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_study_that_is_no_file_and_results_that_are_none_are_named(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "nowhere.yaml is none" in vsm(capsys, "study", tmp_path / "nowhere.yaml")[2]
+    study, page = tmp_path / "s.yaml", tmp_path / "page.md"
+    shutil.copy(measured, study)
+    code, _, error = vsm(capsys, "study", study, "--render", page)
+    assert (code, error.count("\n")) == (2, 1)
+    assert "is not there yet; run vsm study" in error
+    (tmp_path / "s").mkdir()
+    for damaged in ('{"study": {', "[]", "{}"):
+        (tmp_path / "s" / "results.json").write_text(damaged)
+        code, _, error = vsm(capsys, "study", study, "--render", page)
+        assert (code, error.count("\n")) == (2, 1)
+        assert "is half-written or damaged; run vsm study" in error
+    assert not page.exists()
+
+
+def test_a_training_that_is_not_at_its_end_is_refused(
+    data: str, runs: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(runs / "memory-0", tmp_path / "run")
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("steps: 3\n", "steps: 9\n", 1))
+    with pytest.raises(RunError, match=r"is at step 3 of 9; finish it with vsm train .* --resume"):
+        training_record(tmp_path / "run", data)
+
+
+def test_the_record_of_a_training_adds_up_the_time_of_all_its_parts(
+    data: str, runs: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(runs / "memory-0", tmp_path / "run")
+    times = [1.0, 5.0, 2.0, 3.0, 0.5]  # resumed twice
+    rows = [{"step": step, "seconds": time} for step, time in enumerate(times)]
+    log = "".join(json.dumps(row) + "\n" for row in [*rows, {"step": 5, "validation": {}}])
+    (tmp_path / "run" / "metrics.jsonl").write_text(log)
+    record = training_record(tmp_path / "run", data)
+    assert record["seconds"] == 5.0 + 3.0 + 0.5
+    assert record["init_seconds"] is None
+
+
+def test_the_command_of_a_run_names_what_is_not_a_default() -> None:
+    memory = MemorySettings(control="permuted", strength=1.5)
+    settings = RunSettings(data="folder:my pictures", augment=False, seed=3, memory=memory)
+    assert command(settings) == (
+        "vsm train --data 'folder:my pictures' --augment false --memory.control permuted "
+        "--memory.strength 1.5"
+    )
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_study_can_be_read(path: Path) -> None:
+    study = read_study(path)
+    for label, condition in product(study.settings.rows, study.conditions):
+        paths = {study.run(label, condition, seed) for seed in study.settings.seeds}
+        assert len(paths) == len(study.settings.seeds)
+
+
+def test_help_and_pages_need_no_torch(measured: Path, tmp_path: Path) -> None:
+    arguments = ["study", str(measured), "--render", str(tmp_path / "page.md")]
+    script = (
+        f"import sys; from vsm.cli import main; code = main({arguments!r})\n"
+        "try: main(['study', '--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"--render" in done.stdout
