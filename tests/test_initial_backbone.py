@@ -144,6 +144,8 @@ def test_kept_features_are_of_this_backbone_and_these_samples(
     assert encoding_key(model, replace(tiny_dataset, images=pixels)) != key
     brighter = Normalisation((0.3,), tiny_dataset.normalisation.standard_deviation)
     assert encoding_key(model, replace(tiny_dataset, normalisation=brighter)) != key
+    mirrored = replace(tiny_settings, model=replace(tiny_settings.model, mirror=True))
+    assert encoding_key(FewShotModel(mirrored, tiny_dataset.image_shape), tiny_dataset) != key
     with torch.no_grad():
         next(model.require_backbone().parameters())[0] += 1e-3
     assert encoding_key(model, tiny_dataset) != key

@@ -203,6 +203,20 @@ def test_building_a_model_leaves_the_global_generator_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+def test_mirrored_images_have_the_same_features_if_both_are_averaged() -> None:
+    plain = build("protonet").eval()
+    model = FewShotModel(
+        replace(plain.settings, model=replace(plain.settings.model, mirror=True)), IMAGE
+    )
+    model.double().eval().load_state_dict(plain.state_dict())
+    images = torch.rand(3, *IMAGE, generator=torch.Generator().manual_seed(0)).double()
+    turned = images.flip(-1)
+    torch.testing.assert_close(model.embed(images), model.embed(turned))
+    expected = (plain.embed(images) + plain.embed(turned)) / 2
+    torch.testing.assert_close(model.embed(images), expected)
+    assert not torch.allclose(plain.embed(images), plain.embed(turned))
+
+
 def test_normalised_features_have_length_one() -> None:
     settings = RunSettings(model=ModelSettings(channels=4, normalise_features=True))
     model = FewShotModel(settings, IMAGE)

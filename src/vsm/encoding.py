@@ -42,7 +42,8 @@ def kept_encoding(model: FewShotModel, dataset: Dataset, folder: Path) -> Featur
 
 def encoding_key(model: FewShotModel, dataset: Dataset) -> str:
     """Return a hash of all that training and validation features depend on."""
-    digest = hashlib.sha256(f"{model.precision} {dataset.class_starts.tolist()}".encode())
+    facts = (str(model.precision), model.settings.model.mirror, dataset.class_starts.tolist())
+    digest = hashlib.sha256(repr(facts).encode())
     for name, value in sorted(model.require_backbone().state_dict().items()):
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())

@@ -114,6 +114,8 @@ class FewShotModel(nn.Module):
             )
         with computing_in(self.precision, inputs.device):
             features: Tensor = self.backbone(inputs, random)
+            if self.settings.model.mirror:
+                features = (features + self.backbone(_mirrored(inputs), random)) / 2
         return features.to(inputs.dtype)
 
     def adapt(self, features: Tensor) -> Tensor:
@@ -231,6 +233,11 @@ class FewShotModel(nn.Module):
         if self.training:
             return sampling.train_memory
         return min(sampling.evaluation_memory, sampling.evaluation_prototypes)
+
+
+def _mirrored(images: Tensor) -> Tensor:
+    """Turn images ``[B, C, H, W]`` left to right; the layout in memory is kept."""
+    return images.flip(-1).contiguous(memory_format=torch.channels_last)
 
 
 def _backbone_for(settings: ModelSettings, input_shape: tuple[int, ...]) -> Backbone | None:

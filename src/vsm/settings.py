@@ -37,6 +37,8 @@ class ModelSettings:
     """Networks add to their input and start as the identity; the paper's do not."""
     initial_log_variance: float = -3.0
     """Where log-variances start; 0 leaves the default initialisation."""
+    mirror: bool = False
+    """Average the features of an image and of its mirror image; twice the work of the backbone."""
     adapter: Literal["none", "linear"] = "none"
     """Linear map of the features that starts as the identity and is trained; for fixed features."""
     normalise_features: bool = False
