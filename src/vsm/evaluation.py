@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vsm.calibration import tempered
 from vsm.classifier import predictive
 from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, FeatureDataset, Split
 from vsm.devices import send
@@ -122,21 +123,59 @@ def evaluate(
     batch_norm: BatchNormMode = "inductive",
     advance: Advance = unwatched,
     embed: Embedder | None = None,
+    temperature: float = 1.0,
 ) -> Evaluation:
     """Classify the first ``num_episodes`` of the sampler's seeded list of episodes.
 
     ``transductive`` batch norm uses each episode's own statistics, so its queries see each other;
     every episode is embedded anew and results carry that name. Features that were cached for
-    episodes of another shape serve again as ``embed``.
+    episodes of another shape serve again as ``embed``. ``temperature`` calibrates probabilities.
     """
-
-    def classify(support: Tensor, queries: Tensor, random: Randomness) -> Tensor:
-        return predictive(model(support, queries, memory, random).log_probabilities)
-
+    classify = model_classifier(model, memory, temperature)
     with evaluation_mode(model):
         embed = embed or _embedder(model, sampler, batch_norm)
         per_task = (sampler.way**2) * sampler.queries * model.num_prototype_samples
         return evaluate_classifier(classify, embed, sampler, num_episodes, seed, per_task, advance)
+
+
+def model_classifier(
+    model: FewShotModel, memory: Memory | None, temperature: float = 1.0
+) -> EpisodeClassifier:
+    """Return the model with its memory as a classifier of episodes, calibrated by a temperature."""
+
+    def classify(support: Tensor, queries: Tensor, random: Randomness) -> Tensor:
+        drawn = model(support, queries, memory, random).log_probabilities
+        return tempered(predictive(drawn), temperature)
+
+    return classify
+
+
+def labelled_predictions(
+    model: FewShotModel,
+    memory: Memory | None,
+    sampler: EpisodeSampler,
+    num_episodes: int,
+    seed: int,
+    advance: Advance = unwatched,
+    embed: Embedder | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return what the model says in every episode of the list that :func:`evaluate` measures.
+
+    Returns:
+        Log-probabilities ``[P, N]`` of all queries of all episodes, and their labels ``[P]``.
+    """
+    plain, said = model_classifier(model, memory), []
+
+    def classify(support: Tensor, queries: Tensor, random: Randomness) -> Tensor:
+        said.append(plain(support, queries, random).cpu())
+        return said[-1]
+
+    with evaluation_mode(model):
+        embed = embed or cached_embedder(model, sampler)
+        per_task = (sampler.way**2) * sampler.queries * model.num_prototype_samples
+        evaluate_classifier(classify, embed, sampler, num_episodes, seed, per_task, advance)
+    log_probabilities = torch.cat(said)
+    return log_probabilities.flatten(0, 1), _labels(log_probabilities).flatten()
 
 
 @torch.no_grad()
@@ -182,11 +221,16 @@ def _parts(batch: EpisodeBatch, size: int) -> Iterator[EpisodeBatch]:
 def _outcome(log_probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Correctness, confidence and log-likelihood ``[T, B]`` on the CPU, of ``[T, B, N]``."""
     log_probabilities = log_probabilities.cpu()
-    num_tasks, num_queries, way = log_probabilities.shape
-    labels = torch.arange(way).repeat_interleave(num_queries // way).expand(num_tasks, -1)
+    labels = _labels(log_probabilities)
     best = log_probabilities.max(-1)
     likelihood = log_probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     return best.indices == labels, best.values.exp(), likelihood
+
+
+def _labels(log_probabilities: Tensor) -> Tensor:
+    """Return the true class of every query ``[T, B]``: queries come class after class."""
+    num_tasks, num_queries, way = log_probabilities.shape
+    return torch.arange(way).repeat_interleave(num_queries // way).expand(num_tasks, -1)
 
 
 def cached_embedder(model: FewShotModel, sampler: EpisodeSampler) -> Embedder:
