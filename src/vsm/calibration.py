@@ -5,6 +5,8 @@ form is p_i^(1/T) / Σ_j p_j^(1/T): T > 1 makes it more doubtful, T < 1 surer, a
 class stays the same.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -35,10 +37,10 @@ def fit_temperature(log_probabilities: Tensor, labels: Tensor) -> float:
     mean_of_true = log_probabilities.gather(-1, labels.unsqueeze(-1)).mean()
     low, high = 1 / HIGHEST_TEMPERATURE, 1 / LOWEST_TEMPERATURE
     for _ in range(NUM_HALVINGS):
-        middle = (low * high) ** 0.5
+        middle = math.sqrt(low * high)
         weights = torch.softmax(middle * log_probabilities, -1)  # [P, N]
         if (weights * log_probabilities).sum(-1).mean() < mean_of_true:
             low = middle  # the true classes deserve more than they are given
         else:
             high = middle
-    return 1 / (low * high) ** 0.5
+    return 1 / math.sqrt(low * high)

@@ -26,6 +26,7 @@ from vsm.evaluation import (
 )
 from vsm.runs import Checkpoint, RunDirectory, TrainedModel, load_run
 from vsm.settings import BaselineName, BaselineSettings
+from vsm.shipped_models import read_card
 from vsm.statistics import Estimate, estimate
 
 
@@ -65,13 +66,18 @@ class EpisodeProtocol:
 
     @staticmethod
     def of(run: Path, options: Any) -> "EpisodeProtocol":
-        """Take the episodes from the command line's options; what is unset comes from ``run``."""
-        settings = RunDirectory.find(run).settings()
+        """Take the episodes from the command line's options; what is unset comes from ``run``.
+
+        For a shipped model that is what its card measured first, not what it was trained on.
+        """
+        directory = RunDirectory.find(run)
+        settings, card = directory.settings(), read_card(directory.path)
+        usual = (settings.way, settings.shot) if card is None else (card["way"], card["shot"])
         return EpisodeProtocol(
             data=settings.data,
             split=options.split,
-            way=settings.way if options.way is None else options.way,
-            shot=settings.shot if options.shot is None else options.shot,
+            way=usual[0] if options.way is None else options.way,
+            shot=usual[1] if options.shot is None else options.shot,
             queries=options.queries,
             episodes=options.episodes,
             seed=options.seed,

@@ -16,7 +16,7 @@ from vsm.errors import RunError
 
 MODELS = Path(__file__).parent / "models"
 CARD_NAME = "card.json"
-NEEDED_FACTS = ("name", "encoder", "input_shape", "temperatures")
+NEEDED_FACTS = ("name", "way", "shot", "encoder", "input_shape", "temperatures")
 """What code reads of a card; the rest is for people."""
 
 Card = dict[str, Any]

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -156,6 +155,8 @@ def ship(run: Path, shipment: Shipment, placement: Placement, advance: Advance =
         card = {
             "name": shipment.name,
             **model_facts(stored.trained, stored.dataset),
+            "way": protocols[0].way,
+            "shot": protocols[0].shot,
             "storage": shipment.storage,
             "bytes": sum(file.stat().st_size for file in folder.iterdir()),
             "measurements": [_measurement(pair, stored, temperatures, advance) for pair in pairs],
@@ -200,11 +201,13 @@ def _data_licence(settings: RunSettings, shipment: Shipment) -> str:
 @contextmanager
 def _folder(shipment: Shipment) -> Iterator[Path]:
     """Yield a temporary folder; put it in place of what is there if the block succeeds."""
-    with tempfile.TemporaryDirectory(dir=_made(shipment.output), prefix=".replaced.") as aside:
-        with atomic_directory(shipment.folder) as temporary:
-            yield temporary
-            if shipment.folder.exists():
-                shipment.folder.rename(Path(aside) / shipment.name)
+    with (
+        tempfile.TemporaryDirectory(dir=_made(shipment.output), prefix=".replaced.") as aside,
+        atomic_directory(shipment.folder) as temporary,
+    ):
+        yield temporary
+        if shipment.folder.exists():
+            shipment.folder.rename(Path(aside) / shipment.name)
 
 
 def _made(folder: Path) -> Path:
