@@ -24,7 +24,7 @@ Card = dict[str, Any]
 
 def shipped_names() -> list[str]:
     """Return the names of all models that ship with the package."""
-    return sorted(card.parent.name for card in MODELS.glob(f"*/{CARD_NAME}"))
+    return sorted(card.parent.name for card in MODELS.glob(f"[!.]*/{CARD_NAME}"))
 
 
 def shipped_folder(name: str) -> Path:

@@ -24,6 +24,7 @@ from vsm.comparison import (
     paired_differences,
 )
 from vsm.configuration import settings_to_yaml
+from vsm.data import Dataset
 from vsm.devices import Placement
 from vsm.errors import RunError, SettingsError
 from vsm.evaluation import Advance, labelled_predictions, unwatched
@@ -92,6 +93,11 @@ class Shipment:
         """Where the model goes."""
         return self.output / self.name
 
+    @property
+    def source(self) -> str:
+        """What the card calls the run directory, which had another name on another machine."""
+        return f"runs/{self.name}"
+
     def protocols(self, settings: RunSettings) -> list[EpisodeProtocol]:
         """Return the measurements, one for each number of support images."""
         shots = self.shots or (settings.shot,)
@@ -110,7 +116,7 @@ class Shipment:
     def command(self, settings: RunSettings) -> str:
         """Return the command that made the model out of the run, for a shell."""
         shots = ",".join(str(protocol.shot) for protocol in self.protocols(settings))
-        words = ["vsm", "ship", f"runs/{self.name}", "--name", self.name, "--shots", shots]
+        words = ["vsm", "ship", self.source, "--name", self.name, "--shots", shots]
         for option in ("way", "queries", "episodes", "seed", "storage", "data_licence"):
             value = getattr(self, option)
             if value != getattr(Shipment, option):
@@ -118,7 +124,12 @@ class Shipment:
         return shlex.join([*words, *(["--calibrate"] if self.calibrate else [])])
 
 
-def ship(run: Path, shipment: Shipment, placement: Placement, advance: Advance = unwatched) -> Card:
+def ship(
+    run: Path,
+    shipment: Shipment,
+    placement: Placement | None = None,
+    advance: Advance = unwatched,
+) -> Card:
     """Make a model that ships out of a run, and return its card.
 
     The run and the stored model are measured on the same episodes. The folder appears whole, or,
@@ -127,7 +138,7 @@ def ship(run: Path, shipment: Shipment, placement: Placement, advance: Advance =
     Args:
         run: a run directory.
         shipment: what is to be made.
-        placement: where the measuring is done.
+        placement: where the measuring is done; chosen if not given.
         advance: told of every batch of episodes.
 
     Raises:
@@ -135,23 +146,16 @@ def ship(run: Path, shipment: Shipment, placement: Placement, advance: Advance =
             cannot be found out.
     """
     settings = RunDirectory.find(run).settings()
-    licence = _data_licence(settings, shipment)
-    if settings.model.own_backbone is not None:
-        raise RunError(
-            f"{run} was trained with code that is not part of vsm, {settings.model.own_backbone}, "
-            "which nobody else would have; only models of built-in backbones ship"
-        )
-    source = f"runs/{shipment.name}"
-    commands = [*training_commands(settings, source), shipment.command(settings)]
+    origin = _origin(run, settings, shipment)
     protocols = shipment.protocols(settings)
     original = load_for(run, protocols[0], placement=placement)
+    validations = _validations(protocols, original.dataset) if shipment.calibrate else []
+    for one in (*protocols, *validations):
+        one.sampler(original.dataset)  # says it before anything is measured if images are too few
     with _folder(shipment) as folder:
-        stored_run = RunDirectory(folder)
-        write_text(stored_run.config, settings_to_yaml(portable(settings, source)))
-        save_trained(stored_run, original.trained, halved if _halves(shipment) else dict)
-        stored = load_for(folder, protocols[0], placement=placement)
+        stored = _stored(original, folder, shipment, placement)
         pairs = [_measure_both(original, stored, one, shipment, advance) for one in protocols]
-        temperatures = _temperatures(stored, protocols, advance) if shipment.calibrate else None
+        temperatures = _temperatures(stored, validations, advance) if validations else None
         card = {
             "name": shipment.name,
             **model_facts(stored.trained, stored.dataset),
@@ -161,13 +165,41 @@ def ship(run: Path, shipment: Shipment, placement: Placement, advance: Advance =
             "bytes": sum(file.stat().st_size for file in folder.iterdir()),
             "measurements": [_measurement(pair, stored, temperatures, advance) for pair in pairs],
             "temperatures": temperatures,
-            "licences": {"code": CODE_LICENCE, "data": licence},
-            "commands": commands,
-            "versions": versions(),
+            **origin,
         }
         write_text(folder / CARD_NAME, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
         load_run(folder)  # as whoever gets it will: without the data, by its card
     return card
+
+
+def _origin(run: Path, settings: RunSettings, shipment: Shipment) -> dict[str, Any]:
+    """Return what the card says of how the model came about and under which terms."""
+    if settings.model.own_backbone is not None:
+        raise RunError(
+            f"{run} was trained with code that is not part of vsm, {settings.model.own_backbone}, "
+            "which nobody else would have; only models of built-in backbones ship"
+        )
+    licence = shipment.data_licence or OWN_DATA_LICENCES.get(settings.data)
+    if licence is None:
+        raise SettingsError(
+            f"data_licence: the card must say under which terms {settings.data} may be used; give "
+            "--data-licence TEXT"
+        )
+    return {
+        "licences": {"code": CODE_LICENCE, "data": licence},
+        "commands": [*training_commands(settings, shipment.source), shipment.command(settings)],
+        "versions": versions(),
+    }
+
+
+def _stored(
+    original: LoadedRun, folder: Path, shipment: Shipment, placement: Placement | None
+) -> LoadedRun:
+    """Write the files of a model, and load them as whoever gets them will."""
+    settings, run = original.trained.settings, RunDirectory(folder)
+    write_text(run.config, settings_to_yaml(portable(settings, shipment.source)))
+    save_trained(run, original.trained, halved if shipment.storage == "float16" else dict)
+    return load_for(folder, shipment.protocols(settings)[0], placement=placement)
 
 
 def halved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -182,20 +214,6 @@ def halved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _may_halve(value: Tensor) -> bool:
     wide = value.dtype == torch.float32 and value.ndim >= 2
     return wide and bool((value.abs() <= LARGEST_HALF).all())
-
-
-def _halves(shipment: Shipment) -> bool:
-    return shipment.storage == "float16"
-
-
-def _data_licence(settings: RunSettings, shipment: Shipment) -> str:
-    licence = shipment.data_licence or OWN_DATA_LICENCES.get(settings.data)
-    if licence is None:
-        raise SettingsError(
-            f"data_licence: the card must say under which terms {settings.data} may be used; give "
-            "--data-licence TEXT"
-        )
-    return licence
 
 
 @contextmanager
@@ -230,7 +248,8 @@ def _measure_both(
     [difference] = paired_differences([before, after])
     change = difference.estimate.mean
     if abs(change) > LARGEST_CHANGE:
-        mend = "store it with --storage float32" if _halves(shipment) else "report this as a bug"
+        was_halved = shipment.storage == "float16"
+        mend = "store it with --storage float32" if was_halved else "report this as a bug"
         raise RunError(
             f"storage: {shipment.storage} changed the {protocol.way}-way {protocol.shot}-shot "
             f"accuracy by {100 * change:+.2f} points, and at most {100 * LARGEST_CHANGE} are "
@@ -258,21 +277,25 @@ def _measurement(
     return result
 
 
+def _validations(protocols: Sequence[EpisodeProtocol], dataset: Dataset) -> list[EpisodeProtocol]:
+    """Return the same of validation classes; of fewer at a time where there are fewer."""
+    most = len(dataset.classes("validation"))
+    return [replace(one, split="validation", way=min(one.way, most)) for one in protocols]
+
+
 def _temperatures(
     stored: LoadedRun, protocols: Sequence[EpisodeProtocol], advance: Advance
 ) -> dict[str, float]:
-    """Fit a temperature for each number of support images, on episodes of validation classes."""
-    way = min(protocols[0].way, len(stored.dataset.classes("validation")))
+    """Fit a temperature for each number of support images."""
     fitted = {}
     for protocol in protocols:
-        asked = replace(protocol, split="validation", way=way)
-        sampler = asked.sampler(stored.dataset)
+        sampler = protocol.sampler(stored.dataset)
         said = labelled_predictions(
             stored.trained.model,
             stored.trained.memory,
             sampler,
-            asked.episodes,
-            asked.seed,
+            protocol.episodes,
+            protocol.seed,
             advance,
             stored.embedder(sampler),
         )
