@@ -5,6 +5,7 @@ from typing import Any
 
 import jsonargparse
 
+from vsm.cli.evaluate import SCORE_COLUMNS, score_cells
 from vsm.cli.output import print_json, print_table
 from vsm.shipped_models import Card, shipped_card, shipped_names
 
@@ -27,7 +28,28 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     if parsed.json:
         print_json(card)
         return
-    print_table(card["name"], ["", ""], [[key, _words(card[key])] for key in card], words=True)
+    facts = [[key, _words(card[key])] for key in card if key != "measurements"]
+    print_table(card["name"], ["", ""], facts, words=True)
+    print_measurements(card)
+
+
+def print_measurements(card: Card) -> None:
+    """Print what the run and the stored model reached, and by how much they differ."""
+    rows = []
+    for one in card["measurements"]:
+        gap = one["difference"]
+        change = f"{100 * gap['accuracy']:+.3f} ± {100 * gap['ci95']:.3f}"
+        rows.append([f"{one['way']}-way {one['shot']}-shot, run", *score_cells(one["run"]), ""])
+        rows.append(["  stored", *score_cells(one), change])
+        if "calibrated" in one:
+            rows.append(["  calibrated", *score_cells(one["calibrated"]), ""])
+    first = card["measurements"][0]
+    print_table(
+        f"{card['data']}, {first['split']} classes, {first['queries']} queries a class, "
+        f"{first['episodes']} episodes, seed {first['seed']}",
+        [*SCORE_COLUMNS, "change, points"],
+        rows,
+    )
 
 
 def _list(cards: Sequence[Card], as_json: bool) -> None:
@@ -62,9 +84,9 @@ def _accuracy(measurement: dict[str, Any]) -> str:
 def _words(value: Any) -> str:
     """Format one entry of a card for people: a line for each item of a list."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_words(item)}" for key, item in value.items())
+        return ", ".join(f"{key}: {_words(item)}" for key, item in value.items())
     if isinstance(value, list):
-        apart = "\n" if any(isinstance(item, dict | str) for item in value) else ", "
+        apart = "\n" if any(isinstance(item, str) for item in value) else ", "
         return apart.join(_words(item) for item in value)
     if isinstance(value, float):
         return f"{value:.5g}"

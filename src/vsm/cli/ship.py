@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jsonargparse
 
-from vsm.cli.evaluate import score_cells
-from vsm.cli.output import counting, print_json, print_table
+from vsm.cli.models import print_measurements
+from vsm.cli.output import counting, print_json
 from vsm.cli.processes import add_placement_arguments
 from vsm.errors import SettingsError
 
@@ -69,7 +69,11 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     if parsed.json:
         print_json(card)
     else:
-        _print_measurements(card, shipment.folder)
+        print_measurements(card)
+        for shot, temperature in (card["temperatures"] or {}).items():
+            print(f"{shot}-shot temperature, fitted on validation classes: {temperature:.3f}")
+        size = f"{card['bytes'] / 1000:,.0f} kB"
+        print(f"{shipment.folder}: {size}; load it with vsm.load_model({str(shipment.folder)!r})")
 
 
 def _numbers(listed: str) -> tuple[int, ...]:
@@ -77,24 +81,3 @@ def _numbers(listed: str) -> tuple[int, ...]:
         return tuple(int(word) for word in listed.split(",") if word.strip())
     except ValueError:
         raise SettingsError(f"shots: expected numbers by comma, got {listed!r}") from None
-
-
-def _print_measurements(card: dict[str, Any], folder: Path) -> None:
-    rows = []
-    for one in card["measurements"]:
-        gap = one["difference"]
-        change = f"{100 * gap['accuracy']:+.3f} ± {100 * gap['ci95']:.3f}"
-        rows.append([f"{one['way']}-way {one['shot']}-shot, run", *score_cells(one["run"]), ""])
-        rows.append(["  stored", *score_cells(one), change])
-        if "calibrated" in one:
-            rows.append(["  calibrated", *score_cells(one["calibrated"]), ""])
-    first = card["measurements"][0]
-    print_table(
-        f"{card['data']}, {first['split']} classes, {first['queries']} queries a class, "
-        f"{first['episodes']} episodes, seed {first['seed']}",
-        ["", "accuracy", "NLL", "ECE", "change, points"],
-        rows,
-    )
-    for shot, temperature in (card["temperatures"] or {}).items():
-        print(f"{shot}-shot temperature, fitted on validation classes: {temperature:.3f}")
-    print(f"{folder}: {card['bytes'] / 1000:,.0f} kB; load it with vsm.load_model({str(folder)!r})")
