@@ -27,7 +27,6 @@ from vsm.statistics import class_bootstrap, estimate
 from vsm.study.page import read_results
 from vsm.study.plan import read_study
 from vsm.study.remembered import chosen_slots
-from vsm.study.temperature import fit_temperature, tempered
 from vsm.study.training_record import command, training_record
 
 ROOT = Path(__file__).parents[1]
@@ -245,35 +244,16 @@ def test_answers_that_the_memory_changed_are_counted_and_shown(
         assert (measured.parent / "tiny" / "figures" / name).stat().st_size > 1000
 
 
-def test_a_temperature_that_was_put_in_is_found() -> None:
-    random = torch.Generator().manual_seed(0)
-    honest = (2 * torch.randn(200, 20, 5, generator=random)).log_softmax(-1)
-    order = honest.exp().flatten(0, 1).multinomial(1, generator=random).view(200, 20)
-    # Answers are listed class after class, so turn every row until its true class has its place.
-    places = torch.arange(5).repeat_interleave(4)
-    turns = (torch.arange(5) + order.unsqueeze(-1) - places.unsqueeze(-1)) % 5
-    honest = honest.gather(-1, turns)
-    too_sure = (honest * 2.5).log_softmax(-1)
-    evaluation = Evaluation(torch.zeros(200, 5, dtype=torch.int64), too_sure)
-    found = fit_temperature(evaluation)
-    assert found == pytest.approx(2.5, rel=0.1)
-    after = tempered(evaluation, found)
-    assert after.nll < evaluation.nll
-    assert torch.equal(after.correct, evaluation.correct)
-    for other in (0.9 * found, 1.1 * found):
-        assert after.nll < tempered(evaluation, other).nll
-
-
 def test_the_temperature_is_that_of_validation_classes(
     data: str, runs: Path, results: dict[str, Any], evaluations: dict[tuple[str, int], Evaluation]
 ) -> None:
     protocol = EpisodeProtocol(data, "validation", 5, 1, 3, 20, 0)
     run = load_for(runs / "memory-0", protocol)
-    temperature = fit_temperature(measure(run, protocol).evaluation)
+    temperature = measure(run, protocol).evaluation.best_temperature()
     [condition] = results["conditions"]
     found = condition["rows"]["memory"]["seeds"][0]
     assert found["temperature"] == pytest.approx(temperature)
-    after = tempered(evaluations["memory", 0], temperature)
+    after = evaluations["memory", 0].tempered(temperature)
     assert found["tempered_nll"] == pytest.approx(after.nll)
 
 

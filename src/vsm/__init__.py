@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vsm.memory import Memory
     from vsm.model import FewShotModel
     from vsm.pretraining import pretrain
-    from vsm.runs import TrainedModel, load_run
+    from vsm.runs import LoadedModel, TrainedModel, load_model, load_run
     from vsm.settings import PretrainSettings, RunSettings
     from vsm.training import train
 
@@ -28,6 +28,7 @@ _HOMES = {
     "FeatureDataset": "vsm.data",
     "FewShotModel": "vsm.model",
     "ImageDataset": "vsm.data",
+    "LoadedModel": "vsm.runs",
     "Memory": "vsm.memory",
     "PretrainSettings": "vsm.settings",
     "RunSettings": "vsm.settings",
@@ -35,6 +36,7 @@ _HOMES = {
     "VsmError": "vsm.errors",
     "evaluate": "vsm.evaluation",
     "load_backbone": "vsm.checkpoints",
+    "load_model": "vsm.runs",
     "load_run": "vsm.runs",
     "open_dataset": "vsm.data",
     "pretrain": "vsm.pretraining",
@@ -48,6 +50,7 @@ __all__ = [
     "FeatureDataset",
     "FewShotModel",
     "ImageDataset",
+    "LoadedModel",
     "Memory",
     "PretrainSettings",
     "RunSettings",
@@ -55,6 +58,7 @@ __all__ = [
     "VsmError",
     "evaluate",
     "load_backbone",
+    "load_model",
     "load_run",
     "open_dataset",
     "pretrain",

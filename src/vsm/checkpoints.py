@@ -4,7 +4,9 @@ Facts are one JSON object under one key, since several keys would have no fixed 
 is replaced atomically. Nothing is pickled.
 """
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,19 @@ def load_backbone(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"its {BACKBONE_NAME}"
         )
     return weights, facts
+
+
+def fingerprint(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+    """Return a SHA-256 of facts and of the names, shapes and single-precision values of tensors.
+
+    Tensors of whole numbers, such as counters of batches, are passed over.
+    """
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        if tensor.is_floating_point():
+            digest.update(f"\n{name} {list(tensor.shape)}\n".encode())
+            digest.update(tensor.detach().cpu().float().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

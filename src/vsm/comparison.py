@@ -26,6 +26,7 @@ from vsm.evaluation import (
 )
 from vsm.runs import Checkpoint, RunDirectory, TrainedModel, load_run
 from vsm.settings import BaselineName, BaselineSettings
+from vsm.shipped_models import read_card
 from vsm.statistics import Estimate, estimate
 
 
@@ -65,13 +66,18 @@ class EpisodeProtocol:
 
     @staticmethod
     def of(run: Path, options: Any) -> "EpisodeProtocol":
-        """Take the episodes from the command line's options; what is unset comes from ``run``."""
-        settings = RunDirectory(run).settings()
+        """Take the episodes from the command line's options; what is unset comes from ``run``.
+
+        For a shipped model that is what its card measured first, not what it was trained on.
+        """
+        directory = RunDirectory.find(run)
+        settings, card = directory.settings(), read_card(directory.path)
+        usual = (settings.way, settings.shot) if card is None else (card["way"], card["shot"])
         return EpisodeProtocol(
             data=settings.data,
             split=options.split,
-            way=settings.way if options.way is None else options.way,
-            shot=settings.shot if options.shot is None else options.shot,
+            way=usual[0] if options.way is None else options.way,
+            shot=usual[1] if options.shot is None else options.shot,
             queries=options.queries,
             episodes=options.episodes,
             seed=options.seed,
@@ -85,12 +91,13 @@ class MeasuredRun:
     """A run and how it did, or how a baseline did on its features.
 
     Attributes:
-        path: the run directory.
+        path: the run directory, or the name of a shipped model.
         trained: its model.
         protocol: which episodes.
         evaluation: the outcomes.
         baseline: what classified the model's features; nothing for the model itself.
         baseline_settings: its hyper-parameters.
+        temperature: of the model's probabilities, by which they were calibrated; 1: they were not.
     """
 
     path: Path
@@ -99,6 +106,7 @@ class MeasuredRun:
     evaluation: Evaluation
     baseline: BaselineName | None = None
     baseline_settings: BaselineSettings | None = None
+    temperature: float = 1.0
 
     @property
     def label(self) -> str:
@@ -131,6 +139,8 @@ class MeasuredRun:
             "nll": self.evaluation.nll,
             "ece": self.evaluation.reliability.expected_calibration_error,
         }
+        if self.temperature != 1.0:
+            result["temperature"] = self.temperature
         if self.baseline_settings is not None:
             result["features_of"] = str(self.path)
             result["baseline_settings"] = asdict(self.baseline_settings)
@@ -190,7 +200,7 @@ def load_for(
 
     Where it computes is chosen if no placement is given.
     """
-    trained_on = RunDirectory(path).settings().data
+    trained_on = RunDirectory.find(path).settings().data
     if trained_on != protocol.data:
         raise RunError(
             f"{path} was trained on {trained_on}, but the episodes are of {protocol.data}; "
@@ -216,8 +226,13 @@ def evaluate_run(
     return measure(loaded, protocol, advance)
 
 
-def measure(run: LoadedRun, protocol: EpisodeProtocol, advance: Advance = unwatched) -> MeasuredRun:
-    """Measure the model of a loaded run."""
+def measure(
+    run: LoadedRun,
+    protocol: EpisodeProtocol,
+    advance: Advance = unwatched,
+    temperature: float = 1.0,
+) -> MeasuredRun:
+    """Measure the model of a loaded run, its probabilities calibrated by ``temperature``."""
     sampler = protocol.sampler(run.dataset)
     evaluation = evaluate(
         run.trained.model,
@@ -228,8 +243,9 @@ def measure(run: LoadedRun, protocol: EpisodeProtocol, advance: Advance = unwatc
         protocol.batch_norm,
         advance,
         run.embedder(sampler) if protocol.batch_norm == "inductive" else None,
+        temperature,
     )
-    return MeasuredRun(run.path, run.trained, protocol, evaluation)
+    return MeasuredRun(run.path, run.trained, protocol, evaluation, temperature=temperature)
 
 
 def measure_baseline(

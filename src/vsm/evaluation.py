@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vsm.calibration import fit_temperature, tempered
 from vsm.classifier import predictive
 from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, FeatureDataset, Split
 from vsm.devices import send
@@ -50,6 +51,14 @@ class Evaluation:
 
     class_ids: Tensor
     log_probabilities: Tensor
+
+    def tempered(self, temperature: float) -> "Evaluation":
+        """Return the same answers with probabilities p^(1/T) / Z."""
+        return Evaluation(self.class_ids, tempered(self.log_probabilities, temperature))
+
+    def best_temperature(self) -> float:
+        """Return the temperature that makes these answers most likely."""
+        return fit_temperature(self.log_probabilities.flatten(0, 1), self.labels.flatten())
 
     @property
     def labels(self) -> Tensor:
@@ -151,21 +160,31 @@ def evaluate(
     batch_norm: BatchNormMode = "inductive",
     advance: Advance = unwatched,
     embed: Embedder | None = None,
+    temperature: float = 1.0,
 ) -> Evaluation:
     """Classify the first ``num_episodes`` of the sampler's seeded list of episodes.
 
     ``transductive`` batch norm uses each episode's own statistics, so its queries see each other;
     every episode is embedded anew and results carry that name. Features that were cached for
-    episodes of another shape serve again as ``embed``.
+    episodes of another shape serve again as ``embed``. ``temperature`` calibrates probabilities.
     """
-
-    def classify(support: Tensor, queries: Tensor, random: Randomness) -> Tensor:
-        return predictive(model(support, queries, memory, random).log_probabilities)
-
+    classify = model_classifier(model, memory, temperature)
     with evaluation_mode(model):
         embed = embed or _embedder(model, sampler, batch_norm)
         per_task = (sampler.way**2) * sampler.queries * model.num_prototype_samples
         return evaluate_classifier(classify, embed, sampler, num_episodes, seed, per_task, advance)
+
+
+def model_classifier(
+    model: FewShotModel, memory: Memory | None, temperature: float = 1.0
+) -> EpisodeClassifier:
+    """Return the model with its memory as a classifier of episodes, calibrated by a temperature."""
+
+    def classify(support: Tensor, queries: Tensor, random: Randomness) -> Tensor:
+        drawn = model(support, queries, memory, random).log_probabilities
+        return tempered(predictive(drawn), temperature)
+
+    return classify
 
 
 @torch.no_grad()

@@ -1,20 +1,24 @@
 """Run directories: what a training run leaves behind, loadable without pickle.
 
+A model that ships with the package is a run directory too, with a card and without a log.
+
 ``config.yaml`` (settings), ``metrics.jsonl`` (one line a measurement), ``model.safetensors`` and
 ``memory.safetensors`` (the best by validation), ``resume.safetensors`` (the last state). Every
 file is replaced atomically. The best pair is written before the resume state, so a run killed
 between the two repeats that validation when it resumes.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vsm.checkpoints import (
     below,
+    fingerprint,
     fit_weights,
     learning_tensors,
     load_backbone,
@@ -23,13 +27,14 @@ from vsm.checkpoints import (
     save_tensors,
 )
 from vsm.configuration import settings_from_files
-from vsm.data import Dataset
+from vsm.data import Dataset, ImageDataset, open_dataset
 from vsm.devices import ON_CPU, Placement
 from vsm.directories import Directory
 from vsm.errors import RunError
 from vsm.memory import Memory, Observations
 from vsm.model import FewShotModel
-from vsm.settings import RunSettings
+from vsm.settings import ModelSettings, RunSettings
+from vsm.shipped_models import CARD_NAME, Card, find_run, is_shipped, read_card
 
 Checkpoint = Literal["best", "last"]
 
@@ -59,6 +64,11 @@ class RunDirectory(Directory):
     command = "train"
     results = ("model.safetensors", "memory.safetensors")
 
+    @staticmethod
+    def find(source: str | Path) -> "RunDirectory":
+        """Return a run directory by its path, or a shipped model by its name."""
+        return RunDirectory(find_run(source))
+
     @property
     def model(self) -> Path:
         """Weights of the best model by validation."""
@@ -79,11 +89,44 @@ def save_best(
     run: RunDirectory, model: FewShotModel, memory: Memory | None, step: int, names: tuple[str, ...]
 ) -> None:
     """Write the model for use, and its memory with the class names of its slots."""
-    stamp = {"step": step, "method": model.settings.method}
-    if memory is not None:
-        slots = [names[class_id] for class_id in memory.slot_classes]
-        save_tensors(run.memory, memory.tensors(), {**stamp, "class_names": slots})
-    save_tensors(run.model, dict(model.state_dict()), stamp)
+    slots = () if memory is None else tuple(names[class_id] for class_id in memory.slot_classes)
+    save_trained(run, TrainedModel(model.settings, model, memory, slots, step))
+
+
+def save_trained(
+    run: RunDirectory,
+    trained: "TrainedModel",
+    stored: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
+) -> None:
+    """Write a model for use, and its memory, which belongs to this encoder and says so.
+
+    Args:
+        run: where.
+        trained: what.
+        stored: turns tensors into those that are written, by the same names.
+    """
+    weights = stored(dict(trained.model.state_dict()))
+    stamp = {"step": trained.step, "method": trained.settings.method}
+    if trained.memory is not None:
+        belongs = {
+            "class_names": list(trained.slot_names),
+            "encoder": encoder_fingerprint(weights, trained.settings.model),
+        }
+        save_tensors(run.memory, stored(trained.memory.tensors()), {**stamp, **belongs})
+    save_tensors(run.model, weights, stamp)
+
+
+def encoder_fingerprint(weights: Mapping[str, Tensor], settings: ModelSettings) -> str:
+    """Return a hash of all that turns an image into features: backbone, adapter, normalisation.
+
+    Args:
+        weights: of a whole model, by name; the other parts do not count.
+        settings: of the same model.
+    """
+    encoder = {
+        name: value for name, value in weights.items() if name.startswith(("backbone.", "adapter."))
+    }
+    return fingerprint(encoder, {"normalise_features": settings.normalise_features})
 
 
 def save_resume(
@@ -119,7 +162,8 @@ def load_resume(
 
 
 def begin_with_backbone(model: FewShotModel, path: Path) -> None:
-    """Put the backbone of a directory of ``vsm pretrain`` or ``vsm train`` into ``model``."""
+    """Put the backbone of a run, a pre-training or a shipped model into ``model``."""
+    path = find_run(path) if is_shipped(path) else path
     run = RunDirectory(path)
     if run.model.is_file():
         weights = below(load_tensors(run.model)[0], "backbone")
@@ -154,6 +198,7 @@ class TrainedModel:
         memory: read-only; nothing for methods without one.
         slot_names: the class name of each slot.
         step: the training step it was saved at.
+        card: of a shipped model; nothing for a run.
     """
 
     settings: RunSettings
@@ -161,6 +206,12 @@ class TrainedModel:
     memory: Memory | None
     slot_names: tuple[str, ...]
     step: int
+    card: Card | None = None
+
+    @property
+    def encoder(self) -> str:
+        """Fingerprint of backbone and adapter."""
+        return encoder_fingerprint(self.model.state_dict(), self.settings.model)
 
     def with_slots(self, count: int) -> "TrainedModel":
         """Return the same model with the first ``count`` slots of its memory; 0 empties it."""
@@ -171,8 +222,8 @@ class TrainedModel:
 
 
 def load_run(
-    path: Path,
-    dataset: Dataset,
+    path: str | Path,
+    dataset: Dataset | None = None,
     checkpoint: Checkpoint = "best",
     backbone: str | None = None,
     placement: Placement = ON_CPU,
@@ -180,39 +231,133 @@ def load_run(
     """Load the best model of a run, or its last state with pending observations applied.
 
     Args:
-        path: the run directory.
-        dataset: what the run was trained on; gives the input shape and class names.
+        path: the run directory, or the name of a shipped model.
+        dataset: what the run was trained on; gives the input shape and class names. Opened if not
+            given, but for a shipped model, whose card says what is needed.
         checkpoint: which of the two.
         backbone: the run's backbone, named again. Must be given if it is the user's own code
             ``module:attribute``: a run directory does not make anyone import anything.
         placement: where the model and its memory go.
     """
-    run = RunDirectory(path)
-    settings = run.settings()
-    _require_consent(path, settings, backbone)
-    model = FewShotModel(settings, dataset.input_shape).place(placement)
+    run = RunDirectory.find(path)
+    settings, card = run.settings(), read_card(run.path)
+    _require_consent(run.path, settings, backbone)
+    model = FewShotModel(settings, _input_shape(settings, card, dataset)).place(placement)
     if checkpoint == "last":
-        state = load_resume(run, model, None)
-        model.eval()
-        memory = settled_memory(model, state)
-        step = state.step
-        slots = [] if memory is None else memory.slot_classes
-        names = tuple(dataset.class_names[class_id] for class_id in slots)
-        return TrainedModel(settings, model, memory, names, step)
+        if card is not None:
+            raise RunError(f"checkpoint: the model {card['name']} has no last state; leave it out")
+        return _load_last(run, model, dataset)
     weights, stamp = load_tensors(run.model)
     fit_weights(model, weights, run.model)
     model.eval()
-    if not settings.uses_memory:
-        return TrainedModel(settings, model, None, (), stamp["step"])
-    parts, memory_stamp = load_tensors(run.memory)
-    memory = _remade(model, parts, run.memory)
-    if memory_stamp["step"] != stamp["step"]:
+    trained = TrainedModel(settings, model, None, (), stamp["step"], card)
+    if card is not None:
+        _require_encoder(trained, card["encoder"], run.path / CARD_NAME)
+    return _with_memory(run, trained) if settings.uses_memory else trained
+
+
+def _input_shape(
+    settings: RunSettings, card: Card | None, dataset: Dataset | None
+) -> tuple[int, ...]:
+    if dataset is not None:
+        return dataset.input_shape
+    if card is not None:
+        return tuple(card["input_shape"])
+    return open_dataset(settings.data).input_shape
+
+
+def _load_last(run: RunDirectory, model: FewShotModel, dataset: Dataset | None) -> TrainedModel:
+    settings = model.settings
+    state = load_resume(run, model, None)
+    model.eval()
+    memory = settled_memory(model, state)
+    class_names = (open_dataset(settings.data) if dataset is None else dataset).class_names
+    slots = [] if memory is None else memory.slot_classes
+    names = tuple(class_names[class_id] for class_id in slots)
+    return TrainedModel(settings, model, memory, names, state.step)
+
+
+def _with_memory(run: RunDirectory, trained: TrainedModel) -> TrainedModel:
+    """Add the stored memory, which must be of the same step and of the same encoder."""
+    parts, stamp = load_tensors(run.memory)
+    memory = _remade(trained.model, parts, run.memory)
+    if stamp["step"] != trained.step:
         raise RunError(
-            f"{path}: model.safetensors is of step {stamp['step']} but memory.safetensors of step "
-            f"{memory_stamp['step']}; the run was cut off between the two: resume it with --resume"
+            f"{run.path}: model.safetensors is of step {trained.step} but memory.safetensors of "
+            f"step {stamp['step']}; the run was cut off between the two: resume it with --resume"
         )
-    names = tuple(memory_stamp["class_names"])
-    return TrainedModel(settings, model, memory, names, stamp["step"])
+    if "encoder" in stamp:  # runs of version 0.1.0 did not say
+        _require_encoder(trained, stamp["encoder"], run.memory)
+    return replace(trained, memory=memory, slot_names=tuple(stamp["class_names"]))
+
+
+def _require_encoder(trained: TrainedModel, expected: str, source: Path) -> None:
+    if trained.encoder != expected:
+        raise RunError(
+            f"{source} belongs to the encoder {expected[:12]}…, but model.safetensors beside it "
+            f"holds {trained.encoder[:12]}…; was one of the two exchanged?"
+        )
+
+
+class LoadedModel(NamedTuple):
+    """What :func:`load_model` returns.
+
+    Attributes:
+        model: in evaluation mode.
+        memory: read-only; nothing for methods without one.
+        facts: a shipped model's card, or what is known of a run; ``slot_names`` in either.
+    """
+
+    model: FewShotModel
+    memory: Memory | None
+    facts: dict[str, Any]
+
+
+def load_model(
+    source: str | Path,
+    dataset: Dataset | None = None,
+    backbone: str | None = None,
+    placement: Placement = ON_CPU,
+) -> LoadedModel:
+    """Load a shipped model by its name, or the best model of a run directory.
+
+    Args:
+        source: a name that ``vsm models`` lists, or a path.
+        dataset: what the model was trained on; only a run needs it, and opens it if not given.
+        backbone: as in :func:`load_run`.
+        placement: where the model and its memory go.
+    """
+    path = find_run(source)
+    card = read_card(path)
+    if card is None and dataset is None:
+        dataset = open_dataset(RunDirectory(path).settings().data)
+    trained = load_run(path, dataset, "best", backbone, placement)
+    if card is None:
+        assert dataset is not None
+        card = model_facts(trained, dataset)
+    facts = {**card, "slot_names": list(trained.slot_names)}
+    return LoadedModel(trained.model, trained.memory, facts)
+
+
+def model_facts(trained: TrainedModel, dataset: Dataset) -> dict[str, Any]:
+    """Return what must be known to use a model: the part of its card that nobody measured."""
+    settings, memory = trained.settings, trained.memory
+    pixels = dataset.normalisation if isinstance(dataset, ImageDataset) else None
+    return {
+        "method": settings.method,
+        "data": settings.data,
+        "way": settings.way,
+        "shot": settings.shot,
+        "step": trained.step,
+        "backbone": None if trained.model.backbone is None else settings.model.backbone,
+        "input_shape": list(dataset.input_shape),
+        "normalisation": None if pixels is None else asdict(pixels),
+        "num_features": trained.model.num_features,
+        "num_parameters": sum(value.numel() for value in trained.model.parameters()),
+        "memory_slots": None if memory is None else len(memory),
+        "encoder": trained.encoder,
+        "temperatures": None,
+    }
 
 
 def _require_consent(path: Path, settings: RunSettings, backbone: str | None) -> None:
@@ -240,4 +385,5 @@ def _remade(model: FewShotModel, parts: dict[str, Tensor], source: Path) -> Memo
             f"{source} does not hold a memory of the method {model.settings.method}; was it "
             "exchanged?"
         )
-    return type(empty)(**parts).to(model.device)
+    precise = {name: parts[name].to(value.dtype) for name, value in empty.tensors().items()}
+    return type(empty)(**precise).to(model.device)

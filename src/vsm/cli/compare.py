@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare the runs and the episodes."""
     parser.add_argument(
-        "runs", type=Path, nargs="+", help="Run directories; two or more, or one with --baselines."
+        "runs",
+        type=Path,
+        nargs="+",
+        help="Run directories or names of shipped models; two or more, or one with --baselines.",
     )
     parser.add_argument(
         "--baselines",
@@ -63,9 +66,9 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     keep_allocations()
     placement = choose_placement(parsed.device, parsed.precision)
     protocol = EpisodeProtocol.of(parsed.runs[0], parsed)
+    backbones = [RunDirectory.find(path).settings().model.backbone for path in parsed.runs]
     measured = []
-    for path in parsed.runs:
-        backbone = RunDirectory(path).settings().model.backbone
+    for path, backbone in zip(parsed.runs, backbones, strict=True):
         named = backbone if backbone in parsed.backbone else None
         loaded = load_for(path, protocol, backbone=named, placement=placement)
         for name in names if path is parsed.runs[0] else ():

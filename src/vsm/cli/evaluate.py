@@ -10,11 +10,22 @@ from vsm.cli.output import counting, print_json, print_table
 from vsm.cli.processes import add_placement_arguments
 from vsm.errors import SettingsError
 from vsm.settings import BaselineName, BaselineSettings
+from vsm.shipped_models import Card, shipped_folder, temperature_for
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare the run and the episodes."""
-    parser.add_argument("run", type=Path, help="A run directory.")
+    parser.add_argument(
+        "run", type=Path | None, nargs="?", help="A run directory, or the name of a shipped model."
+    )
+    parser.add_argument(
+        "--model", type=str | None, help="A shipped model by name; `vsm models` lists them."
+    )
+    parser.add_argument(
+        "--calibrated",
+        action="store_true",
+        help="Calibrate probabilities by the temperature on the model's card.",
+    )
     parser.add_argument(
         "--checkpoint",
         type=Literal["best", "last"],
@@ -82,6 +93,12 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
             f"memory_slots: the classifier {parsed.classifier} has no memory, got "
             f"{parsed.memory_slots}; leave one of the two out"
         )
+    if parsed.classifier is not None and parsed.calibrated:
+        raise SettingsError(
+            f"calibrated: the card's temperature is the model's, not that of the classifier "
+            f"{parsed.classifier}; leave one of the two out"
+        )
+    source = _source(parsed)
 
     from vsm.comparison import EpisodeProtocol, load_for, measure, measure_baseline
     from vsm.devices import choose_placement
@@ -89,11 +106,16 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
     keep_allocations()
     placement = choose_placement(parsed.device, parsed.precision)
-    protocol = EpisodeProtocol.of(parsed.run, parsed)
-    loaded = load_for(parsed.run, protocol, parsed.checkpoint, parsed.backbone, placement)
-    with counting(f"evaluate {parsed.run}", parsed.episodes, quiet=parsed.json) as advance:
+    protocol = EpisodeProtocol.of(source, parsed)
+    loaded = load_for(source, protocol, parsed.checkpoint, parsed.backbone, placement)
+    temperature = 1.0
+    if parsed.calibrated:
+        temperature = _temperature(source, loaded.trained.card, protocol.shot)
+    with counting(
+        f"evaluate {parsed.model or source}", parsed.episodes, quiet=parsed.json
+    ) as advance:
         if parsed.classifier is None:
-            measured = measure(loaded, protocol, advance)
+            measured = measure(loaded, protocol, advance, temperature)
         else:
             measured = measure_baseline(loaded, parsed.classifier, protocol, settings, advance)
     result = measured.as_dict()
@@ -101,7 +123,25 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         print_json(result)
         return
     name = result["method"] if parsed.classifier is None else measured.describe()
+    name += f", temperature {temperature:.3g}" if parsed.calibrated else ""
     print_table(protocol.describe(), SCORE_COLUMNS, [[name, *score_cells(result)]])
+
+
+def _source(parsed: jsonargparse.Namespace) -> Path:
+    """Return the run directory, or the folder of the shipped model."""
+    if (parsed.run is None) == (parsed.model is None):
+        raise SettingsError("run: give a run directory, or a shipped model with --model NAME")
+    return parsed.run if parsed.model is None else shipped_folder(parsed.model)
+
+
+def _temperature(source: Path, card: Card | None, shot: int) -> float:
+    temperature = None if card is None else temperature_for(card, shot)
+    if temperature is None:
+        raise SettingsError(
+            f"calibrated: {source.name} has no fitted temperature; make a model that has one with "
+            "vsm ship --calibrate"
+        )
+    return temperature
 
 
 SCORE_COLUMNS = ["", "accuracy", "NLL", "ECE"]

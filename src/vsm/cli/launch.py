@@ -16,6 +16,7 @@ from vsm.directories import CONFIG_NAME, METRICS_NAME, RESUME_NAME, require_made
 from vsm.errors import SettingsError
 from vsm.interruption import Interrupted
 from vsm.settings import RunSettings
+from vsm.shipped_models import is_shipped
 
 
 def add_run_arguments(parser: jsonargparse.ArgumentParser, kind: type[AnySettings]) -> None:
@@ -97,7 +98,8 @@ def _findable(settings: AnySettings) -> AnySettings:
     if kind in ("folder", "features") and path:
         settings = replace(settings, data=f"{kind}:{_absolute(path)}")
     if isinstance(settings, RunSettings) and settings.init is not None:
-        settings = replace(settings, init=_absolute(settings.init))
+        init = settings.init if is_shipped(settings.init) else _absolute(settings.init)
+        settings = replace(settings, init=init)
     return settings
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -140,7 +140,8 @@ def print_table(
     """Print a table on standard output: names in the first column, then numbers, or words."""
     table = Table(title=title, title_justify="left")
     for position, column in enumerate(columns):
-        table.add_column(column, justify="right" if position and not words else "left")
+        justify: Literal["left", "right"] = "right" if position and not words else "left"
+        table.add_column(column, justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console(file=sys.stdout).print(table)

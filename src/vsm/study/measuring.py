@@ -33,7 +33,6 @@ from vsm.study.parts import Parts, digest_of_run
 from vsm.study.plan import Condition, Study
 from vsm.study.remembered import chosen_slots, nearness_to_slots
 from vsm.study.summary import accuracies, difference, gains, interval, summary
-from vsm.study.temperature import fit_temperature, tempered
 from vsm.study.training_record import training_record
 
 Watch = Callable[[str, int], AbstractContextManager[Advance]]
@@ -169,8 +168,8 @@ class Measurer:
             if not _is_feasible(validation, run.dataset):
                 return found
             with self._watch(f"{title}: temperature", validation.episodes) as advance:
-                temperature = fit_temperature(measure_it(run, validation, advance).evaluation)
-            after = tempered(evaluation, temperature)
+                temperature = measure_it(run, validation, advance).evaluation.best_temperature()
+            after = evaluation.tempered(temperature)
             return found | {
                 "temperature": temperature,
                 "tempered_nll": after.nll,

@@ -1,0 +1,83 @@
+"""``vsm ship``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import jsonargparse
+
+from vsm.cli.models import print_measurements
+from vsm.cli.output import counting, print_json
+from vsm.cli.processes import add_placement_arguments
+from vsm.errors import SettingsError
+
+
+def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
+    """Declare the run, the model's name, and how both are measured."""
+    parser.add_argument("run", type=Path, help="A run directory.")
+    parser.add_argument("--name", type=str, required=True, help="By which the model is loaded.")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("models"),
+        help="Folder that the model's own folder goes to; those in src/vsm/models ship.",
+    )
+    parser.add_argument(
+        "--shots", type=str, default="", help="Support images, by comma; unset: the run's."
+    )
+    parser.add_argument("--way", type=int | None, help="Classes of an episode; unset: the run's.")
+    parser.add_argument("--queries", type=int, default=15, help="Query images of a class.")
+    parser.add_argument("--episodes", type=int, default=2000, help="Of each measurement.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the list of episodes.")
+    parser.add_argument(
+        "--storage",
+        type=Literal["float16", "float32"],
+        default="float16",
+        help="Precision of stored kernels, matrices and memory contents.",
+    )
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="Fit a temperature of the probabilities on validation classes, for each of the shots.",
+    )
+    parser.add_argument(
+        "--data_licence", type=str | None, help="Of the data; needed unless they are built in."
+    )
+    parser.add_argument("--overwrite", action="store_true", help="Replace the model of that name.")
+    add_placement_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+
+
+def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Store a run's model small, if that leaves it as good as it was."""
+    parsed = parser.parse_args(arguments)
+    shots = _numbers(parsed.shots)
+
+    from vsm.devices import choose_placement
+    from vsm.runtime import keep_allocations
+    from vsm.shipping import Shipment, ship
+
+    keep_allocations()
+    chosen = parsed.as_dict()
+    kept = ("name", "output", "way", "queries", "episodes", "seed", "storage", "calibrate")
+    shipment = Shipment(
+        shots=shots, **{key: chosen[key] for key in (*kept, "data_licence", "overwrite")}
+    )
+    placement = choose_placement(parsed.device, parsed.precision)
+    with counting(f"measure {parsed.run}", shipment.num_episodes(), quiet=parsed.json) as advance:
+        card = ship(parsed.run, shipment, placement, advance)
+    if parsed.json:
+        print_json(card)
+    else:
+        print_measurements(card)
+        for shot, temperature in (card["temperatures"] or {}).items():
+            print(f"{shot}-shot temperature, fitted on validation classes: {temperature:.3f}")
+        size = f"{card['bytes'] / 1000:,.0f} kB"
+        print(f"{shipment.folder}: {size}; load it with vsm.load_model({str(shipment.folder)!r})")
+
+
+def _numbers(listed: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in listed.split(",") if word.strip())
+    except ValueError:
+        raise SettingsError(f"shots: expected numbers by comma, got {listed!r}") from None

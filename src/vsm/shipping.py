@@ -1,0 +1,302 @@
+"""Making a model that ships: stored small, measured before and after, described by a card."""
+
+import json
+import re
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vsm.comparison import (
+    Difference,
+    EpisodeProtocol,
+    LoadedRun,
+    MeasuredRun,
+    load_for,
+    measure,
+    paired_differences,
+)
+from vsm.configuration import settings_to_yaml
+from vsm.data import Dataset
+from vsm.devices import Placement
+from vsm.errors import RunError, SettingsError
+from vsm.evaluation import Advance, evaluate, unwatched
+from vsm.files import atomic_directory, write_text
+from vsm.provenance import portable, training_commands, versions
+from vsm.runs import RunDirectory, load_run, model_facts, save_trained
+from vsm.settings import RunSettings
+from vsm.shipped_models import CARD_NAME, Card
+
+LARGEST_CHANGE = 0.001  # of the accuracy, by storing
+LARGEST_HALF = torch.finfo(torch.float16).max
+CODE_LICENCE = "MIT"
+OWN_DATA_LICENCES = {"glyphs": "MIT: drawn by this package"}
+SCORES = ("accuracy", "ci95", "nll", "ece")
+PROTOCOL = ("split", "way", "shot", "queries", "episodes", "seed")
+
+Storage = Literal["float16", "float32"]
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """What is to be made out of a run, and how it is measured.
+
+    Attributes:
+        name: by which the model is loaded.
+        output: the folder in which a folder of that name is made.
+        shots: support images of a class, one measurement each; none: the run's own.
+        way: classes of an episode; nothing: the run's own.
+        queries: query images of a class.
+        episodes: of each measurement.
+        seed: of the list of episodes.
+        storage: of kernels, matrices and memory contents.
+        calibrate: whether to fit a temperature for each of the shots on validation classes.
+        data_licence: of the data the model was trained on; known for built-in data.
+        overwrite: whether to replace a model of the same name.
+    """
+
+    name: str
+    output: Path
+    shots: tuple[int, ...] = ()
+    way: int | None = None
+    queries: int = 15
+    episodes: int = 2000
+    seed: int = 0
+    storage: Storage = "float16"
+    calibrate: bool = False
+    data_licence: str | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9]+([.-][a-z0-9]+)*", self.name):
+            raise SettingsError(
+                f"name: expected small letters and digits with single dashes or dots between them, "
+                f"got {self.name!r}"
+            )
+        if self.folder.exists() and not self.overwrite:
+            raise RunError(
+                f"output: {self.folder} is there already; replace it with --overwrite, or choose "
+                "another --name or --output"
+            )
+        if self.folder.exists() and not (self.folder / CARD_NAME).is_file():
+            raise RunError(f"output: {self.folder} holds no model; choose another --output")
+
+    @property
+    def folder(self) -> Path:
+        """Where the model goes."""
+        return self.output / self.name
+
+    @property
+    def source(self) -> str:
+        """What the card calls the run directory, which had another name on another machine."""
+        return f"runs/{self.name}"
+
+    def protocols(self, settings: RunSettings) -> list[EpisodeProtocol]:
+        """Return the measurements, one for each number of support images."""
+        shots = self.shots or (settings.shot,)
+        way = settings.way if self.way is None else self.way
+        return [
+            EpisodeProtocol(
+                settings.data, "test", way, shot, self.queries, self.episodes, self.seed
+            )
+            for shot in shots
+        ]
+
+    def num_episodes(self) -> int:
+        """Episodes that are classified in all, for a progress bar."""
+        return self.episodes * max(1, len(self.shots)) * (4 if self.calibrate else 2)
+
+    def command(self, settings: RunSettings) -> str:
+        """Return the command that made the model out of the run, for a shell."""
+        shots = ",".join(str(protocol.shot) for protocol in self.protocols(settings))
+        words = ["vsm", "ship", self.source, "--name", self.name, "--shots", shots]
+        for option in ("way", "queries", "episodes", "seed", "storage", "data_licence"):
+            value = getattr(self, option)
+            if value != getattr(Shipment, option):
+                words += [f"--{option.replace('_', '-')}", str(value)]
+        return shlex.join([*words, *(["--calibrate"] if self.calibrate else [])])
+
+
+def ship(
+    run: Path,
+    shipment: Shipment,
+    placement: Placement | None = None,
+    advance: Advance = unwatched,
+) -> Card:
+    """Make a model that ships out of a run, and return its card.
+
+    The run and the stored model are measured on the same episodes. The folder appears whole, or,
+    if storing changed the accuracy, not at all.
+
+    Args:
+        run: a run directory.
+        shipment: what is to be made.
+        placement: where the measuring is done; chosen if not given.
+        advance: told of every batch of episodes.
+
+    Raises:
+        RunError: if storing changed an accuracy by more than 0.1 points, or what the card must say
+            cannot be found out.
+    """
+    settings = RunDirectory.find(run).settings()
+    origin = _origin(run, settings, shipment)
+    protocols = shipment.protocols(settings)
+    original = load_for(run, protocols[0], placement=placement)
+    validations = _validations(protocols, original.dataset) if shipment.calibrate else []
+    for one in (*protocols, *validations):
+        one.sampler(original.dataset)  # says it before anything is measured if images are too few
+    with _folder(shipment) as folder:
+        stored = _stored(original, folder, shipment, placement)
+        pairs = [_measure_both(original, stored, one, shipment, advance) for one in protocols]
+        temperatures = _temperatures(stored, validations, advance) if validations else None
+        card = {
+            "name": shipment.name,
+            **model_facts(stored.trained, stored.dataset),
+            "way": protocols[0].way,
+            "shot": protocols[0].shot,
+            "storage": shipment.storage,
+            "bytes": sum(file.stat().st_size for file in folder.iterdir()),
+            "measurements": [_measurement(pair, stored, temperatures, advance) for pair in pairs],
+            "temperatures": temperatures,
+            **origin,
+        }
+        write_text(folder / CARD_NAME, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+        load_run(folder)  # as whoever gets it will: without the data, by its card
+    return card
+
+
+def _origin(run: Path, settings: RunSettings, shipment: Shipment) -> dict[str, Any]:
+    """Return what the card says of how the model came about and under which terms."""
+    if settings.model.own_backbone is not None:
+        raise RunError(
+            f"{run} was trained with code that is not part of vsm, {settings.model.own_backbone}, "
+            "which nobody else would have; only models of built-in backbones ship"
+        )
+    licence = shipment.data_licence or OWN_DATA_LICENCES.get(settings.data)
+    if licence is None:
+        raise SettingsError(
+            f"data_licence: the card must say under which terms {settings.data} may be used; give "
+            "--data-licence TEXT"
+        )
+    return {
+        "licences": {"code": CODE_LICENCE, "data": licence},
+        "commands": [*training_commands(settings, shipment.source), shipment.command(settings)],
+        "versions": versions(),
+    }
+
+
+def _stored(
+    original: LoadedRun, folder: Path, shipment: Shipment, placement: Placement | None
+) -> LoadedRun:
+    """Write the files of a model, and load them as whoever gets them will."""
+    settings, run = original.trained.settings, RunDirectory(folder)
+    write_text(run.config, settings_to_yaml(portable(settings, shipment.source)))
+    save_trained(run, original.trained, halved if shipment.storage == "float16" else dict)
+    return load_for(folder, shipment.protocols(settings)[0], placement=placement)
+
+
+def halved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors as they are stored: kernels and matrices in half precision where they fit it.
+
+    Vectors and scalars are few, and batch norm's variances want the range, so they stay as they
+    are; so does what is not in single precision to begin with.
+    """
+    return {name: value.half() if _may_halve(value) else value for name, value in tensors.items()}
+
+
+def _may_halve(value: Tensor) -> bool:
+    wide = value.dtype == torch.float32 and value.ndim >= 2
+    return wide and bool((value.abs() <= LARGEST_HALF).all())
+
+
+@contextmanager
+def _folder(shipment: Shipment) -> Iterator[Path]:
+    """Yield a temporary folder; put it in place of what is there if the block succeeds."""
+    with (
+        tempfile.TemporaryDirectory(dir=_made(shipment.output), prefix=".replaced.") as aside,
+        atomic_directory(shipment.folder) as temporary,
+    ):
+        yield temporary
+        if shipment.folder.exists():
+            shipment.folder.rename(Path(aside) / shipment.name)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+Pair = tuple[MeasuredRun, MeasuredRun, Difference]
+
+
+def _measure_both(
+    original: LoadedRun,
+    stored: LoadedRun,
+    protocol: EpisodeProtocol,
+    shipment: Shipment,
+    advance: Advance,
+) -> Pair:
+    """Measure the run and the stored model, and refuse the latter if it is another one."""
+    before, after = (measure(one, protocol, advance) for one in (original, stored))
+    [difference] = paired_differences([before, after])
+    change = difference.estimate.mean
+    if abs(change) > LARGEST_CHANGE:
+        was_halved = shipment.storage == "float16"
+        mend = "store it with --storage float32" if was_halved else "report this as a bug"
+        raise RunError(
+            f"storage: {shipment.storage} changed the {protocol.way}-way {protocol.shot}-shot "
+            f"accuracy by {100 * change:+.2f} points, and at most {100 * LARGEST_CHANGE} are "
+            f"allowed; nothing was written; {mend}"
+        )
+    return before, after, difference
+
+
+def _measurement(
+    pair: Pair, stored: LoadedRun, temperatures: Mapping[str, float] | None, advance: Advance
+) -> dict[str, Any]:
+    """Return what the card says of one protocol."""
+    before, after, difference = pair
+    told = after.as_dict()
+    result = {key: told[key] for key in (*PROTOCOL, *SCORES)}
+    if temperatures is not None:
+        temperature = temperatures[str(after.protocol.shot)]
+        calibrated = measure(stored, after.protocol, advance, temperature).as_dict()
+        result["calibrated"] = {key: calibrated[key] for key in SCORES}
+    result["run"] = {key: before.as_dict()[key] for key in SCORES}
+    result["difference"] = {
+        "accuracy": difference.estimate.mean,
+        "ci95": difference.estimate.ci95,
+    }
+    return result
+
+
+def _validations(protocols: Sequence[EpisodeProtocol], dataset: Dataset) -> list[EpisodeProtocol]:
+    """Return the same of validation classes; of fewer at a time where there are fewer."""
+    most = len(dataset.classes("validation"))
+    return [replace(one, split="validation", way=min(one.way, most)) for one in protocols]
+
+
+def _temperatures(
+    stored: LoadedRun, protocols: Sequence[EpisodeProtocol], advance: Advance
+) -> dict[str, float]:
+    """Fit a temperature for each number of support images."""
+    fitted = {}
+    for protocol in protocols:
+        sampler = protocol.sampler(stored.dataset)
+        measured = evaluate(
+            stored.trained.model,
+            stored.trained.memory,
+            sampler,
+            protocol.episodes,
+            protocol.seed,
+            advance=advance,
+            embed=stored.embedder(sampler),
+        )
+        fitted[str(protocol.shot)] = measured.best_temperature()
+    return fitted

@@ -1,0 +1,181 @@
+"""Models that ship with the package, by name: from Python, and on the command line."""
+
+import importlib.resources
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vsm
+from vsm.cli import main
+from vsm.cli.launch import _findable
+from vsm.data import open_dataset
+from vsm.errors import RunError
+from vsm.model import FewShotModel
+from vsm.runs import begin_with_backbone, load_run
+from vsm.settings import ModelSettings, RunSettings
+from vsm.shipped_models import find_run, shipped_card, shipped_names, temperature_for
+
+NAME = "glyphs-5w1s"
+FILES = {"config.yaml", "model.safetensors", "memory.safetensors", "card.json"}
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_the_package_holds_the_files_of_every_model(name: str) -> None:
+    folder = importlib.resources.files("vsm") / "models" / name
+    held = {file.name for file in folder.iterdir()}
+    has_memory = shipped_card(name)["memory_slots"] is not None
+    assert held == (FILES if has_memory else FILES - {"memory.safetensors"})
+    assert json.loads((folder / "card.json").read_text(encoding="utf-8"))["name"] == name
+
+
+def test_the_wheel_is_told_to_hold_models_whatever_git_ignores() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert "src/vsm/models/**" in wheel["artifacts"]
+    assert wheel["packages"] == ["src/vsm"]
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_every_model_loads_by_name_without_data_and_is_what_its_card_says(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vsm.runs.open_dataset", None)
+    model, memory, facts = vsm.load_model(name)
+    assert facts["name"] == name
+    assert (0 if memory is None else len(memory)) == (facts["memory_slots"] or 0)
+    assert len(facts["slot_names"]) == (facts["memory_slots"] or 0)
+    assert all(value.dtype == torch.float32 for value in model.parameters())
+    assert sum(value.numel() for value in model.parameters()) == facts["num_parameters"]
+    assert model.embed(torch.zeros(1, *facts["input_shape"])).shape == (1, facts["num_features"])
+    for one in facts["measurements"]:
+        assert one["episodes"] >= 2000
+        assert 0 < one["ci95"] < 0.01
+        assert abs(one["difference"]["accuracy"]) <= 0.001
+    assert facts["licences"].keys() == {"code", "data"}
+    assert facts["commands"][-1].startswith(f"vsm ship runs/{name} ")
+
+
+def test_a_short_measurement_agrees_with_the_card(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "--model", NAME, "--episodes", "100", "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    first = shipped_card(NAME)["measurements"][0]
+    assert (measured["way"], measured["shot"]) == (first["way"], first["shot"]) == (5, 1)
+    assert measured["accuracy"] == pytest.approx(first["accuracy"], abs=2 * measured["ci95"])
+    assert measured["memory_slots"] == shipped_card(NAME)["memory_slots"]
+
+
+def listing(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main(["models", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_models_lists_all_and_shows_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [card["name"] for card in listing(capsys)["models"]] == shipped_names()
+    assert listing(capsys, NAME) == shipped_card(NAME)
+    assert main(["models"]) == 0
+    table = capsys.readouterr().out
+    assert NAME in table
+    assert "±" in table
+    assert main(["models", NAME]) == 0
+    table = capsys.readouterr().out
+    for words in ("encoder", "5-way 1-shot, run", "stored", "vsm train", "licences", "float16"):
+        assert words in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["models", "cat"], f"model: unknown model 'cat'; known: {NAME}"),
+        (["evaluate", "--model", "cat"], f"model: unknown model 'cat'; known: {NAME}"),
+        (["evaluate", "cat"], "no model of that name ships with vsm; known: "),
+        (["compare", NAME, "cat", "--json"], "cat is not a run directory: it has no config.yaml"),
+        (["evaluate"], "run: give a run directory, or a shipped model with --model NAME"),
+        (["evaluate", "here", "--model", NAME], "run: give a run directory, or a shipped model"),
+        (["evaluate", NAME, "--checkpoint", "last"], f"the model {NAME} has no last state"),
+        (["evaluate", "runs/cat"], "runs/cat is not a run directory: it has no config.yaml"),
+    ],
+)
+def test_unknown_names_are_answered_in_one_line_with_exit_code_2(
+    arguments: list[str],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vsm.comparison.measure", lambda *_: pytest.fail("it was measured first"))
+    assert main(arguments) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert named in line
+
+
+def test_names_stand_where_run_directories_stand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", NAME, "--episodes", "20", "--json"]) == 0
+    by_name = json.loads(capsys.readouterr().out)
+    arguments = ["compare", NAME, "--baselines", "cosine", "--episodes", "20", "--json"]
+    assert main(arguments) == 0
+    compared = json.loads(capsys.readouterr().out)
+    assert compared["runs"] == [{"run": NAME, **by_name}]
+    assert compared["baselines"][0]["features_of"] == NAME
+
+
+def test_a_directory_that_exists_is_meant_before_a_model_of_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_run(NAME).name == NAME
+    assert find_run(NAME).is_absolute()
+    (tmp_path / NAME).mkdir()
+    assert find_run(NAME) == Path(NAME)
+    with pytest.raises(RunError, match=f"{NAME} is not a run directory: it has no config.yaml"):
+        vsm.load_model(NAME)
+
+
+def test_a_shipped_backbone_can_begin_a_run() -> None:
+    channels = load_run(NAME).settings.model.channels
+    settings = RunSettings(init=NAME, model=ModelSettings(channels=channels, hidden_units=8))
+    assert _findable(settings) == settings
+    model = FewShotModel(settings, open_dataset("glyphs").input_shape)
+    begin_with_backbone(model, Path(NAME))
+    expected = vsm.load_model(NAME).model.require_backbone().state_dict()
+    for name, value in model.require_backbone().state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.parametrize(("shot", "expected"), [(1, 0.9), (2, 0.9), (3, 0.5), (5, 0.5), (9, 0.5)])
+def test_the_temperature_is_that_of_the_nearest_shot(shot: int, expected: float) -> None:
+    assert temperature_for({"temperatures": {"1": 0.9, "5": 0.5}}, shot) == expected
+
+
+def test_the_code_on_the_page_about_models_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[1] / "docs" / "models.md"
+    [block] = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert "200, seed=0" in block
+    exec(block.replace("200, seed=0", "4, seed=0"), {})
+    assert re.search(r"\d+\.\d% ± \d+\.\d%, 642 classes remembered", capsys.readouterr().out)
+
+
+def test_without_a_fit_there_is_no_temperature() -> None:
+    assert temperature_for({"temperatures": None}, 1) is None
+
+
+def test_listing_models_needs_no_torch() -> None:
+    script = (
+        "import sys; from vsm.cli import main\n"
+        "for words in (['models', '--help'], ['ship', '--help'], ['evaluate', '--help']):\n"
+        "    try: main(words)\n"
+        "    except SystemExit: pass\n"
+        "assert main(['models']) == 0\n"
+        f"assert main(['models', '{NAME}']) == 0\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"--calibrate" in done.stdout

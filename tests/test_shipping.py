@@ -1,0 +1,442 @@
+"""Making models that ship: storing, measuring, refusing, describing."""
+
+import json
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import pytest
+import torch
+
+import vsm
+from tiny import make_settings
+from vsm import shipping
+from vsm.cli import main, pretrain, train
+from vsm.cli.launch import parse_run
+from vsm.cli.main import _with_underscores
+from vsm.configuration import settings_to_yaml
+from vsm.data import ImageDataset
+from vsm.errors import RunError
+from vsm.files import write_text
+from vsm.memory import Observations
+from vsm.model import FewShotModel
+from vsm.pretraining import PretrainingDirectory
+from vsm.provenance import portable, training_commands
+from vsm.runs import (
+    RunDirectory,
+    TrainedModel,
+    encoder_fingerprint,
+    load_model,
+    load_run,
+    save_trained,
+)
+from vsm.settings import Method, ModelSettings, OneCycleSettings, PretrainSettings, RunSettings
+from vsm.shipping import halved
+
+BRIEF = ["--queries", "2", "--episodes", "10"]
+HALF_A_STEP = 2.0**-11  # half the distance of two neighbours in float16, relative to their size
+SMALLEST_STEP = 2.0**-24
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tiny_data(tiny_dataset: ImageDataset) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("training", "runs", "comparison"):
+            patch.setattr(f"vsm.{module}.open_dataset", lambda name: tiny_dataset)
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, _tiny_data: None) -> Path:
+    """A trained run."""
+    return vsm.train(make_settings(), tmp_path_factory.mktemp("runs") / "a").path
+
+
+@pytest.fixture
+def any_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let storing change any accuracy: a few queries of a barely trained model are near ties."""
+    monkeypatch.setattr(shipping, "LARGEST_CHANGE", 1.0)
+
+
+def trained_model(settings: RunSettings, dataset: ImageDataset) -> TrainedModel:
+    """An untrained model whose memory has taken in something, as far as it has one."""
+    model = FewShotModel(settings, dataset.input_shape).eval()
+    features = torch.randn(6, model.num_features, generator=torch.Generator().manual_seed(1))
+    seen = Observations(features, torch.tensor([3, 3, 5, 5, 9, 9]))
+    with torch.no_grad():
+        memory = model.consolidate(model.empty_memory(), seen, 1)
+    names = () if memory is None else tuple(f"class {i}" for i in memory.slot_classes)
+    return TrainedModel(settings, model, memory, names, 7)
+
+
+def stored(folder: Path, trained: TrainedModel) -> RunDirectory:
+    run = RunDirectory(folder)
+    write_text(run.config, settings_to_yaml(trained.settings))
+    save_trained(run, trained, halved)
+    return run
+
+
+def assert_rounded(found: torch.Tensor, before: torch.Tensor) -> None:
+    """Both are of one kind, and no further apart than rounding to half precision allows."""
+    assert found.dtype == before.dtype
+    allowed = before.abs().double() * HALF_A_STEP + SMALLEST_STEP
+    assert ((found.double() - before.double()).abs() <= allowed).all()
+
+
+def ship(run: Path, output: Path, *more: str) -> int:
+    return main([*ship_words(run, output), "--json", *more])
+
+
+def ship_words(run: Path, output: Path) -> list[str]:
+    words = ["ship", str(run), "--name", "small", "--output", str(output), *BRIEF]
+    return [*words, "--data-licence", "free for research"]
+
+
+def shipped(run: Path, output: Path, *more: str) -> dict[str, Any]:
+    assert ship(run, output, *more) == 0
+    card: dict[str, Any] = json.loads((output / "small" / "card.json").read_text())
+    return card
+
+
+def test_only_matrices_that_fit_are_halved() -> None:
+    tensors = {
+        "kernel": torch.randn(2, 3, 3, 3),
+        "bias": torch.randn(3),
+        "scale": torch.tensor(0.3),
+        "counter": torch.ones(2, 2, dtype=torch.int64),
+        "exact": torch.randn(2, 2, dtype=torch.float64),
+        "large": torch.full((2, 2), 1e6),
+        "empty": torch.zeros(0, 4),
+    }
+    result = halved(tensors)
+    assert result.keys() == tensors.keys()
+    small = {name for name, value in result.items() if value.dtype == torch.float16}
+    assert small == {"kernel", "empty"}
+    for name in tensors.keys() - small:
+        assert torch.equal(result[name], tensors[name])
+
+
+@pytest.mark.parametrize("method", ["protonet", "rote", "vsm", "mann", "kanerva"])
+def test_weights_and_memory_come_back_in_their_own_precision_rounded_to_half(
+    method: Method, tmp_path: Path, tiny_dataset: ImageDataset, tiny_settings: RunSettings
+) -> None:
+    before = trained_model(replace(tiny_settings, method=method), tiny_dataset)
+    folder = stored(tmp_path, before).path
+    after = load_run(folder, tiny_dataset)
+    weights = after.model.state_dict()
+    for name, value in before.model.state_dict().items():
+        assert_rounded(weights[name], value)
+    assert (after.memory is None) == (before.memory is None)
+    if before.memory is not None and after.memory is not None:
+        for name, value in before.memory.tensors().items():
+            assert_rounded(after.memory.tensors()[name], value)
+    assert (after.slot_names, after.step) == (before.slot_names, 7)
+    assert not after.model.training
+
+
+def test_the_files_are_about_half_as_large(
+    tmp_path: Path, tiny_dataset: ImageDataset, tiny_settings: RunSettings
+) -> None:
+    wide = replace(tiny_settings, model=ModelSettings(channels=16, hidden_units=64))
+    trained = trained_model(wide, tiny_dataset)
+    save_trained(RunDirectory(tmp_path / "whole"), trained)
+    stored(tmp_path / "half", trained)
+    whole, half = (
+        (tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")
+    )
+    assert half < 0.6 * whole
+
+
+def test_the_fingerprint_is_that_of_backbone_adapter_and_normalisation(
+    tiny_dataset: ImageDataset, tiny_settings: RunSettings
+) -> None:
+    model_settings = replace(tiny_settings.model, adapter="linear")
+    settings = replace(tiny_settings, model=model_settings)
+    weights = FewShotModel(settings, tiny_dataset.input_shape).state_dict()
+    same = encoder_fingerprint(weights, model_settings)
+    assert len(same) == 64
+
+    def changed(name: str) -> str:
+        value = weights[name].clone(memory_format=torch.contiguous_format)
+        value.view(-1)[-1] += 1e-3
+        return encoder_fingerprint({**weights, name: value}, model_settings)
+
+    assert same == encoder_fingerprint(dict(reversed(weights.items())), model_settings)
+    encoder = {name for name, value in weights.items() if value.is_floating_point()}
+    encoder = {name for name in encoder if name.startswith(("backbone.", "adapter."))}
+    assert {name for name in encoder if name.endswith("running_var")}
+    for name in encoder:
+        assert changed(name) != same, name
+    assert changed("inference.head.output.weight") == same
+    normalising = replace(model_settings, normalise_features=True)
+    assert encoder_fingerprint(weights, normalising) != same
+
+
+def test_what_belongs_to_another_encoder_is_named(
+    tmp_path: Path, tiny_dataset: ImageDataset, tiny_settings: RunSettings
+) -> None:
+    one = stored(tmp_path / "one", trained_model(tiny_settings, tiny_dataset))
+    other = stored(tmp_path / "two", trained_model(replace(tiny_settings, seed=1), tiny_dataset))
+    shutil.copy(other.memory, one.memory)
+    with pytest.raises(RunError, match=r"memory\.safetensors belongs to the encoder .* exchanged"):
+        load_run(one.path, tiny_dataset)
+
+
+def test_the_card_tells_what_was_measured_and_how_it_was_made(
+    run: Path, tmp_path: Path, any_change: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = shipped(run, tmp_path, "--shots", "1,5", "--seed", "3")
+    assert json.loads(capsys.readouterr().out) == card
+    assert (card["name"], card["method"], card["data"]) == ("small", "vsm", "tiny")
+    assert (card["way"], card["shot"], card["step"]) == (3, 1, card["step"])
+    assert (card["input_shape"], card["backbone"]) == ([1, 28, 28], "conv4")
+    assert card["normalisation"].keys() == {"mean", "standard_deviation"}
+    assert card["storage"] == "float16"
+    assert card["temperatures"] is None
+    assert card["licences"] == {"code": "MIT", "data": "free for research"}
+    assert {"vsm", "python", "torch", "safetensors"} <= card["versions"].keys()
+    files = [file for file in (tmp_path / "small").iterdir() if file.name != "card.json"]
+    assert card["bytes"] == sum(file.stat().st_size for file in files)
+    assert [one["shot"] for one in card["measurements"]] == [1, 5]
+    for one in card["measurements"]:
+        asked = ["--shot", str(one["shot"]), "--seed", "3", *BRIEF, "--json"]
+        for path, told in ((run, one["run"]), (tmp_path / "small", one)):
+            assert main(["evaluate", str(path), *asked]) == 0
+            measured = json.loads(capsys.readouterr().out)
+            for key in ("accuracy", "ci95", "nll", "ece"):
+                assert told[key] == pytest.approx(measured[key]), key
+        gap = one["accuracy"] - one["run"]["accuracy"]
+        assert one["difference"]["accuracy"] == pytest.approx(gap)
+    assert card["memory_slots"] == measured["memory_slots"]
+
+
+def test_a_model_that_storing_damaged_is_refused_and_nothing_is_left(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def ruined(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: torch.zeros_like(value) for name, value in tensors.items()}
+
+    before = shipped(run, tmp_path, "--storage", "float32")
+    monkeypatch.setattr(shipping, "halved", ruined)
+    capsys.readouterr()
+    assert ship(run, tmp_path, "--overwrite") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("vsm ship: storage: float16 changed the 3-way 1-shot accuracy by -")
+    assert "at most 0.1 are allowed; nothing was written" in line
+    assert "--storage float32" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+    assert json.loads((tmp_path / "small" / "card.json").read_text()) == before
+    assert ship(run, tmp_path / "new") == 2
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_change_of_exactly_the_allowed_size_passes_and_more_does_not(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipping, "LARGEST_CHANGE", 0.0)
+    assert ship(run, tmp_path, "--storage", "float32") == 0
+    monkeypatch.setattr(shipping, "LARGEST_CHANGE", -1e-9)
+    assert ship(run, tmp_path, "--storage", "float32", "--overwrite") == 2
+
+
+def test_a_model_is_replaced_only_on_request_and_nothing_else_ever(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exact = ["--storage", "float32"]
+    first = shipped(run, tmp_path, *exact, "--seed", "1")
+    assert ship(run, tmp_path, *exact) == 2
+    assert "small is there already; replace it with --overwrite" in capsys.readouterr().err
+    second = shipped(run, tmp_path, *exact, "--seed", "2", "--overwrite")
+    assert first["measurements"] != second["measurements"]
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+    (tmp_path / "small" / "card.json").unlink()
+    assert ship(run, tmp_path, *exact, "--overwrite") == 2
+    assert "small holds no model" in capsys.readouterr().err
+    assert (tmp_path / "small" / "model.safetensors").exists()
+
+
+def test_the_stored_model_loads_by_its_card_without_the_data(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = shipped(run, tmp_path, "--storage", "float32")
+    monkeypatch.setattr("vsm.runs.open_dataset", None)
+    model, memory, facts = vsm.load_model(tmp_path / "small")
+    assert facts == {**card, "slot_names": facts["slot_names"]}
+    assert memory is not None
+    assert len(memory) == len(facts["slot_names"]) == card["memory_slots"]
+    assert model.embed(torch.zeros(2, 1, 28, 28)).shape == (2, card["num_features"])
+    with pytest.raises(RunError, match="the model small has no last state"):
+        load_run(tmp_path / "small", checkpoint="last")
+
+
+def test_a_run_directory_loads_through_the_same_door(run: Path) -> None:
+    trained = load_run(run)
+    model, memory, facts = load_model(str(run))
+    assert memory is not None
+    assert trained.memory is not None
+    for name, value in trained.memory.tensors().items():
+        assert torch.equal(memory.tensors()[name], value)
+    assert facts["encoder"] == trained.encoder
+    assert facts["slot_names"] == list(trained.slot_names)
+    assert facts["temperatures"] is None
+    for name, value in trained.model.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value)
+
+
+def test_a_card_of_another_model_or_a_damaged_one_is_named(run: Path, tmp_path: Path) -> None:
+    card = shipped(run, tmp_path, "--storage", "float32")
+    path = tmp_path / "small" / "card.json"
+    path.write_text(json.dumps({**card, "encoder": "0" * 64}))
+    with pytest.raises(RunError, match=r"card\.json belongs to the encoder 000000000000…"):
+        load_model(tmp_path / "small")
+    path.write_text("{")
+    with pytest.raises(RunError, match=r"card\.json is damaged"):
+        load_model(tmp_path / "small")
+    path.write_text('{"name": "small", "way": 5, "shot": 1}')
+    with pytest.raises(RunError, match="not a model's card: it lacks encoder, input_shape"):
+        load_model(tmp_path / "small")
+
+
+def test_a_fitted_temperature_is_on_the_card_and_evaluations_can_use_it(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exact = ["--storage", "float32"]
+    card = shipped(run, tmp_path, *exact, "--calibrate", "--shots", "1,5")
+    assert card["temperatures"].keys() == {"1", "5"}
+    capsys.readouterr()
+    for one in card["measurements"]:
+        assert one["calibrated"]["accuracy"] == one["accuracy"]
+        assert one["calibrated"]["nll"] != one["nll"]
+        asked = ["--shot", str(one["shot"]), *BRIEF, "--calibrated"]
+        assert main(["evaluate", str(tmp_path / "small"), *asked, "--json"]) == 0
+        measured = json.loads(capsys.readouterr().out)
+        assert measured["temperature"] == card["temperatures"][str(one["shot"])]
+        assert measured["nll"] == pytest.approx(one["calibrated"]["nll"])
+        assert measured["ece"] == pytest.approx(one["calibrated"]["ece"])
+    assert main(["evaluate", str(tmp_path / "small"), *BRIEF, "--calibrated"]) == 0
+    assert "temperature" in capsys.readouterr().out
+    assert main(["evaluate", str(run), *BRIEF, "--calibrated"]) == 2
+    assert "calibrated: a has no fitted temperature" in capsys.readouterr().err
+    assert main(["evaluate", str(run), "--classifier", "cosine", "--calibrated"]) == 2
+    assert "calibrated: the card's temperature is the model's" in capsys.readouterr().err
+
+
+def test_the_table_is_for_people(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*ship_words(run, tmp_path), "--storage", "float32", "--calibrate"]) == 0
+    printed = capsys.readouterr().out
+    for words in ("3-way 1-shot, run", "stored", "calibrated", "+0.000 ± 0.000", "load it with"):
+        assert words in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--name", "Not Good"], "name: expected small letters and digits"),
+        (["--name", "../up"], "name: expected small letters and digits"),
+        (["--name", "x", "--shots", "one"], "shots: expected numbers by comma, got 'one'"),
+        (["--name", "x", "--episodes", "1"], "episodes: an interval needs at least 2"),
+        (["--name", "x", "--way", "900"], "way: 900 classes asked for"),
+        (["--name", "x", "--queries", "2", "--shots", "1,99"], "shot + queries: 99 + 2 = 101"),
+    ],
+)
+def test_mistakes_are_named_with_exit_code_2(
+    arguments: list[str],
+    named: str,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["ship", str(run), "--output", str(tmp_path / "new"), "--data-licence", "free"]
+    assert main([*words, *arguments, "--json"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert named in line
+    assert not (tmp_path / "new" / "x").exists()
+
+
+def test_what_cannot_be_measured_is_said_before_anything_is_measured(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shipping, "measure", lambda *_: pytest.fail("it was measured first"))
+    assert ship(run, tmp_path, "--shots", "1,5,99") == 2
+    assert "shot + queries: 99 + 2 = 101 samples" in capsys.readouterr().err
+
+
+def test_the_licence_of_data_must_be_known(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*ship_words(run, tmp_path)[:-2], "--storage", "float32", "--json"]
+    assert main(words) == 2
+    assert "data_licence: the card must say under which terms tiny" in capsys.readouterr().err
+    monkeypatch.setitem(shipping.OWN_DATA_LICENCES, "tiny", "drawn by a test")
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["licences"]["data"] == "drawn by a test"
+
+
+def test_models_with_code_of_their_own_do_not_ship(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = RunSettings(model=ModelSettings(backbone="mine:network"))
+    RunDirectory(tmp_path / "own").create(settings)
+    assert ship(tmp_path / "own", tmp_path) == 2
+    assert "only models of built-in backbones ship" in capsys.readouterr().err
+
+
+def train_settings(command: str) -> RunSettings:
+    parser = jsonargparse.ArgumentParser()
+    train.add_arguments(parser)
+    return parse_run(parser, words_of(command), RunSettings, "train")[1]
+
+
+def words_of(command: str) -> list[str]:
+    program, _, *words = shlex.split(command)
+    assert program == "vsm"
+    return [_with_underscores(word) for word in words]
+
+
+def test_the_commands_of_a_card_make_the_same_settings(
+    run: Path, tmp_path: Path, any_change: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = shipped(run, tmp_path, "--shots", "1,5", "--calibrate")
+    training, shipping_command = card["commands"]
+    monkeypatch.chdir(tmp_path)
+    assert train_settings(training) == RunDirectory(run).settings()
+    assert shipping_command == (
+        "vsm ship runs/small --name small --shots 1,5 --queries 2 --episodes 10 "
+        "--data-licence 'free for research' --calibrate"
+    )
+
+
+def test_a_run_on_a_pre_trained_backbone_tells_both_commands_and_no_path_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = PretrainSettings(epochs=3, channels=8, optimiser=OneCycleSettings(learning_rate=0.05))
+    PretrainingDirectory(tmp_path / "backbone").create(before)
+    settings = RunSettings(
+        init=str(tmp_path / "backbone"), freeze_backbone=True, model=ModelSettings(channels=8)
+    )
+    first, second = training_commands(settings, "runs/small")
+    assert str(tmp_path) not in first + second
+    monkeypatch.chdir(tmp_path)
+    parser = jsonargparse.ArgumentParser()
+    pretrain.add_arguments(parser)
+    parsed, read = parse_run(parser, words_of(first), PretrainSettings, "pretrain")
+    assert read == before
+    assert parsed.output == Path("runs/small-backbone")
+    stays = portable(settings, "runs/small")
+    assert stays == replace(settings, init="runs/small-backbone")
+    absolute = str((tmp_path / "runs" / "small-backbone").resolve())
+    assert train_settings(second) == replace(settings, init=absolute)
+    shutil.rmtree(tmp_path / "backbone")
+    with pytest.raises(
+        RunError, match=r"init: the run began with the backbone of .* which is gone"
+    ):
+        training_commands(settings, "runs/small")
