@@ -1,0 +1,137 @@
+"""What each choice of a preset is worth on validation classes: change one, train, compare.
+
+Every variant is a head on one frozen backbone, trained as long as the preset says and measured on
+the same validation episodes as the preset itself. Test classes are never touched. Writes
+memory_ablations.md; a variant that was trained before is only measured.
+
+    python -m benchmarks.memory_ablations --init runs/cifar-fs/backbone
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import run
+from vsm.configuration import preset_paths, settings_from_files
+from vsm.data import EpisodeSampler, open_dataset
+from vsm.encoding import kept_encoding
+from vsm.evaluation import Evaluation, evaluate
+from vsm.files import write_text
+from vsm.reproduction.budgets import with_changes
+from vsm.runs import load_run
+from vsm.runtime import keep_allocations
+from vsm.settings import RunSettings
+from vsm.statistics import Estimate, estimate
+from vsm.training import train
+
+FOLDER = Path(__file__).parent
+SHOTS = (1, 5)
+SEED = 0
+
+VARIANTS: dict[str, Mapping[str, Any]] = {
+    "as the preset has it": {},
+    "without memory (κ = 0)": {"method": "vpn"},
+    "network inference without memory": {"method": "vpn", "model.inference": "network"},
+    "network inference with memory": {"model.inference": "network"},
+    "prototypes are means": {"method": "protonet"},
+    "κ learned": {"memory.strength": None},
+    "κ = 0.25": {"memory.strength": 0.25},
+    "κ = 1": {"memory.strength": 1.0},
+    "κ = 1.5": {"memory.strength": 1.5},
+    "addressing scale 10": {"memory.addressing_scale": 10.0},
+    "addressing scale 40": {"memory.addressing_scale": 40.0},
+    "addressing scale learned from 20": {"memory.learn_addressing_scale": True},
+    "addressing relative to the mean slot": {"memory.centre_addressing": True},
+    "all slots alike": {"memory.control": "uniform"},
+    "weights of other slots": {"memory.control": "permuted"},
+    "nothing hidden in training": {"memory.mask": "none"},
+    "own slot hidden in training": {"memory.mask": "own"},
+    "mean update": {"memory.update": "mean"},
+    "α = 0": {"memory.retention": 0.0},
+    "α = 0.95": {"memory.retention": 0.95},
+    "σ = tanh": {"memory.update_activation": "tanh"},
+    "memory refreshed by 50 steps": {"memory.refresh_steps": 50},
+    "β_z = 0": {"objective.beta_z": 0.0},
+    "L = 50 in training": {"sampling.train_prototypes": 50},
+    "trained with 5 shots": {"shot": 5},
+    "learning rate 1e-3": {"optimiser.learning_rate": 1e-3},
+    "features of one view": {"model.mirror": False},
+    "no adapter": {"model.adapter": "none"},
+}
+
+
+def measured(settings: RunSettings, path: Path, episodes: int) -> dict[int, Evaluation]:
+    """Train a variant if it is not there, and measure it on validation classes."""
+    if not (path / "model.safetensors").is_file():
+        train(settings, path, resume=True)
+    images = open_dataset(settings.data)
+    trained = load_run(path, images)
+    features = kept_encoding(trained.model, images, Path(settings.init or path))
+    return {
+        shot: evaluate(
+            trained.model,
+            trained.memory,
+            EpisodeSampler(features, "validation", settings.way, shot, 15),
+            episodes,
+            SEED,
+        )
+        for shot in SHOTS
+    }
+
+
+def cell(value: Estimate, sign: str = "") -> str:
+    """Return points and their interval."""
+    return f"{100 * value.mean:{sign}.2f} ± {100 * value.ci95:.2f}"
+
+
+def row(name: str, found: dict[int, Evaluation], preset: dict[int, Evaluation]) -> str:
+    """Return a line of the table: accuracy, and the paired difference from the preset."""
+    cells = [name]
+    for shot in SHOTS:
+        difference = found[shot].episode_accuracies - preset[shot].episode_accuracies
+        paired = "" if found is preset else cell(estimate(difference), "+")
+        cells += [cell(found[shot].accuracy), paired]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Train, measure and write all variants."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--preset", default="cifar-fs")
+    parser.add_argument("--init", required=True, help="directory of vsm pretrain")
+    parser.add_argument("--episodes", type=int, default=2000)
+    parser.add_argument("--output", type=Path, default=Path("runs/ablations"))
+    parser.add_argument("--threads", type=int, default=None)
+    wanted = parser.parse_args()
+    keep_allocations()
+    if wanted.threads is not None:
+        torch.set_num_threads(wanted.threads)
+    base = settings_from_files(*preset_paths(wanted.preset))
+    base = replace(base, init=wanted.init, freeze_backbone=True)
+    lines = [
+        f"# What each choice of the preset {wanted.preset} is worth",
+        "",
+        "Written by `python -m benchmarks.memory_ablations`. Each line changes one setting of the",
+        f"preset; one seed, {wanted.episodes:,} episodes of {base.way} **validation** classes,",
+        "accuracy in percent, differences paired episode by episode.",
+        "",
+        f"| | {' | '.join(f'{shot}-shot | minus the preset' for shot in SHOTS)} |",
+        f"|---|{'---:|---:|' * len(SHOTS)}",
+    ]
+    preset: dict[int, Evaluation] | None = None
+    for name, changes in VARIANTS.items():
+        folder = "-".join(f"{key}={value}" for key, value in changes.items()) or "preset"
+        path = wanted.output / wanted.preset / folder
+        found = measured(with_changes(base, changes), path, wanted.episodes)
+        preset = preset or found
+        lines.append(row(name, found, preset))
+        print(lines[-1], flush=True)
+        write_text(FOLDER / "memory_ablations.md", "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))
