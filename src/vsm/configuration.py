@@ -56,6 +56,16 @@ def read_settings(kind: type[AnySettings], *paths: Path) -> AnySettings:
         raise SettingsError(f"{names}: {error}") from error
 
 
+def settings_from_dict(values: Any, source: Path) -> RunSettings:
+    """Check the nested plain values of a training run's settings, as stored in ``source``."""
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(RunSettings)
+    try:
+        return instantiate(RunSettings, parser.parse_object(values))
+    except (argparse.ArgumentError, jsonargparse.ArgumentError, TypeError) as error:
+        raise SettingsError(f"{source}: {error}") from error
+
+
 def instantiate(kind: type[AnySettings], parsed: jsonargparse.Namespace) -> AnySettings:
     """Turn a parsed namespace into settings, checking every value."""
     values = parsed.as_dict()

@@ -28,6 +28,7 @@ from vsm.devices import ON_CPU, Placement
 from vsm.directories import Directory
 from vsm.errors import RunError
 from vsm.memory import Memory, Observations
+from vsm.memory_files import MEMORY_NAME, MODEL_NAME, EncoderIdentity, trained_memory
 from vsm.model import FewShotModel
 from vsm.settings import RunSettings
 
@@ -57,17 +58,17 @@ class RunDirectory(Directory):
     """The files of one training run, by name."""
 
     command = "train"
-    results = ("model.safetensors", "memory.safetensors")
+    results = (MODEL_NAME, MEMORY_NAME)
 
     @property
     def model(self) -> Path:
         """Weights of the best model by validation."""
-        return self.path / "model.safetensors"
+        return self.path / MODEL_NAME
 
     @property
     def memory(self) -> Path:
         """Memory of the best model by validation."""
-        return self.path / "memory.safetensors"
+        return self.path / MEMORY_NAME
 
     def settings(self) -> RunSettings:
         """Read the run's settings, or say that there is no run."""
@@ -79,11 +80,11 @@ def save_best(
     run: RunDirectory, model: FewShotModel, memory: Memory | None, step: int, names: tuple[str, ...]
 ) -> None:
     """Write the model for use, and its memory with the class names of its slots."""
-    stamp = {"step": step, "method": model.settings.method}
+    weights = dict(model.state_dict())
     if memory is not None:
-        slots = [names[class_id] for class_id in memory.slot_classes]
-        save_tensors(run.memory, memory.tensors(), {**stamp, "class_names": slots})
-    save_tensors(run.model, dict(model.state_dict()), stamp)
+        slots = tuple(names[class_id] for class_id in memory.slot_classes)
+        trained_memory(model.settings, weights, memory, slots, step).write(run.memory)
+    save_tensors(run.model, weights, {"step": step, "method": model.settings.method})
 
 
 def save_resume(
@@ -211,8 +212,18 @@ def load_run(
             f"{path}: model.safetensors is of step {stamp['step']} but memory.safetensors of step "
             f"{memory_stamp['step']}; the run was cut off between the two: resume it with --resume"
         )
+    _require_own_encoder(path, memory_stamp.get("encoder"), EncoderIdentity.of(settings, weights))
     names = tuple(memory_stamp["class_names"])
     return TrainedModel(settings, model, memory, names, stamp["step"])
+
+
+def _require_own_encoder(path: Path, stored: dict[str, str] | None, own: EncoderIdentity) -> None:
+    """Refuse a memory of another encoder's features; earlier versions did not say whose."""
+    if stored is not None and stored["fingerprint"] != own.fingerprint:
+        raise RunError(
+            f"{path}: memory.safetensors holds features of the encoder {EncoderIdentity(**stored)}, "
+            f"but the model's is {own}; was the file exchanged?"
+        )
 
 
 def _require_consent(path: Path, settings: RunSettings, backbone: str | None) -> None:
