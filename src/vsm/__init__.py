@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vsm.model import FewShotModel
     from vsm.pretraining import pretrain
     from vsm.runs import TrainedModel, load_run
+    from vsm.serving import FewShotClassifier
     from vsm.settings import PretrainSettings, RunSettings
     from vsm.training import train
 
@@ -26,6 +27,7 @@ _HOMES = {
     "EpisodeSampler": "vsm.data",
     "Evaluation": "vsm.evaluation",
     "FeatureDataset": "vsm.data",
+    "FewShotClassifier": "vsm.serving",
     "FewShotModel": "vsm.model",
     "ImageDataset": "vsm.data",
     "Memory": "vsm.memory",
@@ -46,6 +48,7 @@ __all__ = [
     "EpisodeSampler",
     "Evaluation",
     "FeatureDataset",
+    "FewShotClassifier",
     "FewShotModel",
     "ImageDataset",
     "Memory",

@@ -93,15 +93,18 @@ class NamedMemory:
     provenance: tuple[dict[str, Any], ...]
     facts: dict[str, Any]
 
-    def write(self, path: Path) -> None:
-        """Write the file atomically."""
-        stamp = {
+    def stamp(self) -> dict[str, Any]:
+        """Return all but the tensors, ready for JSON."""
+        return {
             **self.facts,
             "class_names": list(self.names),
             "encoder": self.encoder._asdict(),
             "provenance": list(self.provenance),
         }
-        save_tensors(path, self.memory.tensors(), stamp)
+
+    def write(self, path: Path) -> None:
+        """Write the file atomically."""
+        save_tensors(path, self.memory.tensors(), self.stamp())
 
     def require_encoder(self, wanted: EncoderIdentity, source: object = "memory") -> None:
         """Refuse to be used with the features of another encoder."""
@@ -162,7 +165,7 @@ class NamedMemory:
         for name in classes:
             if name not in self.names:
                 raise MemoryFileError(
-                    f"forget: there is no class {name!r} in the memory, which has {_few(self.names)}"
+                    f"forget: there is no class {name!r} in the memory, only {_few(self.names)}"
                 )
         kept = [slot for slot, name in enumerate(self.names) if name not in classes]
         memory = self.slots.keep(torch.tensor(kept, dtype=torch.int64))
@@ -270,15 +273,20 @@ def read_memory(path: Path) -> NamedMemory:
     file = memory_path(path)
     if not file.is_file():
         raise RunError(f"memory: {path} holds none; give a run of a method with memory, or a file")
-    tensors, facts = load_tensors(file)
+    return restored_memory(*load_tensors(file), file)
+
+
+def restored_memory(tensors: dict[str, Tensor], stamp: Any, source: Path) -> NamedMemory:
+    """Make again the memory that :meth:`NamedMemory.stamp` and its tensors describe."""
     kind = next((kind for kind in KINDS if {f.name for f in fields(kind)} == tensors.keys()), None)
-    if kind is None or not isinstance(facts, dict) or "class_names" not in facts:
-        raise RunError(f"memory: {file} does not hold a memory")
+    if kind is None or not isinstance(stamp, dict) or "class_names" not in stamp:
+        raise RunError(f"memory: {source} does not hold a memory")
+    facts = dict(stamp)
     memory, names = kind(**tensors), tuple(facts.pop("class_names"))
     if len(names) != len(memory.slot_classes):
-        raise RunError(f"memory: {file} has {len(memory)} slots but {len(names)} names")
+        raise RunError(f"memory: {source} has {len(memory)} slots but {len(names)} names")
     encoder = facts.pop("encoder", None)
-    identity = EncoderIdentity(**encoder) if encoder else _identity_of_run(file)
+    identity = EncoderIdentity(**encoder) if encoder else _identity_of_run(source)
     return NamedMemory(memory, names, identity, tuple(facts.pop("provenance", ())), facts)
 
 

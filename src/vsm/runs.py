@@ -190,7 +190,7 @@ def load_run(
     """
     run = RunDirectory(path)
     settings = run.settings()
-    _require_consent(path, settings, backbone)
+    require_consent(path, settings, backbone)
     model = FewShotModel(settings, dataset.input_shape).place(placement)
     if checkpoint == "last":
         state = load_resume(run, model, None)
@@ -220,13 +220,15 @@ def load_run(
 def _require_own_encoder(path: Path, stored: dict[str, str] | None, own: EncoderIdentity) -> None:
     """Refuse a memory of another encoder's features; earlier versions did not say whose."""
     if stored is not None and stored["fingerprint"] != own.fingerprint:
+        other = EncoderIdentity(**stored)
         raise RunError(
-            f"{path}: memory.safetensors holds features of the encoder {EncoderIdentity(**stored)}, "
-            f"but the model's is {own}; was the file exchanged?"
+            f"{path}: memory.safetensors holds features of the encoder {other}, but the model's is "
+            f"{own}; was the file exchanged?"
         )
 
 
-def _require_consent(path: Path, settings: RunSettings, backbone: str | None) -> None:
+def require_consent(path: Path, settings: RunSettings, backbone: str | None) -> None:
+    """Refuse to import code that a file names, unless the caller named it as well."""
     stored = settings.model.backbone
     if backbone is not None and backbone != stored:
         raise RunError(f"backbone: {path} was trained with {stored}, got {backbone}")

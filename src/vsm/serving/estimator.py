@@ -1,0 +1,470 @@
+"""A few labelled pictures in, a classifier out, in the manner of scikit-learn."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vsm.checkpoints import below, load_tensors, save_tensors
+from vsm.classifier import pairwise_distance, predictive
+from vsm.devices import choose_placement
+from vsm.empirical_bayes import learn_feature_model
+from vsm.errors import ClassifierError, RunError
+from vsm.evaluation import ELEMENTS_AT_ONCE
+from vsm.memory import SupportSet
+from vsm.memory_files import Changes, NamedMemory, restored_memory
+from vsm.model import FewShotModel, InferredPrototypes
+from vsm.seeding import generator
+from vsm.serving.explanation import (
+    Explanation,
+    Recalled,
+    Uncertainty,
+    split_uncertainty,
+    spread_of,
+)
+from vsm.serving.pretrained import Pretrained, as_features, from_parts, open_pretrained
+from vsm.settings import RunSettings
+
+KIND, FORMAT = "classifier", 1
+PARAMETERS = ("encoder", "temperature", "seed")
+SAME_EVIDENCE = 1e-4  # relative difference below which a slot is made of the very support
+
+
+class FewShotClassifier:
+    """Classify pictures, or features, by a few examples of each class and a long-term memory.
+
+    The same inputs give the same answers: draws depend on ``seed`` alone. Reading never writes:
+    only :meth:`remember` changes the memory, and later fits recall what it added.
+
+    Args:
+        encoder: what :meth:`from_pretrained` opens. None takes rows of features that any encoder
+            made; :meth:`learn_memory` then gives it a memory.
+        temperature: divides distances before the softmax, above 1 for less confidence; None is the
+            encoder's own.
+        seed: of the sampled prototypes.
+
+    Attributes:
+        classes_: the labels that were fitted, sorted.
+    """
+
+    classes_: npt.NDArray[Any]
+
+    def __init__(
+        self,
+        encoder: Pretrained | None = None,
+        *,
+        temperature: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.encoder = encoder
+        self.temperature = temperature
+        self.seed = seed
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | Path,
+        *,
+        memory: str | Path | None = None,
+        backbone: str | None = None,
+        device: str = "cpu",
+        temperature: float | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """Open a trained model.
+
+        Args:
+            source: a run directory.
+            memory: a memory file in place of the model's own, of the same encoder.
+            backbone: the run's own code ``module:attribute``, named again to allow its import.
+            device: where to compute: cpu, cuda, cuda:1, mps or auto.
+            temperature: as in the constructor, and so is ``seed``.
+            seed: see there.
+        """
+        opened = open_pretrained(source, memory, backbone, choose_placement(device, "float32"))
+        return cls(opened, temperature=temperature, seed=seed)
+
+    def learn_memory(
+        self,
+        features: Any,
+        labels: Sequence[Any],
+        *,
+        encoder_name: str = "unnamed",
+        normalise: bool = True,
+    ) -> Self:
+        """Learn a memory over features, one slot a class, and how far to trust it.
+
+        Args:
+            features: rows ``[n, D]`` of at least three classes with at least two rows each.
+            labels: n of them.
+            encoder_name: whose features these are; memories of other encoders will be refused.
+            normalise: scale every row to length one, then and ever after.
+        """
+        rows = as_features(features)
+        given = _as_labels(labels, len(rows))
+        names, class_ids = np.unique(given, return_inverse=True)
+        model, memory = learn_feature_model(
+            rows, torch.from_numpy(class_ids), encoder_name, normalise, self.seed
+        )
+        slots = tuple(str(names[class_id]) for class_id in memory.slot_classes)
+        return self.set_params(encoder=from_parts(model, memory, slots))
+
+    def fit(self, images: Any, labels: Sequence[Any]) -> Self:
+        """Take in a few examples of each class, in place of all before; one of each is enough.
+
+        Args:
+            images: paths, images of Pillow's, arrays ``[H, W(, C)]`` or tensors ``[C, H, W]``, in
+                any mixture, or one array of them; rows of features ``[n, D]`` if the encoder is
+                None or takes features.
+            labels: one for each, all strings or all integers.
+        """
+        opened = self.encoder or _plain(images)
+        examples = _embedded(opened, images, labels)
+        self._forget_fit()
+        self._opened, self._recalled = opened, self.memory
+        self._take_in(*examples)
+        return self
+
+    def partial_fit(self, images: Any, labels: Sequence[Any]) -> Self:
+        """Take in more examples, or new classes, besides those that were fitted."""
+        if not self._is_fitted:
+            return self.fit(images, labels)
+        features, given = _embedded(self._opened, images, labels)
+        if given.dtype.kind != self.classes_.dtype.kind:
+            raise ClassifierError(
+                f"labels: the fitted ones are like {self.classes_[0]!r}, got {given[0]!r}; use "
+                "strings or integers throughout"
+            )
+        self._take_in(features, given)
+        return self
+
+    def predict(self, images: Any) -> npt.NDArray[Any]:
+        """Return the most probable class of each picture ``[n]``."""
+        best: npt.NDArray[Any] = self.classes_[self.predict_proba(images).argmax(1)]
+        return best
+
+    def predict_proba(self, images: Any) -> npt.NDArray[np.float32]:
+        """Return ``[n, N]``, the probability of each of ``classes_``, averaged over prototypes."""
+        self._require_fitted()
+        return self._predict_features(self._opened.embed(images))
+
+    def score(self, images: Any, labels: Sequence[Any]) -> float:
+        """Return the share of pictures whose most probable class is the one given."""
+        answers = self.predict(images)
+        return float(np.mean(answers == _as_labels(labels, len(answers))))
+
+    def explain(self, image: Any, num_recalled: int = 5) -> Explanation:
+        """Tell what the answer for one picture rests on.
+
+        Args:
+            image: a picture, or one row of features ``[D]``.
+            num_recalled: how many remembered classes to name for each class, at most.
+        """
+        self._require_fitted()
+        features = self._opened.embed(_as_batch(image))
+        return self.explain_features(features, num_recalled)[0]
+
+    @torch.no_grad()
+    def explain_features(self, features: Tensor, num_recalled: int = 5) -> list[Explanation]:
+        """Explain pictures that are embedded already: ``[n, D]``, as the encoder's embed gives."""
+        self._require_fitted()
+        classifier = self._opened.model.classifier
+        prototypes, queries = self._inferred.prototypes, features.unsqueeze(0)
+        log_probabilities = self._log_probabilities(features)
+        distances = pairwise_distance(queries, prototypes, classifier.distance).mean(-1)[0]
+        uncertainty = torch.stack(split_uncertainty(log_probabilities))[:, 0]  # [3, n]
+        probabilities = predictive(log_probabilities).exp()[0]
+        spread = spread_of(log_probabilities)[0]
+        recalled, strength = self._recollected(num_recalled), self._strength()
+        return [
+            Explanation(
+                prediction=self._labels[int(probabilities[row].argmax())],
+                probabilities=self._by_class(probabilities[row]),
+                spread=self._by_class(spread[row]),
+                distances=self._by_class(distances[row]),
+                recalled=recalled,
+                memory_strength=strength,
+                shots=dict(zip(self._labels, map(len, self._support), strict=True)),
+                uncertainty=Uncertainty(*uncertainty[:, row].tolist()),
+            )
+            for row in range(len(features))
+        ]
+
+    def remember(self) -> Changes:
+        """Consolidate the examples of the fitted classes into the long-term memory.
+
+        Examples are taken in once, however often this is called. The fitted classes go on
+        recalling the memory that they were fitted with, in which they are not: their answers stay
+        the same to the bit. The next :meth:`fit` recalls the new memory.
+        """
+        self._require_fitted()
+        opened, memory = self._opened, self.memory
+        consolidation = opened.model.consolidation
+        if memory is None or consolidation is None:
+            raise ClassifierError(
+                f"remember: the method {opened.model.settings.method} has no long-term memory; use "
+                "a model with one, or learn_memory over features"
+            )
+        fresh = [rows[done:] for rows, done in zip(self._support, self._remembered, strict=True)]
+        names = [
+            str(label)
+            for label, rows in zip(self._labels, fresh, strict=True)
+            for _ in range(len(rows))
+        ]
+        source = {"from": "FewShotClassifier.remember"}
+        self._memory, changes = memory.taking_in(consolidation, torch.cat(fresh), names, source)
+        self._remembered = [len(rows) for rows in self._support]
+        return changes
+
+    @property
+    def memory(self) -> NamedMemory | None:
+        """The long-term memory as it is now; nothing for methods without one."""
+        if (remembered := getattr(self, "_memory", None)) is not None:
+            return cast(NamedMemory, remembered)
+        return None if self.encoder is None else self.encoder.memory
+
+    def save(self, path: str | Path) -> None:
+        """Write encoder, memory and examples as one safetensors file, atomically."""
+        self._require_fitted()
+        opened = self._opened
+        tensors = opened.tensors() | {
+            "support.features": torch.cat(self._support),
+            "support.sizes": torch.tensor([len(rows) for rows in self._support]),
+            "support.remembered": torch.tensor(self._remembered),
+        }
+        stamps = {}
+        for part, memory in (("memory", self.memory), ("recalled", self._recalled)):
+            if memory is not None:
+                tensors |= {f"{part}.{k}": v for k, v in memory.memory.tensors().items()}
+                stamps[part] = memory.stamp()
+        facts = {
+            "kind": KIND,
+            "format": FORMAT,
+            **opened.facts(),
+            "has_encoder": self.encoder is not None,
+            "labels": self._labels,
+            "seed": self.seed,
+            "chosen_temperature": self.temperature,
+            "memories": stamps,
+        }
+        save_tensors(Path(path), tensors, facts)
+
+    @classmethod
+    def load(cls, path: str | Path, *, backbone: str | None = None, device: str = "cpu") -> Self:
+        """Read what :meth:`save` wrote; nothing in a file is ever run.
+
+        Args:
+            path: the file.
+            backbone: the encoder's own code ``module:attribute``, named again to allow its import.
+            device: where to compute.
+        """
+        source = Path(path)
+        tensors, facts = load_tensors(source)
+        if not isinstance(facts, dict) or facts.get("kind") != KIND:
+            raise RunError(f"{source} does not hold a classifier; write one with save")
+        if facts["format"] != FORMAT:
+            raise RunError(
+                f"{source} has format {facts['format']}, but this version reads {FORMAT}; use the "
+                "version of vsm that wrote it"
+            )
+        placement = choose_placement(device, "float32")
+        opened = Pretrained.restored(tensors, facts, source, backbone, placement)
+        memories = {
+            part: restored_memory(below(tensors, part), stamp, source)
+            for part, stamp in facts["memories"].items()
+        }
+        if "memory" in memories:
+            on_device = memories["memory"].memory.to(placement.device)
+            opened = replace(opened, memory=replace(memories["memory"], memory=on_device))
+        loaded = cls(
+            opened if facts["has_encoder"] else None,
+            temperature=facts["chosen_temperature"],
+            seed=facts["seed"],
+        )
+        loaded._opened = opened
+        loaded._recalled = memories.get("recalled")
+        loaded._labels = facts["labels"]
+        features = tensors["support.features"].to(placement.device)
+        loaded._support = list(features.split(tensors["support.sizes"].tolist()))
+        loaded._remembered = tensors["support.remembered"].tolist()
+        loaded._infer()
+        return loaded
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002 - scikit-learn's
+        """Return the constructor's arguments, as scikit-learn's estimators do."""
+        return {name: getattr(self, name) for name in PARAMETERS}
+
+    def set_params(self, **parameters: Any) -> Self:
+        """Set the constructor's arguments; with another encoder all examples are forgotten."""
+        for name, value in parameters.items():
+            if name not in PARAMETERS:
+                raise ClassifierError(f"{name}: is no parameter; there are {', '.join(PARAMETERS)}")
+            setattr(self, name, value)
+        if "encoder" in parameters:
+            self._memory = None
+            self._forget_fit()
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._is_fitted
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags  # noqa: PLC0415 - extra
+
+        return Tags(
+            estimator_type="classifier",
+            target_tags=TargetTags(required=True),
+            classifier_tags=ClassifierTags(),
+            input_tags=InputTags(two_d_array=self.encoder is None),
+        )
+
+    def __repr__(self) -> str:
+        opened = "None" if self.encoder is None else f"<{self.encoder.name}>"
+        fitted = f", fitted to {len(self._labels)} classes" if self._is_fitted else ""
+        return f"FewShotClassifier({opened}{fitted})"
+
+    @property
+    def _is_fitted(self) -> bool:
+        return bool(getattr(self, "_support", []))
+
+    def _require_fitted(self) -> None:
+        if not self._is_fitted:
+            raise ClassifierError("this classifier knows no classes yet; call fit first")
+
+    def _forget_fit(self) -> None:
+        self._labels: list[Any] = []
+        self._support: list[Tensor] = []
+        self._remembered: list[int] = []
+
+    def _take_in(self, features: Tensor, labels: npt.NDArray[Any]) -> None:
+        """Add examples to those of their classes, keep classes sorted, and infer anew."""
+        held = {
+            label: (rows, done)
+            for label, rows, done in zip(self._labels, self._support, self._remembered, strict=True)
+        }
+        for label in np.unique(labels).tolist():
+            rows = features[torch.from_numpy(labels == label).to(features.device)]
+            before, done = held.get(label, (rows[:0], 0))
+            held[label] = (torch.cat([before, rows]), done)
+        self._labels = sorted(held)
+        self._support = [held[label][0] for label in self._labels]
+        self._remembered = [held[label][1] for label in self._labels]
+        self._infer()
+
+    @torch.no_grad()
+    def _infer(self) -> None:
+        self.classes_ = np.asarray(self._labels)
+        support = SupportSet.of_classes(self._support)
+        device = self._opened.model.device
+        memory = None if self._recalled is None else self._recalled.memory.to(device)
+        random = generator(self.seed, "classify")
+        self._inferred: InferredPrototypes = self._opened.model.infer(
+            support, memory, random, self._hidden(support)
+        )
+
+    def _hidden(self, support: SupportSet) -> Tensor | None:
+        """Hide slots that would mislead, boolean ``[1, N, A]``; nothing if there are none.
+
+        A class is none of the others that were fitted, so it may not recall what is remembered
+        under their names. And a slot that is made of a class's very examples tells it nothing new.
+        """
+        if self._recalled is None or not self._recalled.names:
+            return None
+        fitted = [str(label) for label in self._labels]
+        own = torch.tensor([[name == slot for slot in self._recalled.names] for name in fitted])
+        content = self._recalled.slots.content.to(support.mean.device)
+        difference = (content - support.mean[0].unsqueeze(1)).norm(dim=-1)  # [N, A]
+        same = (difference <= SAME_EVIDENCE * content.norm(dim=-1)).cpu()
+        hidden = (own.any(0) & ~own) | (own & same)
+        return hidden.unsqueeze(0).to(support.mean.device) if hidden.any() else None
+
+    @torch.no_grad()
+    def _log_probabilities(self, features: Tensor) -> Tensor:
+        """Eq. 1 at the chosen temperature: ``[n, D]`` to ``[1, n, N, L]``."""
+        classifier = self._opened.model.classifier
+        log_probabilities: Tensor = classifier(features.unsqueeze(0), self._inferred.prototypes)
+        chosen = self._opened.temperature if self.temperature is None else self.temperature
+        if chosen == 1:
+            return log_probabilities
+        return F.log_softmax(log_probabilities / chosen, dim=-2)
+
+    def _predict_features(self, features: Tensor) -> npt.NDArray[np.float32]:
+        """Classify in parts whose samples fit into memory."""
+        _, way, samples, _ = self._inferred.prototypes.shape
+        parts = features.split(max(1, ELEMENTS_AT_ONCE // (way * samples)))
+        answers = [predictive(self._log_probabilities(part)).exp()[0] for part in parts]
+        return torch.cat(answers).cpu().numpy()
+
+    def _by_class(self, values: Tensor) -> dict[Any, float]:
+        return dict(zip(self._labels, values.tolist(), strict=True))
+
+    def _recollected(self, most: int) -> dict[Any, list[Recalled]]:
+        """Name the remembered classes that each fitted class recalled, most weight first."""
+        recollection = self._inferred.recollection
+        if recollection is None or self._recalled is None or not self._recalled.names:
+            return {label: [] for label in self._labels}
+        names, weights = self._recalled.names, recollection.weights[0].cpu()  # [N, A]
+        best = weights.topk(min(most, len(names)), dim=-1)
+        return {
+            label: [
+                Recalled(names[slot], weight)
+                for slot, weight in zip(slots, values, strict=True)
+                if weight > 0
+            ]
+            for label, slots, values in zip(
+                self._labels, best.indices.tolist(), best.values.tolist(), strict=True
+            )
+        }
+
+    def _strength(self) -> dict[Any, float] | None:
+        kappa = self._inferred.strength
+        return None if kappa is None else self._by_class(kappa[0].mean(-1))
+
+
+def _plain(features: Any) -> Pretrained:
+    """Return what there is without encoder and memory: prototypes that are means of features."""
+    settings = RunSettings(data="features:unnamed", method="protonet")
+    return from_parts(FewShotModel(settings, (as_features(features).shape[1],)), None, ())
+
+
+def _embedded(
+    opened: Pretrained, images: Any, labels: Sequence[Any]
+) -> tuple[Tensor, npt.NDArray[Any]]:
+    """Embed examples and check their labels."""
+    features = opened.embed(images)
+    if not len(features):
+        raise ClassifierError("images: expected at least one example, got none")
+    return features, _as_labels(labels, len(features))
+
+
+def _as_labels(labels: Sequence[Any], count: int) -> npt.NDArray[Any]:
+    """Return ``count`` labels as an array of strings or of integers."""
+    given = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
+    if given.shape != (count,):
+        raise ClassifierError(
+            f"labels: expected one for each of {count} examples, got {list(given.shape)}"
+        )
+    if given.dtype.kind == "O":
+        if not all(isinstance(label, str) for label in given):
+            raise ClassifierError("labels: expected all strings or all integers, got a mixture")
+        given = given.astype(np.str_)
+    if given.dtype.kind not in "iuU" or (
+        given.dtype.kind == "U" and not all(isinstance(label, str) for label in labels)
+    ):
+        raise ClassifierError(
+            f"labels: expected all strings or all integers, got {given.dtype} like {given[0]!r}"
+        )
+    return given
+
+
+def _as_batch(image: Any) -> Any:
+    """Put one picture, or one row of features, into a batch."""
+    if isinstance(image, np.ndarray | Tensor) and image.ndim == 1:
+        return image[None]
+    return [image]

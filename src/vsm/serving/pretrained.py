@@ -1,0 +1,182 @@
+"""What a classifier begins with: a trained model, its memory, and how its inputs are prepared."""
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from vsm.checkpoints import below, fit_weights
+from vsm.configuration import settings_from_dict, settings_to_dict
+from vsm.data import ImageDataset, open_dataset
+from vsm.devices import ON_CPU, Placement
+from vsm.errors import ClassifierError, RunError
+from vsm.evaluation import EMBEDDING_BATCH, evaluation_mode
+from vsm.memory import Memory
+from vsm.memory_files import EncoderIdentity, NamedMemory, read_memory, trained_memory
+from vsm.model import FewShotModel
+from vsm.runs import RunDirectory, load_run, require_consent
+from vsm.serving.pictures import PictureFormat, as_list
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A trained model, ready to be given examples. Nothing in it is ever changed.
+
+    Attributes:
+        name: what the user called it.
+        model: in evaluation mode.
+        memory: with the names of its slots; nothing for methods without one.
+        pictures: how pictures are prepared; nothing if the model takes features.
+        temperature: divides distances, on top of the model's own; chosen on validation classes.
+    """
+
+    name: str
+    model: FewShotModel
+    memory: NamedMemory | None
+    pictures: PictureFormat | None
+    temperature: float = 1.0
+
+    def __deepcopy__(self, _: dict[int, object]) -> Self:
+        return self  # read-only, so that copies of estimators can share it
+
+    @property
+    def identity(self) -> EncoderIdentity:
+        """What makes the features."""
+        return EncoderIdentity.of(self.model.settings, self.model.state_dict())
+
+    def with_memory(self, memory: NamedMemory, source: object) -> "Pretrained":
+        """Return the same model with another memory of its encoder."""
+        if self.memory is None:
+            raise ClassifierError(
+                f"memory: the method {self.model.settings.method} of {self.name} has none; leave "
+                "it out"
+            )
+        memory.require_encoder(self.identity, source)
+        if type(memory.memory) is not type(self.memory.memory):
+            raise ClassifierError(
+                f"memory: {source} holds a memory of the method {memory.facts.get('method')}, but "
+                f"{self.name} was trained with {self.model.settings.method}"
+            )
+        on_device = replace(memory, memory=memory.memory.to(self.model.device))
+        return replace(self, memory=on_device)
+
+    @torch.no_grad()
+    def embed(self, inputs: Any, advance: Callable[[int], object] = bool) -> Tensor:
+        """Map pictures, or rows of features, to features ``[n, D]`` where the model is."""
+        if self.pictures is None:
+            samples = as_features(inputs, self.model.num_features)
+        else:
+            listed = as_list(inputs)
+            if not listed:
+                return torch.zeros(0, self.model.num_features, device=self.model.device)
+            samples = self.pictures.pixels(listed, advance)
+        parts = []
+        with evaluation_mode(self.model):
+            for part in samples.split(EMBEDDING_BATCH):
+                given = part.to(self.model.device)
+                if self.pictures is not None:
+                    given = self.pictures.normalise(given)
+                parts.append(self.model.embed(given))
+        return torch.cat(parts)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the weights, as a file stores them; the memory is stored by its own name."""
+        return {f"model.{name}": value for name, value in self.model.state_dict().items()}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a file must say besides its tensors."""
+        return {
+            "name": self.name,
+            "settings": settings_to_dict(self.model.settings),
+            "num_features": self.model.num_features,
+            "pictures": None if self.pictures is None else asdict(self.pictures),
+            "encoder": self.identity._asdict(),
+            "temperature": self.temperature,
+        }
+
+    @staticmethod
+    def restored(
+        tensors: dict[str, Tensor],
+        facts: dict[str, Any],
+        source: Path,
+        backbone: str | None,
+        placement: Placement,
+    ) -> "Pretrained":
+        """Make again what :meth:`tensors` and :meth:`facts` describe, without its memory."""
+        settings = settings_from_dict(facts["settings"], source)
+        require_consent(source, settings, backbone)
+        stored = facts["pictures"]
+        pictures = None
+        if stored is not None:
+            constants = {name: tuple(stored[name]) for name in ("mean", "standard_deviation")}
+            pictures = PictureFormat(**(stored | constants))
+        shape = (facts["num_features"],) if pictures is None else pictures.input_shape
+        model = FewShotModel(settings, shape).place(placement)
+        fit_weights(model, below(tensors, "model"), source)
+        model.eval()
+        restored = Pretrained(facts["name"], model, None, pictures, facts["temperature"])
+        own, named = restored.identity, EncoderIdentity(**facts["encoder"])
+        if own.fingerprint != named.fingerprint:
+            raise RunError(f"{source} says that its encoder is {named}, but it holds {own}")
+        return restored
+
+
+def open_pretrained(
+    source: str | Path,
+    memory: str | Path | None = None,
+    backbone: str | None = None,
+    placement: Placement = ON_CPU,
+) -> Pretrained:
+    """Open a run directory for use; the only place that knows where trained models are found.
+
+    Args:
+        source: the run directory.
+        memory: a memory file in place of the run's own.
+        backbone: the run's own code ``module:attribute``, named again to allow that it is imported.
+        placement: where to compute.
+    """
+    path = Path(source)
+    run = RunDirectory(path)
+    if not run.exists():
+        raise RunError(f"model: {source} is not a run directory; make one with vsm train")
+    dataset = open_dataset(run.settings().data)
+    trained = load_run(path, dataset, backbone=backbone, placement=placement)
+    pictures = PictureFormat.of(dataset) if isinstance(dataset, ImageDataset) else None
+    own = None
+    if trained.memory is not None:
+        own = replace(read_memory(path), memory=trained.memory)
+    opened = Pretrained(str(source), trained.model, own, pictures)
+    return opened if memory is None else opened.with_memory(read_memory(Path(memory)), memory)
+
+
+def from_parts(model: FewShotModel, memory: Memory | None, names: tuple[str, ...]) -> Pretrained:
+    """Make a pre-trained model over features out of a model and the memory it was given."""
+    named = None
+    if memory is not None:
+        named = trained_memory(model.settings, model.state_dict(), memory, names, 0)
+    return Pretrained(model.settings.data, model.eval(), named, None)
+
+
+def as_features(rows: Any, width: int | None = None) -> Tensor:
+    """Check features ``[n, D]`` of any array type, and return them as float32."""
+    try:
+        features = torch.as_tensor(rows, dtype=torch.float32).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = re.sub(r"\s+", " ", str(error))
+        raise ClassifierError(f"features: expected numbers [n, D] ({reason})") from error
+    if features.ndim != 2 or (width is not None and features.shape[1] != width):
+        expected = "D" if width is None else width
+        raise ClassifierError(
+            f"features: expected rows [n, {expected}], got {list(features.shape)}; this classifier "
+            "takes features, not pictures"
+        )
+    finite = features.isfinite().all(1)
+    if not finite.all():
+        raise ClassifierError(
+            f"features: row {int((~finite).int().argmax())} holds NaN or infinity; mend it"
+        )
+    return features
