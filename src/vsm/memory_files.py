@@ -362,7 +362,7 @@ def _as_csv(slots: SlotMemory, names: Sequence[str]) -> str:
     return text.getvalue()
 
 
-def _few(names: Sequence[str], most: int = 8) -> str:
+def _few(names: Sequence[str], most: int = 5) -> str:
     """List some names for a message."""
     listed = ", ".join(map(repr, names[:most])) or "none"
     return listed + f" and {len(names) - most:,} more" * (len(names) > most)

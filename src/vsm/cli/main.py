@@ -19,6 +19,8 @@ COMMANDS = {
     "train": "train a model and leave a run directory",
     "evaluate": "measure a run on seeded episodes of unseen classes",
     "compare": "measure several runs on identical episodes, with paired differences",
+    "classify": "classify your own pictures by a few examples of each class",
+    "memory": "show, grow, cut, join and export what is remembered",
     "reproduce": "the paper's tables and figures, one command each, and a report",
     "bench": "measure training and embedding speed on this machine, in a minute",
 }
