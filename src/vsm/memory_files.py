@@ -11,7 +11,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,8 +27,16 @@ from vsm.configuration import settings_from_files
 from vsm.directories import CONFIG_NAME
 from vsm.errors import MemoryFileError, RunError
 from vsm.files import atomic_path, locked, write_text
-from vsm.memory import Consolidation, Memory, Observations, SlotMemory
+from vsm.memory import (
+    Consolidation,
+    MeanConsolidation,
+    Memory,
+    Observations,
+    SlotConsolidation,
+    SlotMemory,
+)
 from vsm.memory.kanerva import KanervaMemory
+from vsm.model import FewShotModel
 from vsm.settings import RunSettings
 
 MEMORY_NAME = "memory.safetensors"
@@ -115,6 +123,11 @@ class NamedMemory:
             )
 
     @property
+    def added(self) -> frozenset[str]:
+        """Names of slots that people added, in contrast to those that training left."""
+        return frozenset(self.names) & frozenset(_added(self.provenance))
+
+    @property
     def slots(self) -> SlotMemory:
         """The memory, where it has a slot a class; else a refusal."""
         if not isinstance(self.memory, SlotMemory):
@@ -134,7 +147,7 @@ class NamedMemory:
         """Return the memory after it has taken in labelled features, and what became of them.
 
         Args:
-            consolidation: of the model whose memory this is (Eqs. 11-13).
+            consolidation: of the model whose memory this is, as :func:`by_hand` gives it.
             features: ``[P, D]``.
             labels: P names; those of slots update them, others are appended.
             source: what the provenance says of it.
@@ -244,6 +257,26 @@ class NamedMemory:
         return replace(
             self, memory=memory, names=names, provenance=(*self.provenance, event | when)
         )
+
+
+def _added(provenance: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the names of all classes that were ever added, also to memories that were merged."""
+    for event in provenance:
+        if event["action"] == "added":
+            yield from event["classes"]
+        elif event["action"] == "merged":
+            yield from _added(event["with"])
+
+
+def by_hand(model: FewShotModel) -> Consolidation | None:
+    """Return how the memory of ``model`` takes in what people give it; nothing if it has none.
+
+    Slots of classes become plain means, since features do not change any more; a memory of another
+    kind takes in what it is given as it did in training.
+    """
+    if isinstance(model.consolidation, SlotConsolidation):
+        return MeanConsolidation(model.num_features, model.settings.memory)
+    return model.consolidation
 
 
 def trained_memory(

@@ -112,12 +112,12 @@ def _add(chosen: jsonargparse.Namespace) -> None:
 
     from vsm.data.folder import labelled_images
     from vsm.errors import ClassifierError
-    from vsm.memory_files import update_memory
+    from vsm.memory_files import by_hand, update_memory
     from vsm.serving import open_pretrained
 
     images, labels = labelled_images(chosen.images)
     opened = open_pretrained(model, backbone=chosen.backbone)
-    consolidation, identity = opened.model.consolidation, opened.identity
+    consolidation, identity = by_hand(opened.model), opened.identity
     if consolidation is None:
         raise ClassifierError(
             f"model: the method {opened.model.settings.method} of {model} has no long-term memory"

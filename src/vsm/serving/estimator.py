@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -18,7 +19,7 @@ from vsm.empirical_bayes import learn_feature_model
 from vsm.errors import ClassifierError, RunError
 from vsm.evaluation import ELEMENTS_AT_ONCE
 from vsm.memory import SupportSet
-from vsm.memory_files import Changes, NamedMemory, restored_memory
+from vsm.memory_files import Changes, NamedMemory, by_hand, restored_memory
 from vsm.model import FewShotModel, InferredPrototypes
 from vsm.seeding import generator
 from vsm.serving.explanation import (
@@ -146,7 +147,8 @@ class FewShotClassifier:
 
     def predict(self, images: Any) -> npt.NDArray[Any]:
         """Return the most probable class of each picture ``[n]``."""
-        best: npt.NDArray[Any] = self.classes_[self.predict_proba(images).argmax(1)]
+        chances = self.predict_proba(images)
+        best: npt.NDArray[Any] = self.classes_[chances.argmax(1)]
         return best
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float32]:
@@ -191,6 +193,7 @@ class FewShotClassifier:
                 recalled=recalled,
                 memory_strength=strength,
                 shots=dict(zip(self._labels, map(len, self._support), strict=True)),
+                remembered=dict(zip(self._labels, self._counted, strict=True)),
                 uncertainty=Uncertainty(*uncertainty[:, row].tolist()),
             )
             for row in range(len(features))
@@ -201,11 +204,12 @@ class FewShotClassifier:
 
         Examples are taken in once, however often this is called. The fitted classes go on
         recalling the memory that they were fitted with, in which they are not: their answers stay
-        the same to the bit. The next :meth:`fit` recalls the new memory.
+        the same to the bit. The next :meth:`fit` reads the new memory. What was remembered under
+        one of its labels counts as the images that it was made of; all else can be recalled.
         """
         self._require_fitted()
         opened, memory = self._opened, self.memory
-        consolidation = opened.model.consolidation
+        consolidation = by_hand(opened.model)
         if memory is None or consolidation is None:
             raise ClassifierError(
                 f"remember: the method {opened.model.settings.method} has no long-term memory; use "
@@ -359,30 +363,57 @@ class FewShotClassifier:
 
     @torch.no_grad()
     def _infer(self) -> None:
+        """Infer the prototypes of all fitted classes from their examples and the memory."""
         self.classes_ = np.asarray(self._labels)
-        support = SupportSet.of_classes(self._support)
-        device = self._opened.model.device
-        memory = None if self._recalled is None else self._recalled.memory.to(device)
-        random = generator(self.seed, "classify")
-        self._inferred: InferredPrototypes = self._opened.model.infer(
-            support, memory, random, self._hidden(support)
+        model = self._opened.model
+        support, self._counted = SupportSet.of_classes(self._support), [0] * len(self._labels)
+        memory = hidden = None
+        if self._recalled is not None:
+            memory = self._recalled.memory.to(model.device)
+            if self._recalled.names:
+                hidden = self._hidden().to(model.device)
+                support = self._with_remembered(support)
+        self._inferred: InferredPrototypes = model.infer(
+            support, memory, generator(self.seed, "classify"), hidden
         )
 
-    def _hidden(self, support: SupportSet) -> Tensor | None:
-        """Hide slots that would mislead, boolean ``[1, N, A]``; nothing if there are none.
+    def _hidden(self) -> Tensor:
+        """Tell which slots a class must not recall by likeness: boolean ``[1, N, A]``.
 
-        A class is none of the others that were fitted, so it may not recall what is remembered
-        under their names. And a slot that is made of a class's very examples tells it nothing new.
+        Those under the labels of other fitted classes, since it is none of them; and what people
+        remembered under its own, which :meth:`_with_remembered` counts.
         """
-        if self._recalled is None or not self._recalled.names:
-            return None
-        fitted = [str(label) for label in self._labels]
-        own = torch.tensor([[name == slot for slot in self._recalled.names] for name in fitted])
-        content = self._recalled.slots.content.to(support.mean.device)
-        difference = (content - support.mean[0].unsqueeze(1)).norm(dim=-1)  # [N, A]
-        same = (difference <= SAME_EVIDENCE * content.norm(dim=-1)).cpu()
-        hidden = (own.any(0) & ~own) | (own & same)
-        return hidden.unsqueeze(0).to(support.mean.device) if hidden.any() else None
+        assert self._recalled is not None
+        names, added = self._recalled.names, self._recalled.added
+        labels = [str(label) for label in self._labels]
+        fitted = frozenset(labels)
+        hidden = [
+            [name in fitted and (name != label or name in added) for name in names]
+            for label in labels
+        ]
+        return torch.tensor(hidden).unsqueeze(0)
+
+    def _with_remembered(self, support: SupportSet) -> SupportSet:
+        """Count what was remembered under a class's own label as the images it was made of.
+
+        A slot of the very examples that are fitted tells nothing new, and is not counted.
+        """
+        assert self._recalled is not None
+        slots, place = self._recalled.slots, dict(zip(self._recalled.names, count(), strict=False))
+        means, shots = support.mean.clone(), []
+        for n, (label, rows) in enumerate(zip(self._labels, self._support, strict=True)):
+            if str(label) in self._recalled.added:
+                slot = place[str(label)]
+                content = slots.content[slot].to(means.device)
+                difference = (content - means[0, n]).norm()
+                if difference > SAME_EVIDENCE * content.norm():
+                    self._counted[n] = int(slots.counts[slot])
+                    share = self._counted[n] / (self._counted[n] + len(rows))
+                    means[0, n] = torch.lerp(means[0, n], content, share)
+            shots.append(len(rows) + self._counted[n])
+        if not any(self._counted):
+            return support
+        return SupportSet(support.features, means, means.new_tensor(shots).view(1, -1, 1))
 
     @torch.no_grad()
     def _log_probabilities(self, features: Tensor) -> Tensor:

@@ -44,7 +44,8 @@ class Explanation:
         distances: from the picture to the prototype, averaged over its samples.
         recalled: what the memory was addressed with for each class, most weight first.
         memory_strength: support images that the memory counted for; nothing if that is not known.
-        shots: examples of each class.
+        shots: examples of each class that were fitted.
+        remembered: images that counted besides, since they were remembered under that very name.
         uncertainty: of the answer.
     """
 
@@ -55,6 +56,7 @@ class Explanation:
     recalled: dict[Any, list[Recalled]]
     memory_strength: dict[Any, float] | None
     shots: dict[Any, int]
+    remembered: dict[Any, int]
     uncertainty: Uncertainty
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """What a classifier begins with: a trained model, its memory, and how its inputs are prepared."""
 
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -163,20 +163,19 @@ def from_parts(model: FewShotModel, memory: Memory | None, names: tuple[str, ...
 
 def as_features(rows: Any, width: int | None = None) -> Tensor:
     """Check features ``[n, D]`` of any array type, and return them as float32."""
-    try:
-        features = torch.as_tensor(rows, dtype=torch.float32).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        reason = re.sub(r"\s+", " ", str(error))
-        raise ClassifierError(f"features: expected numbers [n, D] ({reason})") from error
-    if features.ndim != 2 or (width is not None and features.shape[1] != width):
-        expected = "D" if width is None else width
+    given = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
+    if given.dtype.kind not in "fiu" or given.ndim != 2 or 0 in given.shape[1:]:
         raise ClassifierError(
-            f"features: expected rows [n, {expected}], got {list(features.shape)}; this classifier "
-            "takes features, not pictures"
+            f"features: expected numbers [n, D], got {given.dtype} {list(given.shape)}; this "
+            "classifier takes features, not pictures"
         )
+    if width is not None and given.shape[1] != width:
+        raise ClassifierError(f"features: expected rows of {width} numbers, got {given.shape[1]}")
+    features = torch.tensor(given, dtype=torch.float32)
     finite = features.isfinite().all(1)
     if not finite.all():
         raise ClassifierError(
-            f"features: row {int((~finite).int().argmax())} holds NaN or infinity; mend it"
+            f"features: row {int((~finite).int().argmax())} holds NaN, infinity or a number too "
+            "large for float32; mend it"
         )
     return features
