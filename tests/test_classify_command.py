@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -126,3 +128,14 @@ def test_mistakes_are_one_line_and_exit_with_two(
     both = ["--json", "--csv", str(tmp_path / "out.csv")]
     assert main(arguments(folders, *both)) == 2
     assert "give one of them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["classify", "memory"])
+def test_help_needs_no_torch(command: str) -> None:
+    script = (
+        "import sys; from vsm.cli import main\n"
+        f"try: main(['{command}', '--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
