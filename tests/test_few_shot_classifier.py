@@ -1,6 +1,7 @@
 """The classifier of a few pictures: what it answers is what the model computes, and it lasts."""
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,8 @@ def test_labels_may_be_integers_and_classes_are_sorted(
 ) -> None:
     pictures, names = examples(tiny_dataset, EVEN)
     numbers = [9 - 2 * int(name[-1]) for name in names]
-    for labels in (numbers, np.asarray(numbers), torch.tensor(numbers)):
+    kinds: list[Any] = [numbers, np.asarray(numbers), torch.tensor(numbers)]
+    for labels in kinds:
         classifier = opened("protonet").fit(pictures, labels)
         assert classifier.classes_.tolist() == sorted(set(numbers))
         answers = classifier.predict(pictures)
@@ -412,7 +414,7 @@ def test_a_temperature_divides_distances(
     model = copy.deepcopy(classifier.encoder.model)
     warm = opened(temperature=3.0).fit(*examples(tiny_dataset, EVEN)).predict_proba(asked)
     with torch.no_grad():
-        model.classifier.log_temperature += np.log(3.0)
+        model.classifier.log_temperature.add_(math.log(3.0))
         queries = embedded(tiny_dataset, "vsm", dict.fromkeys(CLASSES, 4), 8).unsqueeze(0)
         log_probabilities = model.classifier(queries, classifier._inferred.prototypes)
     expected = predictive(log_probabilities).exp()[0].numpy()

@@ -169,7 +169,7 @@ def test_exports_hold_the_same_numbers(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["name"] for row in rows] == list(memory.names)
     content = [[float(row[f"feature_{d}"]) for d in range(WIDTH)] for row in rows]
-    np.testing.assert_array_equal(np.float32(content), memory.slots.content.numpy())
+    np.testing.assert_array_equal(np.asarray(content, np.float32), memory.slots.content.numpy())
     with pytest.raises(MemoryFileError, match=r"ends in \.npz or \.csv"):
         memory.export(tmp_path / "memory.txt")
 

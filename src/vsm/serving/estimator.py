@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ from vsm.serving.pretrained import Pretrained, as_features, from_parts, open_pre
 from vsm.settings import RunSettings
 
 KIND, FORMAT = "classifier", 1
+Labels = Sequence[Any] | npt.NDArray[Any] | Tensor
 PARAMETERS = ("encoder", "temperature", "seed")
 SAME_EVIDENCE = 1e-4  # relative difference below which a slot is made of the very support
 
@@ -55,6 +56,14 @@ class FewShotClassifier:
     """
 
     classes_: npt.NDArray[Any]
+    _opened: Pretrained
+    _inferred: InferredPrototypes
+    _recalled: NamedMemory | None = None  # what the fitted classes were inferred with
+    _memory: NamedMemory | None = None  # what later ones will be, if it differs from the encoder's
+    _labels: tuple[Any, ...] = ()
+    _support: tuple[Tensor, ...] = ()  # features of each class
+    _remembered: tuple[int, ...] = ()  # how many of them the memory holds already
+    _counted: tuple[int, ...] = ()  # images that the memory holds under each label
 
     def __init__(
         self,
@@ -94,7 +103,7 @@ class FewShotClassifier:
     def learn_memory(
         self,
         features: Any,
-        labels: Sequence[Any],
+        labels: Labels,
         *,
         encoder_name: str = "unnamed",
         normalise: bool = True,
@@ -116,7 +125,7 @@ class FewShotClassifier:
         slots = tuple(str(names[class_id]) for class_id in memory.slot_classes)
         return self.set_params(encoder=from_parts(model, memory, slots))
 
-    def fit(self, images: Any, labels: Sequence[Any]) -> Self:
+    def fit(self, images: Any, labels: Labels) -> Self:
         """Take in a few examples of each class, in place of all before; one of each is enough.
 
         Args:
@@ -132,7 +141,7 @@ class FewShotClassifier:
         self._take_in(*examples)
         return self
 
-    def partial_fit(self, images: Any, labels: Sequence[Any]) -> Self:
+    def partial_fit(self, images: Any, labels: Labels) -> Self:
         """Take in more examples, or new classes, besides those that were fitted."""
         if not self._is_fitted:
             return self.fit(images, labels)
@@ -156,7 +165,7 @@ class FewShotClassifier:
         self._require_fitted()
         return self._predict_features(self._opened.embed(images))
 
-    def score(self, images: Any, labels: Sequence[Any]) -> float:
+    def score(self, images: Any, labels: Labels) -> float:
         """Return the share of pictures whose most probable class is the one given."""
         answers = self.predict(images)
         return float(np.mean(answers == _as_labels(labels, len(answers))))
@@ -223,14 +232,14 @@ class FewShotClassifier:
         ]
         source = {"from": "FewShotClassifier.remember"}
         self._memory, changes = memory.taking_in(consolidation, torch.cat(fresh), names, source)
-        self._remembered = [len(rows) for rows in self._support]
+        self._remembered = tuple(len(rows) for rows in self._support)
         return changes
 
     @property
     def memory(self) -> NamedMemory | None:
         """The long-term memory as it is now; nothing for methods without one."""
-        if (remembered := getattr(self, "_memory", None)) is not None:
-            return cast(NamedMemory, remembered)
+        if self._memory is not None:
+            return self._memory
         return None if self.encoder is None else self.encoder.memory
 
     def save(self, path: str | Path) -> None:
@@ -252,7 +261,7 @@ class FewShotClassifier:
             "format": FORMAT,
             **opened.facts(),
             "has_encoder": self.encoder is not None,
-            "labels": self._labels,
+            "labels": list(self._labels),
             "seed": self.seed,
             "chosen_temperature": self.temperature,
             "memories": stamps,
@@ -293,10 +302,10 @@ class FewShotClassifier:
         )
         loaded._opened = opened
         loaded._recalled = memories.get("recalled")
-        loaded._labels = facts["labels"]
+        loaded._labels = tuple(facts["labels"])
         features = tensors["support.features"].to(placement.device)
-        loaded._support = list(features.split(tensors["support.sizes"].tolist()))
-        loaded._remembered = tensors["support.remembered"].tolist()
+        loaded._support = features.split(tensors["support.sizes"].tolist())
+        loaded._remembered = tuple(tensors["support.remembered"].tolist())
         loaded._infer()
         return loaded
 
@@ -335,16 +344,14 @@ class FewShotClassifier:
 
     @property
     def _is_fitted(self) -> bool:
-        return bool(getattr(self, "_support", []))
+        return bool(self._support)
 
     def _require_fitted(self) -> None:
         if not self._is_fitted:
             raise ClassifierError("this classifier knows no classes yet; call fit first")
 
     def _forget_fit(self) -> None:
-        self._labels: list[Any] = []
-        self._support: list[Tensor] = []
-        self._remembered: list[int] = []
+        self._labels, self._support, self._remembered = (), (), ()
 
     def _take_in(self, features: Tensor, labels: npt.NDArray[Any]) -> None:
         """Add examples to those of their classes, keep classes sorted, and infer anew."""
@@ -356,9 +363,9 @@ class FewShotClassifier:
             rows = features[torch.from_numpy(labels == label).to(features.device)]
             before, done = held.get(label, (rows[:0], 0))
             held[label] = (torch.cat([before, rows]), done)
-        self._labels = sorted(held)
-        self._support = [held[label][0] for label in self._labels]
-        self._remembered = [held[label][1] for label in self._labels]
+        self._labels = tuple(sorted(held))
+        self._support = tuple(held[label][0] for label in self._labels)
+        self._remembered = tuple(held[label][1] for label in self._labels)
         self._infer()
 
     @torch.no_grad()
@@ -366,16 +373,14 @@ class FewShotClassifier:
         """Infer the prototypes of all fitted classes from their examples and the memory."""
         self.classes_ = np.asarray(self._labels)
         model = self._opened.model
-        support, self._counted = SupportSet.of_classes(self._support), [0] * len(self._labels)
+        support, self._counted = SupportSet.of_classes(self._support), (0,) * len(self._labels)
         memory = hidden = None
         if self._recalled is not None:
             memory = self._recalled.memory.to(model.device)
             if self._recalled.names:
                 hidden = self._hidden().to(model.device)
                 support = self._with_remembered(support)
-        self._inferred: InferredPrototypes = model.infer(
-            support, memory, generator(self.seed, "classify"), hidden
-        )
+        self._inferred = model.infer(support, memory, generator(self.seed, "classify"), hidden)
 
     def _hidden(self) -> Tensor:
         """Tell which slots a class must not recall by likeness: boolean ``[1, N, A]``.
@@ -400,19 +405,21 @@ class FewShotClassifier:
         """
         assert self._recalled is not None
         slots, place = self._recalled.slots, dict(zip(self._recalled.names, count(), strict=False))
-        means, shots = support.mean.clone(), []
+        means, counted = support.mean.clone(), []
         for n, (label, rows) in enumerate(zip(self._labels, self._support, strict=True)):
+            counted.append(0)
             if str(label) in self._recalled.added:
                 slot = place[str(label)]
                 content = slots.content[slot].to(means.device)
                 difference = (content - means[0, n]).norm()
                 if difference > SAME_EVIDENCE * content.norm():
-                    self._counted[n] = int(slots.counts[slot])
-                    share = self._counted[n] / (self._counted[n] + len(rows))
+                    counted[n] = int(slots.counts[slot])
+                    share = counted[n] / (counted[n] + len(rows))
                     means[0, n] = torch.lerp(means[0, n], content, share)
-            shots.append(len(rows) + self._counted[n])
-        if not any(self._counted):
+        self._counted = tuple(counted)
+        if not any(counted):
             return support
+        shots = [len(rows) + more for rows, more in zip(self._support, counted, strict=True)]
         return SupportSet(support.features, means, means.new_tensor(shots).view(1, -1, 1))
 
     @torch.no_grad()
@@ -464,9 +471,7 @@ def _plain(features: Any) -> Pretrained:
     return from_parts(FewShotModel(settings, (as_features(features).shape[1],)), None, ())
 
 
-def _embedded(
-    opened: Pretrained, images: Any, labels: Sequence[Any]
-) -> tuple[Tensor, npt.NDArray[Any]]:
+def _embedded(opened: Pretrained, images: Any, labels: Labels) -> tuple[Tensor, npt.NDArray[Any]]:
     """Embed examples and check their labels."""
     features = opened.embed(images)
     if not len(features):
@@ -474,7 +479,7 @@ def _embedded(
     return features, _as_labels(labels, len(features))
 
 
-def _as_labels(labels: Sequence[Any], count: int) -> npt.NDArray[Any]:
+def _as_labels(labels: Labels, count: int) -> npt.NDArray[Any]:
     """Return ``count`` labels as an array of strings or of integers."""
     given = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
     if given.shape != (count,):

@@ -152,4 +152,5 @@ def _bytes(values: npt.NDArray[Any], name: str) -> npt.NDArray[np.uint8]:
             f"{name}: expected floats from 0 to 1, got {values.min():g} to {values.max():g}; give "
             "pixels before any normalisation"
         )
-    return np.rint(values * 255).astype(np.uint8)
+    pixels: npt.NDArray[np.uint8] = np.rint(values * 255).astype(np.uint8)
+    return pixels
