@@ -259,6 +259,9 @@ def test_a_classifier_file_that_is_none_or_was_changed_is_refused(
     save_tensors(path, tensors, facts | {"format": 99})
     with pytest.raises(RunError, match="has format 99, but this version reads 1"):
         FewShotClassifier.load(path)
+    save_tensors(path, tensors, {name: facts[name] for name in facts if name != "labels"})
+    with pytest.raises(RunError, match=r"damaged: its parts do not fit \(KeyError\('labels'"):
+        FewShotClassifier.load(path)
     with pytest.raises(RunError, match="does not hold a classifier"):
         FewShotClassifier.load(tmp_path / "vsm" / "memory.safetensors")
     (tmp_path / "pickle.vsm").write_bytes(b"\x80\x04.")

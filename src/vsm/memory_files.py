@@ -181,7 +181,8 @@ class NamedMemory:
                     f"forget: there is no class {name!r} in the memory, only {_few(self.names)}"
                 )
         kept = [slot for slot, name in enumerate(self.names) if name not in classes]
-        memory = self.slots.keep(torch.tensor(kept, dtype=torch.int64))
+        device = self.slots.content.device
+        memory = self.slots.keep(torch.tensor(kept, dtype=torch.int64, device=device))
         names = tuple(self.names[slot] for slot in kept)
         return self._after(memory, names, {"action": "forgot", "classes": list(classes)})
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vsm.checkpoints import below, load_tensors, save_tensors
 from vsm.classifier import pairwise_distance, predictive
-from vsm.devices import choose_placement
+from vsm.devices import Placement, choose_placement
 from vsm.empirical_bayes import learn_feature_model
 from vsm.errors import ClassifierError, RunError
 from vsm.evaluation import ELEMENTS_AT_ONCE
@@ -185,6 +185,11 @@ class FewShotClassifier:
     def explain_features(self, features: Tensor, num_recalled: int = 5) -> list[Explanation]:
         """Explain pictures that are embedded already: ``[n, D]``, as the encoder's embed gives."""
         self._require_fitted()
+        return [
+            told for part in self._parts(features) for told in self._explained(part, num_recalled)
+        ]
+
+    def _explained(self, features: Tensor, num_recalled: int) -> list[Explanation]:
         classifier = self._opened.model.classifier
         prototypes, queries = self._inferred.prototypes, features.unsqueeze(0)
         log_probabilities = self._log_probabilities(features)
@@ -287,6 +292,20 @@ class FewShotClassifier:
                 "version of vsm that wrote it"
             )
         placement = choose_placement(device, "float32")
+        try:
+            return cls._restored(tensors, facts, source, backbone, placement)
+        except (KeyError, TypeError, RuntimeError) as error:
+            raise RunError(f"{source} is damaged: its parts do not fit ({error!r})") from error
+
+    @classmethod
+    def _restored(
+        cls,
+        tensors: dict[str, Tensor],
+        facts: dict[str, Any],
+        source: Path,
+        backbone: str | None,
+        placement: Placement,
+    ) -> Self:
         opened = Pretrained.restored(tensors, facts, source, backbone, placement)
         memories = {
             part: restored_memory(below(tensors, part), stamp, source)
@@ -433,11 +452,15 @@ class FewShotClassifier:
         return F.log_softmax(log_probabilities / chosen, dim=-2)
 
     def _predict_features(self, features: Tensor) -> npt.NDArray[np.float32]:
-        """Classify in parts whose samples fit into memory."""
-        _, way, samples, _ = self._inferred.prototypes.shape
-        parts = features.split(max(1, ELEMENTS_AT_ONCE // (way * samples)))
-        answers = [predictive(self._log_probabilities(part)).exp()[0] for part in parts]
+        answers = [
+            predictive(self._log_probabilities(part)).exp()[0] for part in self._parts(features)
+        ]
         return torch.cat(answers).cpu().numpy()
+
+    def _parts(self, features: Tensor) -> tuple[Tensor, ...]:
+        """Split rows into parts whose samples fit into memory."""
+        _, way, samples, _ = self._inferred.prototypes.shape
+        return features.split(max(1, ELEMENTS_AT_ONCE // (way * samples)))
 
     def _by_class(self, values: Tensor) -> dict[Any, float]:
         return dict(zip(self._labels, values.tolist(), strict=True))
