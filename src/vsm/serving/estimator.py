@@ -460,7 +460,8 @@ class FewShotClassifier:
     def _parts(self, features: Tensor) -> tuple[Tensor, ...]:
         """Split rows into parts whose samples fit into memory."""
         _, way, samples, _ = self._inferred.prototypes.shape
-        return features.split(max(1, ELEMENTS_AT_ONCE // (way * samples)))
+        parts: tuple[Tensor, ...] = features.split(max(1, ELEMENTS_AT_ONCE // (way * samples)))
+        return parts
 
     def _by_class(self, values: Tensor) -> dict[Any, float]:
         return dict(zip(self._labels, values.tolist(), strict=True))
