@@ -7,6 +7,7 @@ and the temperature, by the likelihood of classes whose own slots are hidden.
 """
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from vsm.memory.recall import VariationalRecall
 from vsm.model import FewShotModel
 from vsm.probability import DiagonalGaussian, unbounded_log_variance
 from vsm.probability.mixture import weighted_moments
+from vsm.rejection import SHOTS, Thresholds, calibrate
 from vsm.seeding import generator
 from vsm.settings import MemorySettings, ModelSettings, RunSettings
 
@@ -37,7 +39,7 @@ class HeldOut(NamedTuple):
     """Episodes whose classes are hidden from the memory, as new classes are.
 
     Attributes:
-        support: ``[E, N, 1, D]``.
+        support: ``[E, N, K, D]``.
         queries: ``[E, N, Q, D]``.
         class_ids: ``[E, N]``.
         hidden: boolean ``[E, N, A]``.
@@ -52,8 +54,8 @@ class HeldOut(NamedTuple):
 @torch.no_grad()
 def learn_feature_model(
     features: Tensor, class_ids: Tensor, encoder_name: str, normalise: bool, seed: int
-) -> tuple[FewShotModel, SlotMemory]:
-    """Estimate a model and its memory from labelled rows.
+) -> tuple[FewShotModel, SlotMemory, Thresholds]:
+    """Estimate a model, its memory, and when it should not answer, from labelled rows.
 
     Args:
         features: ``[n, D]``.
@@ -75,7 +77,7 @@ def learn_feature_model(
     memory = model.consolidate(model.empty_memory(), Observations(rows, class_ids), 0)
     assert isinstance(memory, SlotMemory)
     memory = memory.detach()
-    held_out = _held_out(rows, class_ids, memory, seed)
+    held_out = _held_out(rows, class_ids, memory, seed, shot=1)
     noise = _within_classes(rows, class_ids)
     best = (math.inf, 0.0, 0.0)
     for scale in SCALES:
@@ -84,14 +86,35 @@ def learn_feature_model(
     _, temperature, scale = best
     _set(model, scale, noise, _about_recollection(model, memory, held_out, noise, scale))
     model.classifier.log_temperature.fill_(math.log(temperature))
-    return model, memory
+    thresholds = calibrate(
+        model,
+        memory,
+        lambda shot: _episodes(rows, class_ids, memory, seed, shot),
+        _shots(class_ids),
+        seed,
+    )
+    return model, memory, thresholds
 
 
-def _held_out(rows: Tensor, class_ids: Tensor, memory: SlotMemory, seed: int) -> HeldOut:
-    """Draw one-shot episodes of classes that have at least two rows."""
+def _shots(class_ids: Tensor) -> list[int]:
+    """Return the numbers of support rows for which at least three classes leave a query."""
+    sizes = np.bincount(class_ids.numpy())
+    return [shot for shot in SHOTS if (sizes > shot).sum() >= 3]
+
+
+def _episodes(
+    rows: Tensor, class_ids: Tensor, memory: SlotMemory, seed: int, shot: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Yield support, queries and hidden slots of held-out classes."""
+    held_out = _held_out(rows, class_ids, memory, seed, shot)
+    yield held_out.support, held_out.queries, held_out.hidden
+
+
+def _held_out(rows: Tensor, class_ids: Tensor, memory: SlotMemory, seed: int, shot: int) -> HeldOut:
+    """Draw episodes of classes that have at least one row more than their support."""
     order = class_ids.argsort(stable=True)
     sizes = np.bincount(class_ids.numpy())
-    usable = np.flatnonzero(sizes >= 2)
+    usable = np.flatnonzero(sizes > shot)
     if len(usable) < 3:
         raise ClassifierError(
             "learn_memory: needs at least 3 classes with at least 2 rows each, got "
@@ -105,10 +128,10 @@ def _held_out(rows: Tensor, class_ids: Tensor, memory: SlotMemory, seed: int) ->
         splits={"train": usable},
     )
     way = max(2, min(MOST_WAY, len(usable) // 2))
-    queries = min(MOST_QUERIES, int(sizes[usable].min()) - 1)
-    sampler = EpisodeSampler(dataset, "train", way, 1, queries)
+    queries = min(MOST_QUERIES, int(sizes[usable].min()) - shot)
+    sampler = EpisodeSampler(dataset, "train", way, shot, queries)
     drawn = sampler.draw(EPISODES, generator(seed, "held-out"))
-    support, asked = dataset.load(drawn.image_ids).split([1, queries], 2)
+    support, asked = dataset.load(drawn.image_ids).split([shot, queries], 2)
     return HeldOut(support, asked, drawn.class_ids, memory.hidden_from(drawn.class_ids, "task"))
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,11 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explain", action="store_true", help="Tell what every answer rests on as well."
     )
+    parser.add_argument(
+        "--reject",
+        type=float | None,
+        help="Answer 'none of these' where a picture is too far; this share of others is answered.",
+    )
     parser.add_argument("--seed", type=int, default=0, help="Seed of the sampled prototypes.")
     parser.add_argument("--device", type=str, default="cpu", help="cpu, cuda, cuda:1, mps or auto.")
     parser.add_argument("--csv", type=Path | None, help="Write the answers to this file instead.")
@@ -50,7 +56,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from vsm.data.folder import images_below, labelled_images
     from vsm.errors import DataError
     from vsm.files import write_text
-    from vsm.serving import FewShotClassifier
+    from vsm.serving import NONE_OF_THESE, FewShotClassifier
 
     examples, labels = labelled_images(parsed.support)
     queries = [image for given in parsed.query for image in images_below(given)]
@@ -74,6 +80,12 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     with counting("classify", len(queries), quiet=parsed.json or len(queries) < 50) as advance:
         features = encoder.embed(queries, advance)
     answers = classifier.explain_features(features)
+    if parsed.reject is not None:
+        accepted = classifier.accepted(features, parsed.reject)
+        answers = [
+            answer if known else replace(answer, prediction=NONE_OF_THESE)
+            for answer, known in zip(answers, accepted, strict=True)
+        ]
     if parsed.csv is not None:
         write_text(parsed.csv, _as_csv(queries, answers))
     elif parsed.json:
@@ -105,16 +117,19 @@ def _short_names(queries: Sequence[Path], given: Sequence[Path]) -> list[str]:
 
 
 def _ranked(answer: "Explanation") -> list[str]:
-    return sorted(answer.probabilities, key=lambda label: -answer.probabilities[label])
+    """Return the answer, if it is none of the classes, and the classes by their probability."""
+    none = [] if answer.prediction in answer.probabilities else [answer.prediction]
+    return none + sorted(answer.probabilities, key=lambda label: -answer.probabilities[label])
 
 
 def _print(names: Sequence[str], answers: "Sequence[Explanation]", explain: bool) -> None:
     rows = []
     for name, answer in zip(names, answers, strict=True):
         row = [name]
-        for label in [*_ranked(answer), "–"][:2]:
+        for label in _ranked(answer)[:2]:
             chance = answer.probabilities.get(label)
             row += [label, "" if chance is None else f"{chance:.1%}"]
+        row += [""] * (5 - len(row))
         rows.append(row)
     title = f"{len(names)} pictures, {len(answers[0].shots)} classes"
     print_table(title, ["picture", "answer", "chance", "or else", "chance"], rows)
@@ -128,14 +143,15 @@ def _print_reasons(names: Sequence[str], answers: "Sequence[Explanation]") -> No
     rows = [
         [
             name,
-            f"{answer.distances[answer.prediction]:.3g}",
-            f"± {answer.spread[answer.prediction]:.1%}",
+            f"{answer.distances[best]:.3g}",
+            f"± {answer.spread[best]:.1%}",
             *(f"{nats:.2f}" for nats in answer.uncertainty),
         ]
         for name, answer in zip(names, answers, strict=True)
+        for best in [max(answer.probabilities, key=lambda label: answer.probabilities[label])]
     ]
     columns = ["picture", "distance", "spread", "unsure", "aleatoric", "epistemic"]
-    print_table("distance and spread of the answer; uncertainty in nats", columns, rows)
+    print_table("distance and spread of the likeliest; uncertainty in nats", columns, rows)
     print("aleatoric: more examples would not remove it; epistemic: they could")
 
 

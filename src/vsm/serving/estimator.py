@@ -35,6 +35,7 @@ from vsm.settings import RunSettings
 KIND, FORMAT = "classifier", 1
 Labels = Sequence[Any] | npt.NDArray[Any] | Tensor
 PARAMETERS = ("encoder", "temperature", "seed")
+NONE_OF_THESE, NO_CLASS = "none of these", -1
 SAME_EVIDENCE = 1e-4  # relative difference below which a slot is made of the very support
 
 
@@ -119,11 +120,11 @@ class FewShotClassifier:
         rows = as_features(features)
         given = _as_labels(labels, len(rows))
         names, class_ids = np.unique(given, return_inverse=True)
-        model, memory = learn_feature_model(
+        model, memory, thresholds = learn_feature_model(
             rows, torch.from_numpy(class_ids), encoder_name, normalise, self.seed
         )
         slots = tuple(str(names[class_id]) for class_id in memory.slot_classes)
-        return self.set_params(encoder=from_parts(model, memory, slots))
+        return self.set_params(encoder=from_parts(model, memory, slots, thresholds))
 
     def fit(self, images: Any, labels: Labels) -> Self:
         """Take in a few examples of each class, in place of all before; one of each is enough.
@@ -154,11 +155,48 @@ class FewShotClassifier:
         self._take_in(features, given)
         return self
 
-    def predict(self, images: Any) -> npt.NDArray[Any]:
-        """Return the most probable class of each picture ``[n]``."""
-        chances = self.predict_proba(images)
-        best: npt.NDArray[Any] = self.classes_[chances.argmax(1)]
-        return best
+    def predict(self, images: Any, reject: float | None = None) -> npt.NDArray[Any]:
+        """Return the most probable class of each picture ``[n]``.
+
+        Args:
+            images: as in :meth:`fit`.
+            reject: answer "none of these" (or -1 among integers) where a picture is too far from
+                all classes: that will befall about 1 − ``reject`` of the pictures of these classes.
+                The thresholds are measured on validation classes when first asked for.
+        """
+        self._require_fitted()
+        features = self._opened.embed(images)
+        best: npt.NDArray[Any] = self.classes_[self._predict_features(features).argmax(1)]
+        if reject is None:
+            return best
+        return np.where(self.accepted(features, reject), best, self._none_of_these)
+
+    @torch.no_grad()
+    def accepted(self, features: Tensor, coverage: float) -> npt.NDArray[np.bool_]:
+        """Tell which embedded pictures ``[n, D]`` are near enough to one of the classes ``[n]``."""
+        limits = self._opened.thresholds().at(coverage, self._shots)
+        near = [(self._distances(part).cpu() <= limits).any(-1) for part in self._parts(features)]
+        return torch.cat(near).numpy()
+
+    @property
+    def _none_of_these(self) -> str | int:
+        answer: str | int = NONE_OF_THESE if self.classes_.dtype.kind == "U" else NO_CLASS
+        if answer in self._labels:
+            raise ClassifierError(
+                f"reject: {answer!r} means that a picture is none of the classes, but one has that "
+                "label; give it another"
+            )
+        return answer
+
+    @property
+    def _shots(self) -> list[int]:
+        """Images of each class that count, fitted and remembered."""
+        return [len(rows) + more for rows, more in zip(self._support, self._counted, strict=True)]
+
+    def _distances(self, features: Tensor) -> Tensor:
+        """Return distances to prototypes, averaged over their samples: ``[n, D]`` to ``[n, N]``."""
+        prototypes, kind = self._inferred.prototypes, self._opened.model.classifier.distance
+        return pairwise_distance(features.unsqueeze(0), prototypes, kind).mean(-1)[0]
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float32]:
         """Return ``[n, N]``, the probability of each of ``classes_``, averaged over prototypes."""
@@ -190,10 +228,7 @@ class FewShotClassifier:
         ]
 
     def _explained(self, features: Tensor, num_recalled: int) -> list[Explanation]:
-        classifier = self._opened.model.classifier
-        prototypes, queries = self._inferred.prototypes, features.unsqueeze(0)
-        log_probabilities = self._log_probabilities(features)
-        distances = pairwise_distance(queries, prototypes, classifier.distance).mean(-1)[0]
+        log_probabilities, distances = self._log_probabilities(features), self._distances(features)
         uncertainty = torch.stack(split_uncertainty(log_probabilities))[:, 0]  # [3, n]
         probabilities = predictive(log_probabilities).exp()[0]
         spread = spread_of(log_probabilities)[0]

@@ -1,7 +1,7 @@
 """What a classifier begins with: a trained model, its memory, and how its inputs are prepared."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,15 +11,18 @@ from torch import Tensor
 
 from vsm.checkpoints import below, fit_weights
 from vsm.configuration import settings_from_dict, settings_to_dict
-from vsm.data import ImageDataset, open_dataset
+from vsm.data import Dataset, EpisodeSampler, ImageDataset, open_dataset
 from vsm.devices import ON_CPU, Placement
 from vsm.errors import ClassifierError, RunError
-from vsm.evaluation import EMBEDDING_BATCH, evaluation_mode
+from vsm.evaluation import EMBEDDING_BATCH, cached_embedder, evaluation_mode
 from vsm.memory import Memory
 from vsm.memory_files import EncoderIdentity, NamedMemory, read_memory, trained_memory
 from vsm.model import FewShotModel
+from vsm.rejection import SHOTS, Thresholds, calibrate
 from vsm.runs import RunDirectory, load_run, require_consent
 from vsm.serving.pictures import PictureFormat, as_list
+
+VALIDATION_WAY, VALIDATION_QUERIES, VALIDATION_EPISODES = 5, 10, 200
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Pretrained:
         memory: with the names of its slots; nothing for methods without one.
         pictures: how pictures are prepared; nothing if the model takes features.
         temperature: divides distances, on top of the model's own; chosen on validation classes.
+        known_thresholds: when to answer "none of these", where it was measured before.
+        find_thresholds: measures that otherwise; nothing if it cannot be.
     """
 
     name: str
@@ -39,6 +44,9 @@ class Pretrained:
     memory: NamedMemory | None
     pictures: PictureFormat | None
     temperature: float = 1.0
+    known_thresholds: Thresholds | None = None
+    find_thresholds: Callable[["Pretrained"], Thresholds] | None = None
+    _found: list[Thresholds] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __deepcopy__(self, _: dict[int, object]) -> Self:
         return self  # read-only, so that copies of estimators can share it
@@ -62,7 +70,23 @@ class Pretrained:
                 f"{self.name} was trained with {self.model.settings.method}"
             )
         on_device = replace(memory, memory=memory.memory.to(self.model.device))
-        return replace(self, memory=on_device)
+        return replace(self, memory=on_device, known_thresholds=None)
+
+    def thresholds(self) -> Thresholds:
+        """Return when to answer "none of these", measured on validation classes when first asked.
+
+        That embeds all pictures of these classes once.
+        """
+        if self.known_thresholds is not None:
+            return self.known_thresholds
+        if self.find_thresholds is None:
+            raise ClassifierError(
+                f"reject: {self.name} has no validation classes to choose a threshold by; use a "
+                "run directory, or learn_memory over features"
+            )
+        if not self._found:
+            self._found.append(self.find_thresholds(self))
+        return self._found[0]
 
     @torch.no_grad()
     def embed(self, inputs: Any, advance: Callable[[int], object] = bool) -> Tensor:
@@ -89,6 +113,7 @@ class Pretrained:
 
     def facts(self) -> dict[str, Any]:
         """Return what a file must say besides its tensors."""
+        known = self.known_thresholds or (self._found[0] if self._found else None)
         return {
             "name": self.name,
             "settings": settings_to_dict(self.model.settings),
@@ -96,6 +121,7 @@ class Pretrained:
             "pictures": None if self.pictures is None else asdict(self.pictures),
             "encoder": self.identity._asdict(),
             "temperature": self.temperature,
+            "thresholds": known and known.by_shot,
         }
 
     @staticmethod
@@ -118,7 +144,9 @@ class Pretrained:
         model = FewShotModel(settings, shape).place(placement)
         fit_weights(model, below(tensors, "model"), source)
         model.eval()
-        restored = Pretrained(facts["name"], model, None, pictures, facts["temperature"])
+        found = facts.get("thresholds")
+        known = found and Thresholds({int(shot): tuple(found[shot]) for shot in found})
+        restored = Pretrained(facts["name"], model, None, pictures, facts["temperature"], known)
         own, named = restored.identity, EncoderIdentity(**facts["encoder"])
         if own.fingerprint != named.fingerprint:
             raise RunError(f"{source} says that its encoder is {named}, but it holds {own}")
@@ -149,16 +177,50 @@ def open_pretrained(
     own = None
     if trained.memory is not None:
         own = replace(read_memory(path), memory=trained.memory)
-    opened = Pretrained(str(source), trained.model, own, pictures)
+    opened = Pretrained(
+        str(source),
+        trained.model,
+        own,
+        pictures,
+        find_thresholds=lambda model: _on_validation(model, dataset),
+    )
     return opened if memory is None else opened.with_memory(read_memory(Path(memory)), memory)
 
 
-def from_parts(model: FewShotModel, memory: Memory | None, names: tuple[str, ...]) -> Pretrained:
+def _on_validation(opened: Pretrained, dataset: Dataset) -> Thresholds:
+    """Measure thresholds on episodes of the validation classes, which nothing was trained on."""
+    sizes = dataset.class_sizes[dataset.classes("validation")]
+    shots = [shot for shot in SHOTS if shot < sizes.min()]
+    way = min(VALIDATION_WAY, len(sizes))
+    model = opened.model
+
+    def sampler(shot: int) -> EpisodeSampler:
+        queries = min(VALIDATION_QUERIES, int(sizes.min()) - shot)
+        return EpisodeSampler(dataset, "validation", way, shot, queries)
+
+    embed = cached_embedder(model, sampler(1))
+
+    def episodes(shot: int) -> Iterator[tuple[Tensor, Tensor, None]]:
+        chosen = sampler(shot)
+        for block in chosen.evaluation_episodes(VALIDATION_EPISODES, 0):
+            support, queries = embed(block.image_ids).split([shot, chosen.queries], 2)
+            yield support, queries, None
+
+    memory = None if opened.memory is None else opened.memory.memory
+    return calibrate(model, memory, episodes, shots, 0)
+
+
+def from_parts(
+    model: FewShotModel,
+    memory: Memory | None,
+    names: tuple[str, ...],
+    thresholds: Thresholds | None = None,
+) -> Pretrained:
     """Make a pre-trained model over features out of a model and the memory it was given."""
     named = None
     if memory is not None:
         named = trained_memory(model.settings, model.state_dict(), memory, names, 0)
-    return Pretrained(model.settings.data, model.eval(), named, None)
+    return Pretrained(model.settings.data, model.eval(), named, None, 1.0, thresholds)
 
 
 def as_features(rows: Any, width: int | None = None) -> Tensor:
