@@ -67,7 +67,7 @@ def test_as_many_of_new_classes_are_near_enough_as_was_asked(coverage: float) ->
         limit = classifier.encoder.thresholds().at(coverage, [shot])
         near.append((own <= limit).float().mean().item())
         answered.append(np.mean(classifier.predict(features[~fitted], reject=coverage) != -1))
-    assert abs(np.mean(near) - coverage) < 0.04
+    assert abs(np.mean(near) - coverage) < 0.08  # three standard errors over 30 tasks
     assert all(some >= few - 1e-6 for some, few in zip(answered, near, strict=True))
     assert np.mean(answered) < 1
 
