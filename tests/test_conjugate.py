@@ -291,3 +291,31 @@ def test_a_negative_strength_is_refused() -> None:
 
 def test_every_memory_but_the_short_term_one_has_a_prior() -> None:
     assert set(MEMORY_METHODS) == set(MEMORIES) - {"mann"}
+
+
+@pytest.mark.parametrize("method", ["vpn", *MEMORY_METHODS])
+def test_classes_of_different_sizes_are_inferred_as_each_would_be_alone(method: Method) -> None:
+    model = model_of(method).eval()
+    memory, sizes = memory_of(model), [1, 4, 2]
+    classes = [values(size, WIDTH, seed=20 + size) for size in sizes]
+    support = SupportSet.of_classes(classes)
+    together = model.infer(support, memory, torch.Generator().manual_seed(0)).posterior
+    assert together is not None
+    for n, features in enumerate(classes):
+        alone = model.infer(
+            SupportSet.of(features.view(1, 1, -1, WIDTH)), memory, torch.Generator().manual_seed(0)
+        ).posterior
+        assert alone is not None
+        for one, other in (
+            (together.components.mean, alone.components.mean),
+            (together.components.log_variance, alone.components.log_variance),
+        ):
+            torch.testing.assert_close(one[:, n], other[:, 0])
+
+
+def test_a_support_set_of_equal_classes_is_the_usual_one() -> None:
+    features = values(1, WAY, 4, WIDTH, seed=1)
+    ours, usual = SupportSet.of_classes(list(features[0])), SupportSet.of(features)
+    assert torch.equal(ours.features, usual.features)
+    assert torch.equal(ours.mean, usual.mean)
+    assert ours.shots is usual.shots is None

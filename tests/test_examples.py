@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from serving_helpers import use_tiny_dataset, write_folders, write_run
 from vsm.cli import main
+from vsm.data import ImageDataset
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = [
@@ -63,3 +65,61 @@ def test_features_are_stored_trained_on_and_measured(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert all(re.search(r": \d+\.\d% ± \d+\.\d%$", line) for line in lines)
+
+
+def test_a_folder_is_classified_and_remembered(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tiny_dataset: ImageDataset,
+) -> None:
+    use_tiny_dataset(monkeypatch, tiny_dataset)
+    paths = {
+        "--model": write_run(tmp_path / "run"),
+        "--support": write_folders(tmp_path / "support", tiny_dataset, 2),
+        "--query": write_folders(tmp_path / "query", tiny_dataset, 1, first=5),
+        "--memory": tmp_path / "memory.safetensors",
+    }
+    example = runpy.run_path(str(EXAMPLES / "classify_folder.py"))
+    arguments = [str(word) for pair in paths.items() for word in pair]
+    for _ in range(2):  # with a new memory file, and with that one
+        example["main"](arguments)
+        lines = capsys.readouterr().out.splitlines()
+        answered = [line for line in lines if re.search(r"\.png: pattern\d\d \(\d+%\)$", line)]
+        assert len(answered) == 5
+        assert lines[-1].endswith("17 classes remembered")
+
+
+def test_a_memory_is_learned_over_embeddings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = runpy.run_path(str(EXAMPLES / "embedding_memory.py"))
+    try:
+        example["main"](["--classes", "30", "--tasks", "2"])
+    finally:
+        sys.modules.pop("stored_features", None)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["without memory", "with memory"]
+    assert all(re.search(r": \d+\.\d% of 5 new characters", line) for line in lines)
+
+
+def test_the_page_about_the_classifier_does_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset
+) -> None:
+    use_tiny_dataset(monkeypatch, tiny_dataset)
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "demo" / "vsm")
+    write_folders(tmp_path / "support", tiny_dataset, 2)
+    write_folders(tmp_path / "query", tiny_dataset, 2, first=5)
+    (tmp_path / "support" / "pattern38").rename(tmp_path / "support" / "anchor")
+    page = (EXAMPLES.parent / "docs" / "classifier.md").read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
+    commands = [shlex.split(line) for line in re.findall(r"^vsm (.+)$", page, re.M)]
+    assert {command[0] for command in commands} == {"classify", "memory"}
+    for command in commands:
+        assert main(command) == 0, command
+    assert (tmp_path / "answers.csv").is_file()
+    assert "anchor" not in (tmp_path / "both.csv").read_text()

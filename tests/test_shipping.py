@@ -23,13 +23,13 @@ from vsm.data import ImageDataset
 from vsm.errors import RunError
 from vsm.files import write_text
 from vsm.memory import Observations
+from vsm.memory_files import EncoderIdentity
 from vsm.model import FewShotModel
 from vsm.pretraining import PretrainingDirectory
 from vsm.provenance import portable, training_commands
 from vsm.runs import (
     RunDirectory,
     TrainedModel,
-    encoder_fingerprint,
     load_model,
     load_run,
     save_trained,
@@ -157,23 +157,26 @@ def test_the_fingerprint_is_that_of_backbone_adapter_and_normalisation(
     model_settings = replace(tiny_settings.model, adapter="linear")
     settings = replace(tiny_settings, model=model_settings)
     weights = FewShotModel(settings, tiny_dataset.input_shape).state_dict()
-    same = encoder_fingerprint(weights, model_settings)
+    same = EncoderIdentity.of(settings, weights).fingerprint
     assert len(same) == 64
 
     def changed(name: str) -> str:
         value = weights[name].clone(memory_format=torch.contiguous_format)
         value.view(-1)[-1] += 1e-3
-        return encoder_fingerprint({**weights, name: value}, model_settings)
+        return EncoderIdentity.of(settings, {**weights, name: value}).fingerprint
 
-    assert same == encoder_fingerprint(dict(reversed(weights.items())), model_settings)
+    assert same == EncoderIdentity.of(settings, dict(reversed(weights.items()))).fingerprint
     encoder = {name for name, value in weights.items() if value.is_floating_point()}
     encoder = {name for name in encoder if name.startswith(("backbone.", "adapter."))}
     assert {name for name in encoder if name.endswith("running_var")}
     for name in encoder:
         assert changed(name) != same, name
     assert changed("inference.head.output.weight") == same
-    normalising = replace(model_settings, normalise_features=True)
-    assert encoder_fingerprint(weights, normalising) != same
+    for other in (
+        replace(model_settings, normalise_features=True),
+        replace(model_settings, mirror=True),
+    ):
+        assert EncoderIdentity.of(replace(settings, model=other), weights).fingerprint != same
 
 
 def test_what_belongs_to_another_encoder_is_named(
@@ -283,7 +286,7 @@ def test_a_run_directory_loads_through_the_same_door(run: Path) -> None:
     assert trained.memory is not None
     for name, value in trained.memory.tensors().items():
         assert torch.equal(memory.tensors()[name], value)
-    assert facts["encoder"] == trained.encoder
+    assert facts["encoder"] == trained.encoder._asdict()
     assert facts["slot_names"] == list(trained.slot_names)
     assert facts["temperatures"] is None
     for name, value in trained.model.state_dict().items():

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vsm.model import FewShotModel
     from vsm.pretraining import pretrain
     from vsm.runs import LoadedModel, TrainedModel, load_model, load_run
+    from vsm.serving import FewShotClassifier
     from vsm.settings import PretrainSettings, RunSettings
     from vsm.training import train
 
@@ -26,6 +27,7 @@ _HOMES = {
     "EpisodeSampler": "vsm.data",
     "Evaluation": "vsm.evaluation",
     "FeatureDataset": "vsm.data",
+    "FewShotClassifier": "vsm.serving",
     "FewShotModel": "vsm.model",
     "ImageDataset": "vsm.data",
     "LoadedModel": "vsm.runs",
@@ -48,6 +50,7 @@ __all__ = [
     "EpisodeSampler",
     "Evaluation",
     "FeatureDataset",
+    "FewShotClassifier",
     "FewShotModel",
     "ImageDataset",
     "LoadedModel",

@@ -66,6 +66,14 @@ def _reader(kind: type) -> jsonargparse.ArgumentParser:
     return _READERS[kind]
 
 
+def settings_from_dict(values: Any, source: Path) -> RunSettings:
+    """Check the nested plain values of a training run's settings, as stored in ``source``."""
+    try:
+        return instantiate(RunSettings, _reader(RunSettings).parse_object(values))
+    except (argparse.ArgumentError, jsonargparse.ArgumentError, TypeError) as error:
+        raise SettingsError(f"{source}: {error}") from error
+
+
 def instantiate(kind: type[ReadSettings], parsed: jsonargparse.Namespace) -> ReadSettings:
     """Turn a parsed namespace into settings, checking every value."""
     values = parsed.as_dict()

@@ -30,11 +30,11 @@ class ConjugateInference(nn.Module):
         """Return the posterior of every class's prototype ``[T, N, D]``.
 
         Args:
-            support: features ``[T, N, K, D]`` and their means.
+            support: features ``[T, N, K, D]``, their means, and K of each class if it differs.
             prior: what the memory expects; nothing for methods without one.
         """
         mean, log_noise = support.mean, self.noise()
-        shot = support.features.shape[2]
+        shot = support.shot
         if prior is None:
             kappa = torch.zeros_like(mean)
         else:

@@ -27,6 +27,14 @@ class RunError(VsmError):
     """A run directory is missing, damaged, or in the way."""
 
 
+class MemoryFileError(VsmError):
+    """A memory cannot be changed or used as asked: another encoder's, or an unknown class."""
+
+
+class ClassifierError(VsmError, ValueError):
+    """A classifier was given examples, labels or queries that it cannot use."""
+
+
 class BenchmarkError(VsmError):
     """A measurement of speed could not be carried out."""
 

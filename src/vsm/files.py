@@ -25,6 +25,24 @@ def atomic_path(target: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def locked(target: Path) -> Iterator[None]:
+    """Keep other processes that ask for ``target`` waiting until the block is left.
+
+    The lock is on an empty file beside it, since ``target`` itself is replaced. Where there is no
+    ``flock`` nobody waits.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.with_name(f".{target.name}.lock").open("a") as file:
+        try:
+            import fcntl  # noqa: PLC0415 - not on every system
+        except ImportError:
+            pass
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed
+        yield
+
+
 def write_text(target: Path, text: str) -> None:
     """Write ``text`` to ``target`` atomically, as UTF-8."""
     with atomic_path(target) as temporary:

@@ -30,6 +30,22 @@ from vsm.seeding import Randomness, default_generator
 from vsm.settings import ModelSettings, RunSettings
 
 
+class InferredPrototypes(NamedTuple):
+    """What support and memory say of the classes of T tasks.
+
+    Attributes:
+        prototypes: z ``[T, N, L, D]``.
+        posterior: q̃(z | M, S), components ``[T, N, C, D]``; nothing for mean prototypes.
+        recollection: what the memory offered; nothing for methods without memory.
+        strength: κ ``[T, N, D]``, the support images that it counted for in conjugate inference.
+    """
+
+    prototypes: Tensor
+    posterior: GaussianMixture | None
+    recollection: Recollection | None
+    strength: Tensor | None
+
+
 class Prediction(NamedTuple):
     """One forward pass over T tasks.
 
@@ -141,7 +157,25 @@ class FewShotModel(nn.Module):
             random: source of every draw of m and z.
             hidden: boolean ``[T, N, A]``, slots that may not be addressed.
         """
-        given = SupportSet.of(support)
+        inferred = self.infer(SupportSet.of(support), memory, random, hidden)
+        log_probabilities = self.classifier(queries.flatten(1, 2), inferred.prototypes)  # Eq. 1
+        return Prediction(log_probabilities, *inferred)
+
+    def infer(
+        self,
+        given: SupportSet,
+        memory: Memory | None,
+        random: Randomness,
+        hidden: Tensor | None = None,
+    ) -> InferredPrototypes:
+        """Infer prototypes: the part of :meth:`forward` before there are queries.
+
+        Args:
+            given: the support of every class; classes may differ in size.
+            memory: as in :meth:`forward`, and so are the others.
+            random: see there.
+            hidden: see there.
+        """
         posterior: GaussianMixture | None
         if isinstance(self.inference, ConjugateInference):
             posterior, recollection, strength = self._by_bayes_rule(given, memory, hidden)
@@ -155,8 +189,7 @@ class FewShotModel(nn.Module):
             prototypes, posterior = posterior.sample_with_moments(count, random)
         else:
             prototypes = posterior.sample(self.num_prototype_samples, random)  # [T, N, L, D]
-        log_probabilities = self.classifier(queries.flatten(1, 2), prototypes)  # Eq. 1
-        return Prediction(log_probabilities, prototypes, posterior, recollection, strength)
+        return InferredPrototypes(prototypes, posterior, recollection, strength)
 
     def _recall(
         self,

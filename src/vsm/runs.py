@@ -8,7 +8,7 @@ file is replaced atomically. The best pair is written before the resume state, s
 between the two repeats that validation when it resumes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from vsm.checkpoints import (
     below,
-    fingerprint,
     fit_weights,
     learning_tensors,
     load_backbone,
@@ -32,8 +31,9 @@ from vsm.devices import ON_CPU, Placement
 from vsm.directories import Directory
 from vsm.errors import RunError
 from vsm.memory import Memory, Observations
+from vsm.memory_files import MEMORY_NAME, MODEL_NAME, EncoderIdentity, trained_memory
 from vsm.model import FewShotModel
-from vsm.settings import ModelSettings, RunSettings
+from vsm.settings import RunSettings
 from vsm.shipped_models import CARD_NAME, Card, find_run, is_shipped, read_card
 
 Checkpoint = Literal["best", "last"]
@@ -62,7 +62,7 @@ class RunDirectory(Directory):
     """The files of one training run, by name."""
 
     command = "train"
-    results = ("model.safetensors", "memory.safetensors")
+    results = (MODEL_NAME, MEMORY_NAME)
 
     @staticmethod
     def find(source: str | Path) -> "RunDirectory":
@@ -72,12 +72,12 @@ class RunDirectory(Directory):
     @property
     def model(self) -> Path:
         """Weights of the best model by validation."""
-        return self.path / "model.safetensors"
+        return self.path / MODEL_NAME
 
     @property
     def memory(self) -> Path:
         """Memory of the best model by validation."""
-        return self.path / "memory.safetensors"
+        return self.path / MEMORY_NAME
 
     def settings(self) -> RunSettings:
         """Read the run's settings, or say that there is no run."""
@@ -106,27 +106,11 @@ def save_trained(
         stored: turns tensors into those that are written, by the same names.
     """
     weights = stored(dict(trained.model.state_dict()))
-    stamp = {"step": trained.step, "method": trained.settings.method}
-    if trained.memory is not None:
-        belongs = {
-            "class_names": list(trained.slot_names),
-            "encoder": encoder_fingerprint(weights, trained.settings.model),
-        }
-        save_tensors(run.memory, stored(trained.memory.tensors()), {**stamp, **belongs})
-    save_tensors(run.model, weights, stamp)
-
-
-def encoder_fingerprint(weights: Mapping[str, Tensor], settings: ModelSettings) -> str:
-    """Return a hash of all that turns an image into features: backbone, adapter, normalisation.
-
-    Args:
-        weights: of a whole model, by name; the other parts do not count.
-        settings: of the same model.
-    """
-    encoder = {
-        name: value for name, value in weights.items() if name.startswith(("backbone.", "adapter."))
-    }
-    return fingerprint(encoder, {"normalise_features": settings.normalise_features})
+    settings, memory = trained.settings, trained.memory
+    if memory is not None:
+        named = trained_memory(settings, weights, memory, trained.slot_names, trained.step)
+        save_tensors(run.memory, stored(memory.tensors()), named.stamp())
+    save_tensors(run.model, weights, {"step": trained.step, "method": settings.method})
 
 
 def save_resume(
@@ -209,9 +193,9 @@ class TrainedModel:
     card: Card | None = None
 
     @property
-    def encoder(self) -> str:
+    def encoder(self) -> EncoderIdentity:
         """Fingerprint of backbone and adapter."""
-        return encoder_fingerprint(self.model.state_dict(), self.settings.model)
+        return EncoderIdentity.of(self.settings, self.model.state_dict())
 
     def with_slots(self, count: int) -> "TrainedModel":
         """Return the same model with the first ``count`` slots of its memory; 0 empties it."""
@@ -241,7 +225,7 @@ def load_run(
     """
     run = RunDirectory.find(path)
     settings, card = run.settings(), read_card(run.path)
-    _require_consent(run.path, settings, backbone)
+    require_consent(run.path, settings, backbone)
     model = FewShotModel(settings, _input_shape(settings, card, dataset)).place(placement)
     if checkpoint == "last":
         if card is not None:
@@ -252,7 +236,7 @@ def load_run(
     model.eval()
     trained = TrainedModel(settings, model, None, (), stamp["step"], card)
     if card is not None:
-        _require_encoder(trained, card["encoder"], run.path / CARD_NAME)
+        _require_encoder(trained, EncoderIdentity(**card["encoder"]), run.path / CARD_NAME)
     return _with_memory(run, trained) if settings.uses_memory else trained
 
 
@@ -287,15 +271,16 @@ def _with_memory(run: RunDirectory, trained: TrainedModel) -> TrainedModel:
             f"step {stamp['step']}; the run was cut off between the two: resume it with --resume"
         )
     if "encoder" in stamp:  # runs of version 0.1.0 did not say
-        _require_encoder(trained, stamp["encoder"], run.memory)
+        _require_encoder(trained, EncoderIdentity(**stamp["encoder"]), run.memory)
     return replace(trained, memory=memory, slot_names=tuple(stamp["class_names"]))
 
 
-def _require_encoder(trained: TrainedModel, expected: str, source: Path) -> None:
-    if trained.encoder != expected:
+def _require_encoder(trained: TrainedModel, expected: EncoderIdentity, source: Path) -> None:
+    """Refuse what belongs to another encoder's features."""
+    if trained.encoder.fingerprint != expected.fingerprint:
         raise RunError(
-            f"{source} belongs to the encoder {expected[:12]}…, but model.safetensors beside it "
-            f"holds {trained.encoder[:12]}…; was one of the two exchanged?"
+            f"{source} belongs to the encoder {expected}, but model.safetensors beside it holds "
+            f"{trained.encoder}; was one of the two exchanged?"
         )
 
 
@@ -355,12 +340,13 @@ def model_facts(trained: TrainedModel, dataset: Dataset) -> dict[str, Any]:
         "num_features": trained.model.num_features,
         "num_parameters": sum(value.numel() for value in trained.model.parameters()),
         "memory_slots": None if memory is None else len(memory),
-        "encoder": trained.encoder,
+        "encoder": trained.encoder._asdict(),
         "temperatures": None,
     }
 
 
-def _require_consent(path: Path, settings: RunSettings, backbone: str | None) -> None:
+def require_consent(path: Path, settings: RunSettings, backbone: str | None) -> None:
+    """Refuse to import code that a file names, unless the caller named it as well."""
     stored = settings.model.backbone
     if backbone is not None and backbone != stored:
         raise RunError(f"backbone: {path} was trained with {stored}, got {backbone}")

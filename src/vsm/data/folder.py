@@ -57,6 +57,37 @@ def read(path: Path) -> Iterator[Preparation]:
         yield from_files(tree, names, lists, _common_format(everything), origin)
 
 
+def labelled_images(path: Path) -> tuple[list[Path], list[str]]:
+    """Return the image files of all class folders of ``path``, and the class of each.
+
+    There may be any number of classes, and no splits: this is for examples, not for training.
+    """
+    if not path.is_dir():
+        raise DataError(f"folder: {path} is not a folder; give one with a folder of images a class")
+    folders = _folders(path)
+    if not folders:
+        raise DataError(f"folder: {path} has no class folders; put the images of each class in one")
+    images: list[Path] = []
+    labels: list[str] = []
+    for folder in folders:
+        found = _images(folder)
+        if not found:
+            raise DataError(f"folder: {folder} has no images; add some, or remove it")
+        images += found
+        labels += [folder.name] * len(found)
+    return images, labels
+
+
+def images_below(path: Path) -> list[Path]:
+    """Return ``path`` itself if it is a file, or all image files in it and in its folders."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"{path}: there is no such file or folder")
+    found = _images(path) + [image for folder in _folders(path) for image in images_below(folder)]
+    return found
+
+
 def _class_folders(path: Path) -> dict[Split, list[Path]]:
     """Return the class folders of each split."""
     if not path.is_dir():

@@ -26,6 +26,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 GREY_MODES = frozenset(("1", "L", "LA", "I", "I;16", "I;16B", "F"))
 Item = TypeVar("Item")
 CHUNK = 256  # images decoded between two writes; bounds memory
+DARK = 127.5  # mean of an image whose paper is dark
 
 # What Pillow and its plugins raise for files that are cut off, damaged, or not images at all.
 UNREADABLE = (
@@ -50,12 +51,15 @@ class ImageFormat:
         channels: 1 for grey, 3 for colour.
         ink: invert, for dark ink on white paper: the signal is high and the paper 0.
         upright: turn photographs the way their camera says they were held.
+        any_paper: with ``ink``, invert only images that are light for the most part; light ink on
+            dark paper is as it should be already.
     """
 
     side: int
     channels: int
     ink: bool = False
     upright: bool = False
+    any_paper: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -80,13 +84,24 @@ def decode(data: bytes, name: str, form: ImageFormat) -> npt.NDArray[np.uint8]:
     """Decode one image file to uint8 ``[side, side, channels]``; ``name`` is for messages."""
     with _reporting(name), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
         opened.draft(None, (2 * form.side, 2 * form.side))  # JPEG: decode no finer than needed
-        image: Image.Image = ImageOps.exif_transpose(opened) if form.upright else opened
-        image = _convert(image, "L" if form.channels == 1 else "RGB")
-        if form.ink:
-            image = ImageOps.invert(image)
-        if image.size != (form.side, form.side):
-            image = image.resize((form.side, form.side), Image.Resampling.LANCZOS)
-        return np.asarray(image).reshape(form.shape)
+        return _formed(opened, form)
+
+
+def form_image(image: Image.Image, name: str, form: ImageFormat) -> npt.NDArray[np.uint8]:
+    """Turn an image in memory into what :func:`decode` makes of a file of it."""
+    with _reporting(name):
+        return _formed(image, form)
+
+
+def _formed(image: Image.Image, form: ImageFormat) -> npt.NDArray[np.uint8]:
+    if form.upright:
+        image = ImageOps.exif_transpose(image)
+    image = _convert(image, "L" if form.channels == 1 else "RGB")
+    if form.ink and not (form.any_paper and np.asarray(image).mean() < DARK):
+        image = ImageOps.invert(image)
+    if image.size != (form.side, form.side):
+        image = image.resize((form.side, form.side), Image.Resampling.LANCZOS)
+    return np.asarray(image).reshape(form.shape)
 
 
 def decode_all(

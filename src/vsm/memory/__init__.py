@@ -5,7 +5,7 @@ handed a :class:`Memory` and returns a :class:`Recollection`; only a :class:`Con
 new memory out of an old one. :data:`MEMORIES` says which method has which.
 """
 
-from vsm.memory.consolidation import Consolidation, SlotConsolidation
+from vsm.memory.consolidation import Consolidation, MeanConsolidation, SlotConsolidation
 from vsm.memory.designs import MEMORIES, MemoryDesign
 from vsm.memory.recall import MemoryPrior, Recall, Recollection, SupportSet
 from vsm.memory.state import Memory, Observations, SlotMemory
@@ -13,6 +13,7 @@ from vsm.memory.state import Memory, Observations, SlotMemory
 __all__ = [
     "MEMORIES",
     "Consolidation",
+    "MeanConsolidation",
     "Memory",
     "MemoryDesign",
     "MemoryPrior",

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +81,7 @@ class SlotConsolidation(nn.Module, Consolidation):
             old = content.index_select(0, slots)
             new = self._new_content(old, means[seen], *_only(seen, features, node_class))
             # Eq. 13. A difference is added rather than rows assigned, to keep it one graph.
-            change = (1 - self.retention) * (new - old)
+            change = self._share_of_new(memory.counts[slots], counts[seen]) * (new - old)
             content = content.index_add(0, slots, change)
             updated_counts = updated_counts.index_add(0, slots, counts[seen])
             updated_at = updated_at.index_fill(0, slots, step)
@@ -93,6 +94,11 @@ class SlotConsolidation(nn.Module, Consolidation):
                 torch.cat([updated_at, torch.full_like(classes[unseen], step)]),
             )
         )
+
+    def _share_of_new(self, old_counts: Tensor, new_counts: Tensor) -> float | Tensor:
+        """1 − α of Eq. 13, of each of C classes: one number, or ``[C, 1]``."""
+        del old_counts, new_counts
+        return 1 - self.retention
 
     def _new_content(
         self, old: Tensor, means: Tensor, features: Tensor, node_class: Tensor
@@ -140,6 +146,21 @@ class SlotConsolidation(nn.Module, Consolidation):
             return memory.keep(torch.arange(self.capacity, device=memory.class_ids.device))
         newest_first = memory.last_update.argsort(descending=True, stable=True)
         return memory.keep(newest_first[: self.capacity].sort().values)
+
+
+class MeanConsolidation(SlotConsolidation):
+    """Slots that are the plain means of all samples that ever went into them.
+
+    Eq. 13 with α = n / (n + k) for k samples that come to n, and the mean in place of Eqs. 11-12:
+    taking in two batches one after the other is taking them in at once. For memories that people
+    grow by hand, of features that do not change any more.
+    """
+
+    def __init__(self, num_features: int, settings: MemorySettings) -> None:
+        super().__init__(num_features, replace(settings, update="mean"))
+
+    def _share_of_new(self, old_counts: Tensor, new_counts: Tensor) -> Tensor:
+        return (new_counts / (old_counts + new_counts)).unsqueeze(-1)
 
 
 def _segment_sum(values: Tensor, segment: Tensor, num_segments: int) -> Tensor:

@@ -76,7 +76,7 @@ class MannRecall(Recall):
 
     def recollect(self, support: SupportSet, order: Tensor) -> Recollection:
         """Show images in ``order`` ``[T, N·K]``, positions in N·K, and read for every class."""
-        features, means = support
+        features, means = support.features, support.mean
         tasks, way, shot, width = features.shape
         shown = torch.cat([features, means.unsqueeze(2).expand_as(features)], -1).flatten(1, 2)
         shown = shown.gather(1, order.unsqueeze(-1).expand(-1, -1, 2 * width))  # [T, N·K, 2·D]

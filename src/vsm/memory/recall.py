@@ -5,6 +5,7 @@ Every recall fulfils the contract of :class:`Recall`. The look-up from a method 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,17 +25,37 @@ class SupportSet(NamedTuple):
     """S, the labelled images that a batch's classes are told by.
 
     Attributes:
-        features: ``[T, N, K, D]``.
-        mean: h̄ ``[T, N, D]``, over K.
+        features: ``[T, N, K, D]``; where classes differ in size, K is the largest, and smaller ones
+            repeat their images.
+        mean: h̄ ``[T, N, D]``, over the images of each class.
+        shots: images of each class ``[T, N, 1]``; nothing where all have K.
     """
 
     features: Tensor
     mean: Tensor
+    shots: Tensor | None = None
 
     @staticmethod
     def of(features: Tensor) -> "SupportSet":
         """Take the mean of ``features`` ``[T, N, K, D]``."""
         return SupportSet(features, features.mean(2))
+
+    @staticmethod
+    def of_classes(classes: Sequence[Tensor]) -> "SupportSet":
+        """Make one task of classes of any sizes, each ``[K_n, D]`` with K_n ≥ 1."""
+        sizes = [len(features) for features in classes]
+        if len(set(sizes)) == 1:
+            return SupportSet.of(torch.stack(list(classes)).unsqueeze(0))
+        turns = torch.arange(max(sizes))
+        repeated = torch.stack([features[turns % len(features)] for features in classes])
+        means = torch.stack([features.mean(0) for features in classes])
+        shots = means.new_tensor(sizes).view(1, -1, 1)
+        return SupportSet(repeated.unsqueeze(0), means.unsqueeze(0), shots)
+
+    @property
+    def shot(self) -> int | Tensor:
+        """K: one number, or ``[T, N, 1]`` where classes differ in it."""
+        return self.features.shape[2] if self.shots is None else self.shots
 
 
 class Recollection(NamedTuple):

@@ -1,0 +1,175 @@
+"""``vsm memory``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonargparse
+
+from vsm.cli.output import print_json, print_table
+from vsm.errors import SettingsError
+
+if TYPE_CHECKING:
+    from vsm.memory_files import Changes, NamedMemory
+
+TARGET = "A run directory, or a memory file."
+JSON = "Print exactly one JSON object."
+SHOWN = 40  # rows for people
+
+
+def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
+    """Declare what can be done with memories."""
+    actions = parser.add_subcommands(dest="action", required=True)
+
+    showing = _action(actions, "show", "Tell what is remembered.")
+    showing.add_argument("target", type=Path, help=TARGET)
+    showing.add_argument("--json", action="store_true", help=JSON)
+
+    adding = _action(actions, "add", "Take in classes from labelled folders.")
+    adding.add_argument("target", type=Path, help=f"{TARGET} A new file begins as the model's.")
+    adding.add_argument(
+        "--images", type=Path, required=True, help="A folder with a folder of images a class."
+    )
+    adding.add_argument(
+        "--model", type=Path | None, help="The run whose encoder it is; unset: the target is one."
+    )
+    adding.add_argument(
+        "--backbone",
+        type=str | None,
+        help="Name the run's own backbone module:attribute again, to allow that it is imported.",
+    )
+    adding.add_argument("--json", action="store_true", help=JSON)
+
+    forgetting = _action(actions, "forget", "Drop classes.")
+    forgetting.add_argument("target", type=Path, help=TARGET)
+    forgetting.add_argument("classes", type=str, nargs="+", help="Names of classes.")
+    forgetting.add_argument("--json", action="store_true", help=JSON)
+
+    merging = _action(actions, "merge", "Join two memories of one encoder.")
+    merging.add_argument("first", type=Path, help=TARGET)
+    merging.add_argument("second", type=Path, help=TARGET)
+    merging.add_argument("--output", type=Path, required=True, help="The file to write.")
+    merging.add_argument("--json", action="store_true", help=JSON)
+
+    exporting = _action(actions, "export", "Write slots as .npz or .csv.")
+    exporting.add_argument("target", type=Path, help=TARGET)
+    exporting.add_argument("output", type=Path, help="Ends in .npz or .csv.")
+
+
+def _action(actions: Any, name: str, purpose: str) -> jsonargparse.ArgumentParser:
+    parser = jsonargparse.ArgumentParser(description=purpose)
+    actions.add_subcommand(name, parser, help=purpose)
+    return parser
+
+
+def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Show, add, forget, merge or export."""
+    parsed = parser.parse_args(arguments)
+    actions = {
+        "show": _show,
+        "add": _add,
+        "forget": _forget,
+        "merge": _merge,
+        "export": _export,
+    }
+    actions[parsed.action](parsed[parsed.action])
+
+
+def _show(chosen: jsonargparse.Namespace) -> None:
+    from vsm.memory_files import read_memory
+
+    facts = read_memory(chosen.target).describe()
+    if chosen.json:
+        print_json(facts)
+        return
+    slots = facts["slots"]
+    rows = [
+        [
+            slot["name"],
+            f"{slot['count']:,}",
+            f"{slot['last_update']:,}",
+            "".join(f"{near['name']} ({near['similarity']:.2f})" for near in slot["nearest"][:1]),
+        ]
+        for slot in slots[:SHOWN]
+    ]
+    if len(slots) > SHOWN:
+        rows.append([f"… {len(slots) - SHOWN:,} more in --json", "", "", ""])
+    title = f"{facts['num_slots']:,} slots of {facts['method']}, features of {_encoder(facts)}"
+    print_table(title, ["class", "images", "last update", "nearest"], rows)
+
+
+def _encoder(facts: dict[str, Any]) -> str:
+    return f"{facts['encoder']['name']} [{facts['encoder']['fingerprint'][:12]}]"
+
+
+def _add(chosen: jsonargparse.Namespace) -> None:
+    model = chosen.model or chosen.target
+    if chosen.model is None and not chosen.target.is_dir():
+        raise SettingsError(
+            f"model: {chosen.target} is no run directory; name the run whose encoder made its "
+            "features with --model"
+        )
+
+    from vsm.data.folder import labelled_images
+    from vsm.errors import ClassifierError
+    from vsm.memory_files import by_hand, update_memory
+    from vsm.serving import open_pretrained
+
+    images, labels = labelled_images(chosen.images)
+    opened = open_pretrained(model, backbone=chosen.backbone)
+    consolidation, identity = by_hand(opened.model), opened.identity
+    if consolidation is None:
+        raise ClassifierError(
+            f"model: the method {opened.model.settings.method} of {model} has no long-term memory"
+        )
+    features = opened.embed(images)
+    changes: list[Changes] = []
+
+    def take_in(memory: "NamedMemory") -> "NamedMemory":
+        memory.require_encoder(identity, chosen.target)
+        after, made = memory.taking_in(
+            consolidation, features, labels, {"from": chosen.images.name}
+        )
+        changes.append(made)
+        return after
+
+    after = update_memory(chosen.target, take_in, None if chosen.model is None else opened.memory)
+    made = changes[0]._asdict()
+    if chosen.json:
+        print_json({"num_slots": len(after.memory), **made})
+        return
+    counted = ", ".join(f"{len(names)} {what}" for what, names in made.items())
+    print(f"{chosen.target}: {counted}; {len(after.memory):,} slots")
+
+
+def _forget(chosen: jsonargparse.Namespace) -> None:
+    from vsm.memory_files import update_memory
+
+    after = update_memory(chosen.target, lambda memory: memory.without(chosen.classes))
+    _tell(chosen, f"{chosen.target}: forgot {len(set(chosen.classes))} classes", after)
+
+
+def _merge(chosen: jsonargparse.Namespace) -> None:
+    from vsm.files import locked
+    from vsm.memory_files import memory_path, read_memory
+
+    output = memory_path(chosen.output)
+    with locked(output):
+        after = read_memory(chosen.first).merged_with(read_memory(chosen.second))
+        after.write(output)
+    _tell(chosen, f"{chosen.output}: {chosen.first} and {chosen.second}", after)
+
+
+def _tell(chosen: jsonargparse.Namespace, done: str, after: "NamedMemory") -> None:
+    if chosen.json:
+        print_json({"num_slots": len(after.memory), "names": list(after.names)})
+    else:
+        print(f"{done}; {len(after.memory):,} slots")
+
+
+def _export(chosen: jsonargparse.Namespace) -> None:
+    from vsm.memory_files import read_memory
+
+    memory = read_memory(chosen.target)
+    memory.export(chosen.output)
+    print(f"{chosen.output}: {len(memory.memory):,} slots")

@@ -1,0 +1,565 @@
+"""A few labelled pictures in, a classifier out, in the manner of scikit-learn."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vsm.checkpoints import below, load_tensors, save_tensors
+from vsm.classifier import pairwise_distance, predictive
+from vsm.devices import Placement, choose_placement
+from vsm.empirical_bayes import learn_feature_model
+from vsm.errors import ClassifierError, RunError
+from vsm.evaluation import ELEMENTS_AT_ONCE
+from vsm.memory import SupportSet
+from vsm.memory_files import Changes, NamedMemory, by_hand, restored_memory
+from vsm.model import FewShotModel, InferredPrototypes
+from vsm.seeding import generator
+from vsm.serving.explanation import (
+    Explanation,
+    Recalled,
+    Uncertainty,
+    split_uncertainty,
+    spread_of,
+)
+from vsm.serving.pretrained import Pretrained, as_features, from_parts, open_pretrained
+from vsm.settings import RunSettings
+
+KIND, FORMAT = "classifier", 1
+Labels = Sequence[Any] | npt.NDArray[Any] | Tensor
+PARAMETERS = ("encoder", "temperature", "seed")
+NONE_OF_THESE, NO_CLASS = "none of these", -1
+SAME_EVIDENCE = 1e-4  # relative difference below which a slot is made of the very support
+
+
+class FewShotClassifier:
+    """Classify pictures, or features, by a few examples of each class and a long-term memory.
+
+    The same inputs give the same answers: draws depend on ``seed`` alone. Reading never writes:
+    only :meth:`remember` changes the memory, and later fits recall what it added.
+
+    Args:
+        encoder: what :meth:`from_pretrained` opens. None takes rows of features that any encoder
+            made; :meth:`learn_memory` then gives it a memory.
+        temperature: divides distances before the softmax, above 1 for less confidence; None is the
+            encoder's own.
+        seed: of the sampled prototypes.
+
+    Attributes:
+        classes_: the labels that were fitted, sorted.
+    """
+
+    classes_: npt.NDArray[Any]
+    _opened: Pretrained
+    _inferred: InferredPrototypes
+    _recalled: NamedMemory | None = None  # what the fitted classes were inferred with
+    _memory: NamedMemory | None = None  # what later ones will be, if it differs from the encoder's
+    _labels: tuple[Any, ...] = ()
+    _support: tuple[Tensor, ...] = ()  # features of each class
+    _remembered: tuple[int, ...] = ()  # how many of them the memory holds already
+    _counted: tuple[int, ...] = ()  # images that the memory holds under each label
+
+    def __init__(
+        self,
+        encoder: Pretrained | None = None,
+        *,
+        temperature: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.encoder = encoder
+        self.temperature = temperature
+        self.seed = seed
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | Path,
+        *,
+        memory: str | Path | None = None,
+        backbone: str | None = None,
+        device: str = "cpu",
+        temperature: float | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """Open a trained model.
+
+        Args:
+            source: a run directory.
+            memory: a memory file in place of the model's own, of the same encoder.
+            backbone: the run's own code ``module:attribute``, named again to allow its import.
+            device: where to compute: cpu, cuda, cuda:1, mps or auto.
+            temperature: as in the constructor, and so is ``seed``.
+            seed: see there.
+        """
+        opened = open_pretrained(source, memory, backbone, choose_placement(device, "float32"))
+        return cls(opened, temperature=temperature, seed=seed)
+
+    def learn_memory(
+        self,
+        features: Any,
+        labels: Labels,
+        *,
+        encoder_name: str = "unnamed",
+        normalise: bool = True,
+    ) -> Self:
+        """Learn a memory over features, one slot a class, and how far to trust it.
+
+        Args:
+            features: rows ``[n, D]`` of at least three classes with at least two rows each.
+            labels: n of them.
+            encoder_name: whose features these are; memories of other encoders will be refused.
+            normalise: scale every row to length one, then and ever after.
+        """
+        rows = as_features(features)
+        given = _as_labels(labels, len(rows))
+        names, class_ids = np.unique(given, return_inverse=True)
+        model, memory, thresholds = learn_feature_model(
+            rows, torch.from_numpy(class_ids), encoder_name, normalise, self.seed
+        )
+        slots = tuple(str(names[class_id]) for class_id in memory.slot_classes)
+        return self.set_params(encoder=from_parts(model, memory, slots, thresholds))
+
+    def fit(self, images: Any, labels: Labels) -> Self:
+        """Take in a few examples of each class, in place of all before; one of each is enough.
+
+        Args:
+            images: paths, images of Pillow's, arrays ``[H, W(, C)]`` or tensors ``[C, H, W]``, in
+                any mixture, or one array of them; rows of features ``[n, D]`` if the encoder is
+                None or takes features.
+            labels: one for each, all strings or all integers.
+        """
+        opened = self.encoder or _plain(images)
+        examples = _embedded(opened, images, labels)
+        self._forget_fit()
+        self._opened, self._recalled = opened, self.memory
+        self._take_in(*examples)
+        return self
+
+    def partial_fit(self, images: Any, labels: Labels) -> Self:
+        """Take in more examples, or new classes, besides those that were fitted."""
+        if not self._is_fitted:
+            return self.fit(images, labels)
+        features, given = _embedded(self._opened, images, labels)
+        if given.dtype.kind != self.classes_.dtype.kind:
+            raise ClassifierError(
+                f"labels: the fitted ones are like {self.classes_[0]!r}, got {given[0]!r}; use "
+                "strings or integers throughout"
+            )
+        self._take_in(features, given)
+        return self
+
+    def predict(self, images: Any, reject: float | None = None) -> npt.NDArray[Any]:
+        """Return the most probable class of each picture ``[n]``.
+
+        Args:
+            images: as in :meth:`fit`.
+            reject: answer "none of these" (or -1 among integers) where a picture is too far from
+                all classes: that will befall about 1 − ``reject`` of the pictures of these classes.
+                The thresholds are measured on validation classes when first asked for.
+        """
+        self._require_fitted()
+        features = self._opened.embed(images)
+        best: npt.NDArray[Any] = self.classes_[self._predict_features(features).argmax(1)]
+        if reject is None:
+            return best
+        return np.where(self.accepted(features, reject), best, self._none_of_these)
+
+    @torch.no_grad()
+    def accepted(self, features: Tensor, coverage: float) -> npt.NDArray[np.bool_]:
+        """Tell which embedded pictures ``[n, D]`` are near enough to one of the classes ``[n]``."""
+        limits = self._opened.thresholds().at(coverage, self._shots)
+        near = [(self._distances(part).cpu() <= limits).any(-1) for part in self._parts(features)]
+        return torch.cat(near).numpy()
+
+    @property
+    def _none_of_these(self) -> str | int:
+        answer: str | int = NONE_OF_THESE if self.classes_.dtype.kind == "U" else NO_CLASS
+        if answer in self._labels:
+            raise ClassifierError(
+                f"reject: {answer!r} means that a picture is none of the classes, but one has that "
+                "label; give it another"
+            )
+        return answer
+
+    @property
+    def _shots(self) -> list[int]:
+        """Images of each class that count, fitted and remembered."""
+        return [len(rows) + more for rows, more in zip(self._support, self._counted, strict=True)]
+
+    def _distances(self, features: Tensor) -> Tensor:
+        """Return distances to prototypes, averaged over their samples: ``[n, D]`` to ``[n, N]``."""
+        prototypes, kind = self._inferred.prototypes, self._opened.model.classifier.distance
+        return pairwise_distance(features.unsqueeze(0), prototypes, kind).mean(-1)[0]
+
+    def predict_proba(self, images: Any) -> npt.NDArray[np.float32]:
+        """Return ``[n, N]``, the probability of each of ``classes_``, averaged over prototypes."""
+        self._require_fitted()
+        return self._predict_features(self._opened.embed(images))
+
+    def score(self, images: Any, labels: Labels) -> float:
+        """Return the share of pictures whose most probable class is the one given."""
+        answers = self.predict(images)
+        return float(np.mean(answers == _as_labels(labels, len(answers))))
+
+    def explain(self, image: Any, num_recalled: int = 5) -> Explanation:
+        """Tell what the answer for one picture rests on.
+
+        Args:
+            image: a picture, or one row of features ``[D]``.
+            num_recalled: how many remembered classes to name for each class, at most.
+        """
+        self._require_fitted()
+        features = self._opened.embed(_as_batch(image))
+        return self.explain_features(features, num_recalled)[0]
+
+    @torch.no_grad()
+    def explain_features(self, features: Tensor, num_recalled: int = 5) -> list[Explanation]:
+        """Explain pictures that are embedded already: ``[n, D]``, as the encoder's embed gives."""
+        self._require_fitted()
+        return [
+            told for part in self._parts(features) for told in self._explained(part, num_recalled)
+        ]
+
+    def _explained(self, features: Tensor, num_recalled: int) -> list[Explanation]:
+        log_probabilities, distances = self._log_probabilities(features), self._distances(features)
+        uncertainty = torch.stack(split_uncertainty(log_probabilities))[:, 0]  # [3, n]
+        probabilities = predictive(log_probabilities).exp()[0]
+        spread = spread_of(log_probabilities)[0]
+        recalled, strength = self._recollected(num_recalled), self._strength()
+        return [
+            Explanation(
+                prediction=self._labels[int(probabilities[row].argmax())],
+                probabilities=self._by_class(probabilities[row]),
+                spread=self._by_class(spread[row]),
+                distances=self._by_class(distances[row]),
+                recalled=recalled,
+                memory_strength=strength,
+                shots=dict(zip(self._labels, map(len, self._support), strict=True)),
+                remembered=dict(zip(self._labels, self._counted, strict=True)),
+                uncertainty=Uncertainty(*uncertainty[:, row].tolist()),
+            )
+            for row in range(len(features))
+        ]
+
+    def remember(self) -> Changes:
+        """Consolidate the examples of the fitted classes into the long-term memory.
+
+        Examples are taken in once, however often this is called. The fitted classes go on
+        recalling the memory that they were fitted with, in which they are not: their answers stay
+        the same to the bit. The next :meth:`fit` reads the new memory. What was remembered under
+        one of its labels counts as the images that it was made of; all else can be recalled.
+        """
+        self._require_fitted()
+        opened, memory = self._opened, self.memory
+        consolidation = by_hand(opened.model)
+        if memory is None or consolidation is None:
+            raise ClassifierError(
+                f"remember: the method {opened.model.settings.method} has no long-term memory; use "
+                "a model with one, or learn_memory over features"
+            )
+        fresh = [rows[done:] for rows, done in zip(self._support, self._remembered, strict=True)]
+        names = [
+            str(label)
+            for label, rows in zip(self._labels, fresh, strict=True)
+            for _ in range(len(rows))
+        ]
+        source = {"from": "FewShotClassifier.remember"}
+        self._memory, changes = memory.taking_in(consolidation, torch.cat(fresh), names, source)
+        self._remembered = tuple(len(rows) for rows in self._support)
+        return changes
+
+    @property
+    def memory(self) -> NamedMemory | None:
+        """The long-term memory as it is now; nothing for methods without one."""
+        if self._memory is not None:
+            return self._memory
+        return None if self.encoder is None else self.encoder.memory
+
+    def save(self, path: str | Path) -> None:
+        """Write encoder, memory and examples as one safetensors file, atomically."""
+        self._require_fitted()
+        opened = self._opened
+        tensors = opened.tensors() | {
+            "support.features": torch.cat(self._support),
+            "support.sizes": torch.tensor([len(rows) for rows in self._support]),
+            "support.remembered": torch.tensor(self._remembered),
+        }
+        stamps = {}
+        for part, memory in (("memory", self.memory), ("recalled", self._recalled)):
+            if memory is not None:
+                tensors |= {f"{part}.{k}": v for k, v in memory.memory.tensors().items()}
+                stamps[part] = memory.stamp()
+        facts = {
+            "kind": KIND,
+            "format": FORMAT,
+            **opened.facts(),
+            "has_encoder": self.encoder is not None,
+            "labels": list(self._labels),
+            "seed": self.seed,
+            "chosen_temperature": self.temperature,
+            "memories": stamps,
+        }
+        save_tensors(Path(path), tensors, facts)
+
+    @classmethod
+    def load(cls, path: str | Path, *, backbone: str | None = None, device: str = "cpu") -> Self:
+        """Read what :meth:`save` wrote; nothing in a file is ever run.
+
+        Args:
+            path: the file.
+            backbone: the encoder's own code ``module:attribute``, named again to allow its import.
+            device: where to compute.
+        """
+        source = Path(path)
+        tensors, facts = load_tensors(source)
+        if not isinstance(facts, dict) or facts.get("kind") != KIND:
+            raise RunError(f"{source} does not hold a classifier; write one with save")
+        if facts["format"] != FORMAT:
+            raise RunError(
+                f"{source} has format {facts['format']}, but this version reads {FORMAT}; use the "
+                "version of vsm that wrote it"
+            )
+        placement = choose_placement(device, "float32")
+        try:
+            return cls._restored(tensors, facts, source, backbone, placement)
+        except (KeyError, TypeError, RuntimeError) as error:
+            raise RunError(f"{source} is damaged: its parts do not fit ({error!r})") from error
+
+    @classmethod
+    def _restored(
+        cls,
+        tensors: dict[str, Tensor],
+        facts: dict[str, Any],
+        source: Path,
+        backbone: str | None,
+        placement: Placement,
+    ) -> Self:
+        opened = Pretrained.restored(tensors, facts, source, backbone, placement)
+        memories = {
+            part: restored_memory(below(tensors, part), stamp, source)
+            for part, stamp in facts["memories"].items()
+        }
+        if "memory" in memories:
+            on_device = memories["memory"].memory.to(placement.device)
+            opened = replace(opened, memory=replace(memories["memory"], memory=on_device))
+        loaded = cls(
+            opened if facts["has_encoder"] else None,
+            temperature=facts["chosen_temperature"],
+            seed=facts["seed"],
+        )
+        loaded._opened = opened
+        loaded._recalled = memories.get("recalled")
+        loaded._labels = tuple(facts["labels"])
+        features = tensors["support.features"].to(placement.device)
+        loaded._support = features.split(tensors["support.sizes"].tolist())
+        loaded._remembered = tuple(tensors["support.remembered"].tolist())
+        loaded._infer()
+        return loaded
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002 - scikit-learn's
+        """Return the constructor's arguments, as scikit-learn's estimators do."""
+        return {name: getattr(self, name) for name in PARAMETERS}
+
+    def set_params(self, **parameters: Any) -> Self:
+        """Set the constructor's arguments; with another encoder all examples are forgotten."""
+        for name, value in parameters.items():
+            if name not in PARAMETERS:
+                raise ClassifierError(f"{name}: is no parameter; there are {', '.join(PARAMETERS)}")
+            setattr(self, name, value)
+        if "encoder" in parameters:
+            self._memory = None
+            self._forget_fit()
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._is_fitted
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags  # noqa: PLC0415 - extra
+
+        return Tags(
+            estimator_type="classifier",
+            target_tags=TargetTags(required=True),
+            classifier_tags=ClassifierTags(),
+            input_tags=InputTags(two_d_array=self.encoder is None),
+        )
+
+    def __repr__(self) -> str:
+        opened = "None" if self.encoder is None else f"<{self.encoder.name}>"
+        fitted = f", fitted to {len(self._labels)} classes" if self._is_fitted else ""
+        return f"FewShotClassifier({opened}{fitted})"
+
+    @property
+    def _is_fitted(self) -> bool:
+        return bool(self._support)
+
+    def _require_fitted(self) -> None:
+        if not self._is_fitted:
+            raise ClassifierError("this classifier knows no classes yet; call fit first")
+
+    def _forget_fit(self) -> None:
+        self._labels, self._support, self._remembered = (), (), ()
+
+    def _take_in(self, features: Tensor, labels: npt.NDArray[Any]) -> None:
+        """Add examples to those of their classes, keep classes sorted, and infer anew."""
+        held = {
+            label: (rows, done)
+            for label, rows, done in zip(self._labels, self._support, self._remembered, strict=True)
+        }
+        for label in np.unique(labels).tolist():
+            rows = features[torch.from_numpy(labels == label).to(features.device)]
+            before, done = held.get(label, (rows[:0], 0))
+            held[label] = (torch.cat([before, rows]), done)
+        self._labels = tuple(sorted(held))
+        self._support = tuple(held[label][0] for label in self._labels)
+        self._remembered = tuple(held[label][1] for label in self._labels)
+        self._infer()
+
+    @torch.no_grad()
+    def _infer(self) -> None:
+        """Infer the prototypes of all fitted classes from their examples and the memory."""
+        self.classes_ = np.asarray(self._labels)
+        model = self._opened.model
+        support, self._counted = SupportSet.of_classes(self._support), (0,) * len(self._labels)
+        memory = hidden = None
+        if self._recalled is not None:
+            memory = self._recalled.memory.to(model.device)
+            if self._recalled.names:
+                hidden = self._hidden().to(model.device)
+                support = self._with_remembered(support)
+        self._inferred = model.infer(support, memory, generator(self.seed, "classify"), hidden)
+
+    def _hidden(self) -> Tensor:
+        """Tell which slots a class must not recall by likeness: boolean ``[1, N, A]``.
+
+        Those under the labels of other fitted classes, since it is none of them; and what people
+        remembered under its own, which :meth:`_with_remembered` counts.
+        """
+        assert self._recalled is not None
+        names, added = self._recalled.names, self._recalled.added
+        labels = [str(label) for label in self._labels]
+        fitted = frozenset(labels)
+        hidden = [
+            [name in fitted and (name != label or name in added) for name in names]
+            for label in labels
+        ]
+        return torch.tensor(hidden).unsqueeze(0)
+
+    def _with_remembered(self, support: SupportSet) -> SupportSet:
+        """Count what was remembered under a class's own label as the images it was made of.
+
+        A slot of the very examples that are fitted tells nothing new, and is not counted.
+        """
+        assert self._recalled is not None
+        slots, place = self._recalled.slots, dict(zip(self._recalled.names, count(), strict=False))
+        means, counted = support.mean.clone(), []
+        for n, (label, rows) in enumerate(zip(self._labels, self._support, strict=True)):
+            counted.append(0)
+            if str(label) in self._recalled.added:
+                slot = place[str(label)]
+                content = slots.content[slot].to(means.device)
+                difference = (content - means[0, n]).norm()
+                if difference > SAME_EVIDENCE * content.norm():
+                    counted[n] = int(slots.counts[slot])
+                    share = counted[n] / (counted[n] + len(rows))
+                    means[0, n] = torch.lerp(means[0, n], content, share)
+        self._counted = tuple(counted)
+        if not any(counted):
+            return support
+        shots = [len(rows) + more for rows, more in zip(self._support, counted, strict=True)]
+        return SupportSet(support.features, means, means.new_tensor(shots).view(1, -1, 1))
+
+    @torch.no_grad()
+    def _log_probabilities(self, features: Tensor) -> Tensor:
+        """Eq. 1 at the chosen temperature: ``[n, D]`` to ``[1, n, N, L]``."""
+        classifier = self._opened.model.classifier
+        log_probabilities: Tensor = classifier(features.unsqueeze(0), self._inferred.prototypes)
+        chosen = self._opened.temperature if self.temperature is None else self.temperature
+        if chosen == 1:
+            return log_probabilities
+        return F.log_softmax(log_probabilities / chosen, dim=-2)
+
+    def _predict_features(self, features: Tensor) -> npt.NDArray[np.float32]:
+        answers = [
+            predictive(self._log_probabilities(part)).exp()[0] for part in self._parts(features)
+        ]
+        return torch.cat(answers).cpu().numpy()
+
+    def _parts(self, features: Tensor) -> tuple[Tensor, ...]:
+        """Split rows into parts whose samples fit into memory."""
+        _, way, samples, _ = self._inferred.prototypes.shape
+        parts: tuple[Tensor, ...] = features.split(max(1, ELEMENTS_AT_ONCE // (way * samples)))
+        return parts
+
+    def _by_class(self, values: Tensor) -> dict[Any, float]:
+        return dict(zip(self._labels, values.tolist(), strict=True))
+
+    def _recollected(self, most: int) -> dict[Any, list[Recalled]]:
+        """Name the remembered classes that each fitted class recalled, most weight first."""
+        recollection = self._inferred.recollection
+        if recollection is None or self._recalled is None or not self._recalled.names:
+            return {label: [] for label in self._labels}
+        names, weights = self._recalled.names, recollection.weights[0].cpu()  # [N, A]
+        best = weights.topk(min(most, len(names)), dim=-1)
+        return {
+            label: [
+                Recalled(names[slot], weight)
+                for slot, weight in zip(slots, values, strict=True)
+                if weight > 0
+            ]
+            for label, slots, values in zip(
+                self._labels, best.indices.tolist(), best.values.tolist(), strict=True
+            )
+        }
+
+    def _strength(self) -> dict[Any, float] | None:
+        kappa = self._inferred.strength
+        return None if kappa is None else self._by_class(kappa[0].mean(-1))
+
+
+def _plain(features: Any) -> Pretrained:
+    """Return what there is without encoder and memory: prototypes that are means of features."""
+    settings = RunSettings(data="features:unnamed", method="protonet")
+    return from_parts(FewShotModel(settings, (as_features(features).shape[1],)), None, ())
+
+
+def _embedded(opened: Pretrained, images: Any, labels: Labels) -> tuple[Tensor, npt.NDArray[Any]]:
+    """Embed examples and check their labels."""
+    features = opened.embed(images)
+    if not len(features):
+        raise ClassifierError("images: expected at least one example, got none")
+    return features, _as_labels(labels, len(features))
+
+
+def _as_labels(labels: Labels, count: int) -> npt.NDArray[Any]:
+    """Return ``count`` labels as an array of strings or of integers."""
+    given = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
+    if given.shape != (count,):
+        raise ClassifierError(
+            f"labels: expected one for each of {count} examples, got {list(given.shape)}"
+        )
+    if given.dtype.kind == "O":
+        if not all(isinstance(label, str) for label in given):
+            raise ClassifierError("labels: expected all strings or all integers, got a mixture")
+        given = given.astype(np.str_)
+    if given.dtype.kind not in "iuU" or (
+        given.dtype.kind == "U" and not all(isinstance(label, str) for label in labels)
+    ):
+        raise ClassifierError(
+            f"labels: expected all strings or all integers, got {given.dtype} like {given[0]!r}"
+        )
+    return given
+
+
+def _as_batch(image: Any) -> Any:
+    """Put one picture, or one row of features, into a batch."""
+    if isinstance(image, np.ndarray | Tensor) and image.ndim == 1:
+        return image[None]
+    return [image]

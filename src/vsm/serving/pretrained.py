@@ -1,0 +1,239 @@
+"""What a classifier begins with: a trained model, its memory, and how its inputs are prepared."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vsm.checkpoints import below, fit_weights
+from vsm.configuration import settings_from_dict, settings_to_dict
+from vsm.data import Dataset, EpisodeSampler, open_dataset
+from vsm.devices import ON_CPU, Placement
+from vsm.errors import ClassifierError, RunError
+from vsm.evaluation import EMBEDDING_BATCH, cached_embedder, evaluation_mode
+from vsm.memory import Memory
+from vsm.memory_files import EncoderIdentity, NamedMemory, read_memory, trained_memory
+from vsm.model import FewShotModel
+from vsm.rejection import SHOTS, Thresholds, calibrate
+from vsm.runs import RunDirectory, load_model, require_consent
+from vsm.serving.pictures import PictureFormat, as_list
+from vsm.shipped_models import find_run
+
+VALIDATION_WAY, VALIDATION_QUERIES, VALIDATION_EPISODES = 5, 10, 200
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A trained model, ready to be given examples. Nothing in it is ever changed.
+
+    Attributes:
+        name: what the user called it.
+        model: in evaluation mode.
+        memory: with the names of its slots; nothing for methods without one.
+        pictures: how pictures are prepared; nothing if the model takes features.
+        temperature: divides distances, on top of the model's own; chosen on validation classes.
+        known_thresholds: when to answer "none of these", where it was measured before.
+        find_thresholds: measures that otherwise; nothing if it cannot be.
+    """
+
+    name: str
+    model: FewShotModel
+    memory: NamedMemory | None
+    pictures: PictureFormat | None
+    temperature: float = 1.0
+    known_thresholds: Thresholds | None = None
+    find_thresholds: Callable[["Pretrained"], Thresholds] | None = None
+    _found: list[Thresholds] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __deepcopy__(self, _: dict[int, object]) -> Self:
+        return self  # read-only, so that copies of estimators can share it
+
+    @property
+    def identity(self) -> EncoderIdentity:
+        """What makes the features."""
+        return EncoderIdentity.of(self.model.settings, self.model.state_dict())
+
+    def with_memory(self, memory: NamedMemory, source: object) -> "Pretrained":
+        """Return the same model with another memory of its encoder."""
+        if self.memory is None:
+            raise ClassifierError(
+                f"memory: the method {self.model.settings.method} of {self.name} has none; leave "
+                "it out"
+            )
+        memory.require_encoder(self.identity, source)
+        if type(memory.memory) is not type(self.memory.memory):
+            raise ClassifierError(
+                f"memory: {source} holds a memory of the method {memory.facts.get('method')}, but "
+                f"{self.name} was trained with {self.model.settings.method}"
+            )
+        on_device = replace(memory, memory=memory.memory.to(self.model.device))
+        return replace(self, memory=on_device, known_thresholds=None)
+
+    def thresholds(self) -> Thresholds:
+        """Return when to answer "none of these", measured on validation classes when first asked.
+
+        That embeds all pictures of these classes once.
+        """
+        if self.known_thresholds is not None:
+            return self.known_thresholds
+        if self.find_thresholds is None:
+            raise ClassifierError(
+                f"reject: {self.name} has no validation classes to choose a threshold by; use a "
+                "run directory, or learn_memory over features"
+            )
+        if not self._found:
+            self._found.append(self.find_thresholds(self))
+        return self._found[0]
+
+    @torch.no_grad()
+    def embed(self, inputs: Any, advance: Callable[[int], object] = bool) -> Tensor:
+        """Map pictures, or rows of features, to features ``[n, D]`` where the model is."""
+        if self.pictures is None:
+            samples = as_features(inputs, self.model.num_features)
+        else:
+            listed = as_list(inputs)
+            if not listed:
+                return torch.zeros(0, self.model.num_features, device=self.model.device)
+            samples = self.pictures.pixels(listed, advance)
+        parts = []
+        with evaluation_mode(self.model):
+            for part in samples.split(EMBEDDING_BATCH):
+                given = part.to(self.model.device)
+                if self.pictures is not None:
+                    given = self.pictures.normalise(given)
+                parts.append(self.model.embed(given))
+        return torch.cat(parts)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the weights, as a file stores them; the memory is stored by its own name."""
+        return {f"model.{name}": value for name, value in self.model.state_dict().items()}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a file must say besides its tensors."""
+        known = self.known_thresholds or (self._found[0] if self._found else None)
+        return {
+            "name": self.name,
+            "settings": settings_to_dict(self.model.settings),
+            "num_features": self.model.num_features,
+            "pictures": None if self.pictures is None else asdict(self.pictures),
+            "encoder": self.identity._asdict(),
+            "temperature": self.temperature,
+            "thresholds": known and known.by_shot,
+        }
+
+    @staticmethod
+    def restored(
+        tensors: dict[str, Tensor],
+        facts: dict[str, Any],
+        source: Path,
+        backbone: str | None,
+        placement: Placement,
+    ) -> "Pretrained":
+        """Make again what :meth:`tensors` and :meth:`facts` describe, without its memory."""
+        settings = settings_from_dict(facts["settings"], source)
+        require_consent(source, settings, backbone)
+        stored = facts["pictures"]
+        pictures = None
+        if stored is not None:
+            constants = {name: tuple(stored[name]) for name in ("mean", "standard_deviation")}
+            pictures = PictureFormat(**(stored | constants))
+        shape = (facts["num_features"],) if pictures is None else pictures.input_shape
+        model = FewShotModel(settings, shape).place(placement)
+        fit_weights(model, below(tensors, "model"), source)
+        model.eval()
+        found = facts.get("thresholds")
+        known = found and Thresholds({int(shot): tuple(found[shot]) for shot in found})
+        restored = Pretrained(facts["name"], model, None, pictures, facts["temperature"], known)
+        own, named = restored.identity, EncoderIdentity(**facts["encoder"])
+        if own.fingerprint != named.fingerprint:
+            raise RunError(f"{source} says that its encoder is {named}, but it holds {own}")
+        return restored
+
+
+def open_pretrained(
+    source: str | Path,
+    memory: str | Path | None = None,
+    backbone: str | None = None,
+    placement: Placement = ON_CPU,
+) -> Pretrained:
+    """Open a trained model for use; the only place that knows where trained models are found.
+
+    Args:
+        source: a run directory, or the name of a shipped model.
+        memory: a memory file in place of the model's own.
+        backbone: the run's own code ``module:attribute``, named again to allow that it is imported.
+        placement: where to compute.
+    """
+    path = find_run(source)
+    if not RunDirectory(path).exists():
+        raise RunError(f"model: {source} is not a run directory; make one with vsm train")
+    model, remembered, facts = load_model(path, backbone=backbone, placement=placement)
+    own = None if remembered is None else replace(read_memory(path), memory=remembered)
+    opened = Pretrained(
+        str(source),
+        model,
+        own,
+        PictureFormat.from_facts(facts),
+        find_thresholds=lambda used: _on_validation(used, open_dataset(facts["data"])),
+    )
+    return opened if memory is None else opened.with_memory(read_memory(Path(memory)), memory)
+
+
+def _on_validation(opened: Pretrained, dataset: Dataset) -> Thresholds:
+    """Measure thresholds on episodes of the validation classes, which nothing was trained on."""
+    sizes = dataset.class_sizes[dataset.classes("validation")]
+    shots = [shot for shot in SHOTS if shot < sizes.min()]
+    way = min(VALIDATION_WAY, len(sizes))
+    model = opened.model
+
+    def sampler(shot: int) -> EpisodeSampler:
+        queries = min(VALIDATION_QUERIES, int(sizes.min()) - shot)
+        return EpisodeSampler(dataset, "validation", way, shot, queries)
+
+    embed = cached_embedder(model, sampler(1))
+
+    def episodes(shot: int) -> Iterator[tuple[Tensor, Tensor, None]]:
+        chosen = sampler(shot)
+        for block in chosen.evaluation_episodes(VALIDATION_EPISODES, 0):
+            support, queries = embed(block.image_ids).split([shot, chosen.queries], 2)
+            yield support, queries, None
+
+    memory = None if opened.memory is None else opened.memory.memory
+    return calibrate(model, memory, episodes, shots, 0)
+
+
+def from_parts(
+    model: FewShotModel,
+    memory: Memory | None,
+    names: tuple[str, ...],
+    thresholds: Thresholds | None = None,
+) -> Pretrained:
+    """Make a pre-trained model over features out of a model and the memory it was given."""
+    named = None
+    if memory is not None:
+        named = trained_memory(model.settings, model.state_dict(), memory, names, 0)
+    return Pretrained(model.settings.data, model.eval(), named, None, 1.0, thresholds)
+
+
+def as_features(rows: Any, width: int | None = None) -> Tensor:
+    """Check features ``[n, D]`` of any array type, and return them as float32."""
+    given = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
+    if given.dtype.kind not in "fiu" or given.ndim != 2 or 0 in given.shape[1:]:
+        raise ClassifierError(
+            f"features: expected numbers [n, D], got {given.dtype} {list(given.shape)}; this "
+            "classifier takes features, not pictures"
+        )
+    if width is not None and given.shape[1] != width:
+        raise ClassifierError(f"features: expected rows of {width} numbers, got {given.shape[1]}")
+    features = torch.tensor(given, dtype=torch.float32)
+    finite = features.isfinite().all(1)
+    if not finite.all():
+        raise ClassifierError(
+            f"features: row {int((~finite).int().argmax())} holds NaN, infinity or a number too "
+            "large for float32; mend it"
+        )
+    return features

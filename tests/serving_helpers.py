@@ -1,0 +1,84 @@
+"""Runs, pictures and features for the tests of classifiers and memory files."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from memories import remember
+from tiny import make_dataset, make_settings
+from vsm.data import ImageDataset
+from vsm.model import FewShotModel
+from vsm.runs import RunDirectory, save_best
+from vsm.seeding import generator
+from vsm.settings import Method
+
+CLASSES = range(38, 43)
+"""Test classes of the tiny dataset."""
+
+
+def tiny_model(method: Method = "vsm", seed: int = 0) -> FewShotModel:
+    settings = replace(make_settings(), method=method, seed=seed)
+    return FewShotModel(settings, (1, 28, 28)).eval()
+
+
+def write_run(path: Path, method: Method = "vsm", seed: int = 0, num_slots: int = 12) -> Path:
+    """Write a run directory of an untrained model that remembers the first training classes."""
+    dataset, model = make_dataset(), tiny_model(method, seed)
+    run = RunDirectory(path)
+    run.create(model.settings)
+    with torch.no_grad():
+        first = torch.from_numpy(dataset.class_starts[:num_slots])
+        seen = model.embed(dataset.normalise(dataset.load(first)))
+        save_best(run, model, remember(model.consolidation, seen), 5, dataset.class_names)
+    return path
+
+
+def use_tiny_dataset(monkeypatch: pytest.MonkeyPatch, dataset: ImageDataset) -> None:
+    """Let run directories of the tiny dataset find it."""
+    for room in ("vsm.serving.pretrained", "vsm.runs"):
+        monkeypatch.setattr(f"{room}.open_dataset", lambda _: dataset)
+
+
+def examples(
+    dataset: ImageDataset, shots: dict[int, int], first: int = 0
+) -> tuple[list[npt.NDArray[np.uint8]], list[str]]:
+    """Return so many pictures of each class, from the ``first`` on, and their class names."""
+    pictures, labels = [], []
+    for class_id, shot in shots.items():
+        chosen = dataset.image_ids(class_id)[first : first + shot]
+        pictures += list(dataset.images[chosen])
+        labels += [dataset.class_names[class_id]] * shot
+    return pictures, labels
+
+
+def write_folders(root: Path, dataset: ImageDataset, shot: int, first: int = 0) -> Path:
+    """Write pictures of the test classes, a folder a class."""
+    pictures, labels = examples(dataset, dict.fromkeys(CLASSES, shot), first)
+    for number, (picture, label) in enumerate(zip(pictures, labels, strict=True)):
+        (root / label).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture[..., 0]).save(root / label / f"{number:02}.png")
+    return root
+
+
+def clustered_features(
+    num_classes: int, per_class: int, seed: int = 0, num_features: int = 24
+) -> tuple[Tensor, Tensor, list[str]]:
+    """Classes that lie about one of eight centres, so that old ones say something of new ones.
+
+    Returns:
+        Features ``[n, D]``, class ids ``[n]``, and the names of all classes.
+    """
+    random = generator(seed, "clustered")
+    centres = 1.5 * torch.randn(8, num_features, generator=generator(0, "centres"))
+    means = centres[torch.arange(num_classes) % 8]
+    means = means + 0.5 * torch.randn(num_classes, num_features, generator=random)
+    class_ids = torch.arange(num_classes).repeat_interleave(per_class)
+    noise = torch.randn(len(class_ids), num_features, generator=random)
+    names = [f"class{c:03d}" for c in range(num_classes)]
+    return means[class_ids] + 3.0 * noise, class_ids, names

@@ -1,0 +1,291 @@
+"""Memories as files: names, encoders, provenance, and processes that write at the same time."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from serving_helpers import tiny_model, use_tiny_dataset, write_folders, write_run
+from vsm.checkpoints import load_tensors, save_tensors
+from vsm.cli import main
+from vsm.data import ImageDataset
+from vsm.errors import MemoryFileError, RunError
+from vsm.memory_files import NamedMemory, by_hand, read_memory, update_memory
+from vsm.runs import load_run
+
+WIDTH = tiny_model().num_features
+
+
+def values(count: int, seed: int = 0) -> Tensor:
+    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def taken_in(memory: NamedMemory, features: Tensor, labels: list[str]) -> NamedMemory:
+    consolidation = by_hand(tiny_model())
+    assert consolidation is not None
+    return memory.taking_in(consolidation, features, labels, {"from": "a test"})[0]
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir() if not file.name.endswith(".lock"))
+
+
+def test_a_run_leaves_a_memory_with_names_encoder_and_provenance(
+    tmp_path: Path, tiny_dataset: ImageDataset
+) -> None:
+    run = write_run(tmp_path / "run")
+    memory = read_memory(run)
+    assert memory.names == tiny_dataset.class_names[:12]
+    assert memory.encoder.name == "conv4 of tiny"
+    assert memory.provenance == ({"action": "trained", "data": "tiny", "step": 5},)
+    assert memory.facts == {"step": 5, "method": "vsm"}
+    assert not memory.added
+    assert load_run(run, tiny_dataset).slot_names == memory.names
+
+
+def test_a_memory_of_an_earlier_version_is_read_with_the_encoder_of_its_run(
+    tmp_path: Path, tiny_dataset: ImageDataset
+) -> None:
+    run = write_run(tmp_path / "run")
+    expected = read_memory(run).encoder
+    tensors, facts = load_tensors(run / "memory.safetensors")
+    old = {name: facts[name] for name in ("step", "method", "class_names")}
+    save_tensors(run / "memory.safetensors", tensors, old)
+    memory = read_memory(run)
+    assert memory.encoder == expected
+    assert memory.provenance == ()
+    assert load_run(run, tiny_dataset).slot_names == memory.names
+    (tmp_path / "alone.safetensors").write_bytes((run / "memory.safetensors").read_bytes())
+    with pytest.raises(RunError, match="does not say of which encoder"):
+        read_memory(tmp_path / "alone.safetensors")
+
+
+def test_the_fingerprint_is_of_the_encoder_alone(tmp_path: Path) -> None:
+    one, other = read_memory(write_run(tmp_path / "a")), read_memory(write_run(tmp_path / "b"))
+    assert one.encoder == other.encoder
+    # Another method on the same backbone.
+    assert read_memory(write_run(tmp_path / "c", "rote")).encoder == one.encoder
+    assert read_memory(write_run(tmp_path / "d", seed=1)).encoder != one.encoder
+
+
+def test_taking_in_twice_is_taking_in_at_once(tmp_path: Path) -> None:
+    memory = read_memory(write_run(tmp_path / "run"))
+    rows, labels = values(7), ["a", "b", "a", "a", "b", "c", "a"]
+    at_once = taken_in(memory, rows, labels)
+    by_parts = taken_in(taken_in(memory, rows[:3], labels[:3]), rows[3:], labels[3:])
+    assert at_once.names == by_parts.names == (*memory.names, "a", "b", "c")
+    assert at_once.added == {"a", "b", "c"}
+    assert by_parts.slots.counts[-3:].tolist() == [4, 2, 1]
+    expected = torch.stack(
+        [torch.stack([rows[i] for i in range(7) if labels[i] == name]).mean(0) for name in "abc"]
+    )
+    for grown in (at_once, by_parts):
+        torch.testing.assert_close(grown.slots.content[-3:], expected)
+        assert torch.equal(grown.slots.content[:-3], memory.slots.content)
+    last = by_parts.slots.last_update[-3:].tolist()
+    assert last[0] == last[1] == last[2] == int(memory.slots.last_update.max()) + 2
+
+
+def test_what_finds_no_room_is_told(tmp_path: Path) -> None:
+    memory = read_memory(write_run(tmp_path / "run"))
+    consolidation = by_hand(tiny_model())
+    assert consolidation is not None
+    consolidation.capacity = 13  # type: ignore[attr-defined]
+    grown, changes = memory.taking_in(
+        consolidation, values(3), ["new", "more", memory.names[2]], {}
+    )
+    assert changes == (("new",), (memory.names[2],), ("more",))
+    assert grown.names == (*memory.names, "new")
+
+
+def test_forgetting_drops_the_slots_and_nothing_else(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    before = read_memory(run)
+    dropped = [before.names[3], before.names[0]]
+    after = update_memory(run, lambda memory: memory.without(dropped))
+    assert after.names == tuple(name for name in before.names if name not in dropped)
+    kept = [slot for slot, name in enumerate(before.names) if name not in dropped]
+    assert torch.equal(read_memory(run).slots.content, before.slots.content[kept])
+    stored = (run / "memory.safetensors").read_bytes()
+    with pytest.raises(
+        MemoryFileError, match=r"no class 'unicorn' in the memory, only 'pattern01'"
+    ):
+        update_memory(run, lambda memory: memory.without([before.names[5], "unicorn"]))
+    assert (run / "memory.safetensors").read_bytes() == stored
+
+
+def test_merged_memories_are_means_by_counts_of_what_both_have(tmp_path: Path) -> None:
+    memory = read_memory(write_run(tmp_path / "run")).without([])
+    rows = values(6)
+    labels = ["a", "a", "a", "b", "c", "a"]
+    one = taken_in(memory, rows[:4], labels[:4])
+    other = taken_in(memory.without(memory.names), rows[4:], labels[4:])
+    merged = one.merged_with(other)
+    expected = taken_in(memory, rows, labels)
+    assert merged.names == expected.names
+    assert merged.added == {"a", "b", "c"}
+    torch.testing.assert_close(merged.slots.content, expected.slots.content)
+    assert merged.slots.counts.tolist() == expected.slots.counts.tolist()
+    assert len(set(merged.slots.class_ids.tolist())) == len(merged.names)
+    emptied = memory.without(memory.names).merged_with(one)
+    assert emptied.names == one.names
+
+
+def test_memories_of_different_encoders_are_not_merged(tmp_path: Path) -> None:
+    one = read_memory(write_run(tmp_path / "a"))
+    other = read_memory(write_run(tmp_path / "b", seed=1))
+    with pytest.raises(MemoryFileError) as refused:
+        one.merged_with(other)
+    assert str(one.encoder) in str(refused.value)
+    assert str(other.encoder) in str(refused.value)
+
+
+def test_a_memory_without_slots_for_classes_says_so(tmp_path: Path) -> None:
+    memory = read_memory(write_run(tmp_path / "run", "kanerva"))
+    assert memory.describe()["slots"] == []
+    with pytest.raises(MemoryFileError, match="kanerva do not stand for classes"):
+        memory.merged_with(memory)
+    with pytest.raises(MemoryFileError, match="kanerva do not stand for classes"):
+        memory.export(tmp_path / "memory.npz")
+
+
+def test_exports_hold_the_same_numbers(tmp_path: Path) -> None:
+    memory = read_memory(write_run(tmp_path / "run"))
+    memory.export(tmp_path / "memory.npz")
+    memory.export(tmp_path / "memory.csv")
+    with np.load(tmp_path / "memory.npz", allow_pickle=False) as arrays:
+        np.testing.assert_array_equal(arrays["content"], memory.slots.content.numpy())
+        assert tuple(arrays["names"]) == memory.names
+        assert arrays["counts"].tolist() == memory.slots.counts.tolist()
+    with (tmp_path / "memory.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == list(memory.names)
+    content = [[float(row[f"feature_{d}"]) for d in range(WIDTH)] for row in rows]
+    np.testing.assert_array_equal(np.asarray(content, np.float32), memory.slots.content.numpy())
+    with pytest.raises(MemoryFileError, match=r"ends in \.npz or \.csv"):
+        memory.export(tmp_path / "memory.txt")
+
+
+def test_the_nearest_classes_are_those_with_the_most_similar_slots(tmp_path: Path) -> None:
+    memory = read_memory(write_run(tmp_path / "run"))
+    content = memory.slots.content - memory.slots.content.mean(0)
+    told = memory.describe(neighbours=2)
+    assert told["num_slots"] == 12
+    for slot, row in enumerate(told["slots"]):
+        cosines = [
+            float(torch.cosine_similarity(content[slot], content[other], dim=0))
+            for other in range(12)
+        ]
+        ranked = sorted((o for o in range(12) if o != slot), key=lambda o: -cosines[o])
+        assert [near["name"] for near in row["nearest"]] == [memory.names[o] for o in ranked[:2]]
+        assert row["nearest"][0]["similarity"] == pytest.approx(cosines[ranked[0]], abs=1e-3)
+
+
+def test_processes_that_add_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    before = read_memory(run)
+    adder = Path(__file__).with_name("memory_adder.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen([sys.executable, adder, run, prefix, "25"], env=environment)
+        for prefix in ("left", "right")
+    ]
+    assert [process.wait() for process in processes] == [0, 0]
+    after = read_memory(run)
+    expected = {f"{side}{number}" for side in ("left", "right") for number in range(25)}
+    assert set(after.names) == {*before.names, *expected, "shared"}
+    assert int(after.slots.counts[after.names.index("shared")]) == 50
+    mean = after.slots.content[after.names.index("shared")]
+    torch.testing.assert_close(mean, torch.full_like(mean, 12.0))
+    assert len(after.provenance) == 51
+    assert files_in(run) == files_in(write_run(tmp_path / "other"))
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    [line] = capsys.readouterr().out.splitlines()
+    value: dict[str, Any] = json.loads(line)
+    return value
+
+
+def test_the_command_grows_cuts_joins_and_exports_memories(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_dataset: ImageDataset,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use_tiny_dataset(monkeypatch, tiny_dataset)
+    run = str(write_run(tmp_path / "run"))
+    images = str(write_folders(tmp_path / "images", tiny_dataset, 3))
+    kept = str(tmp_path / "kept.safetensors")
+    names = [tiny_dataset.class_names[c] for c in range(38, 43)]
+
+    assert main(["memory", "add", kept, "--images", images, "--model", run, "--json"]) == 0
+    assert printed(capsys) == {"num_slots": 17, "added": names, "updated": [], "dropped": []}
+    assert len(read_memory(Path(run)).names) == 12, "the model's own is left alone"
+    assert main(["memory", "add", kept, "--images", images, "--model", run]) == 0
+    assert "0 added, 5 updated, 0 dropped; 17 slots" in capsys.readouterr().out
+    assert read_memory(Path(kept)).provenance[-1]["from"] == "images"
+
+    assert main(["memory", "show", kept, "--json"]) == 0
+    facts = printed(capsys)
+    assert facts["slots"][-1]["name"] == names[-1]
+    assert facts["slots"][-1]["count"] == 6
+    assert facts["encoder"]["name"] == "conv4 of tiny"
+    assert main(["memory", "show", kept]) == 0
+    assert names[-1] in capsys.readouterr().out
+
+    assert main(["memory", "forget", kept, *names[:2], "--json"]) == 0
+    assert printed(capsys)["num_slots"] == 15
+    assert main(["memory", "add", run, "--images", images, "--json"]) == 0
+    assert printed(capsys)["num_slots"] == 17
+    both = tmp_path / "both.safetensors"
+    assert main(["memory", "merge", kept, run, "--output", str(both)]) == 0
+    assert "17 slots" in capsys.readouterr().out
+    assert set(read_memory(both).names) == set(read_memory(Path(run)).names)
+    assert main(["memory", "export", str(both), str(tmp_path / "both.csv")]) == 0
+    assert len((tmp_path / "both.csv").read_text().splitlines()) == 18
+
+
+def test_the_command_refuses_in_one_line_and_changes_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_dataset: ImageDataset,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use_tiny_dataset(monkeypatch, tiny_dataset)
+    run, other = write_run(tmp_path / "run"), write_run(tmp_path / "other", seed=1)
+    plain = write_run(tmp_path / "plain", "vpn")
+    images = write_folders(tmp_path / "images", tiny_dataset, 1)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "a").mkdir()
+    (tmp_path / "damaged" / "a" / "a.png").write_bytes(b"no picture")
+    stored = (run / "memory.safetensors").read_bytes()
+    kept = tmp_path / "kept.safetensors"
+    kept.write_bytes(stored)
+    for arguments, message in (
+        (["forget", run, "unicorn"], "no class 'unicorn'"),
+        (["merge", run, other, "--output", run], "use the memory of one encoder"),
+        (["add", run, "--images", images, "--model", other], "holds features of the encoder"),
+        (["add", kept, "--images", images], "name the run whose encoder"),
+        (["add", run, "--images", tmp_path / "empty"], "has no class folders"),
+        (["add", run, "--images", tmp_path / "damaged"], "a.png: unreadable or truncated"),
+        (["add", plain, "--images", images], "has no long-term memory"),
+        (["show", plain], "holds none"),
+        (["show", tmp_path / "absent"], "holds none"),
+        (["export", run, tmp_path / "x.txt"], "ends in .npz or .csv"),
+    ):
+        assert main(["memory", *map(str, arguments)]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith("vsm memory: ")
+        assert message in line
+    assert (run / "memory.safetensors").read_bytes() == stored
+    assert kept.read_bytes() == stored

@@ -1,0 +1,124 @@
+"""Saying "none of these": coverage of known classes, and how many strangers are spotted."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from serving_helpers import (
+    CLASSES,
+    clustered_features,
+    examples,
+    use_tiny_dataset,
+    write_folders,
+    write_run,
+)
+from vsm import FewShotClassifier
+from vsm.cli import main
+from vsm.data import ImageDataset
+from vsm.errors import ClassifierError
+from vsm.rejection import LEVELS, Thresholds, conformal
+
+
+def test_a_threshold_is_the_smallest_score_that_covers_so_many() -> None:
+    scores = torch.randperm(399, generator=torch.Generator().manual_seed(0)).double()
+    found = conformal(scores)
+    assert len(found) == LEVELS - 1
+    for level, threshold in enumerate(found, start=1):
+        # By counting: the share of scores and one more that are not above it.
+        covered = (int((scores <= threshold).sum()), 400)
+        assert covered[0] / covered[1] >= level / LEVELS
+        assert (covered[0] - 1) / covered[1] < level / LEVELS
+    assert conformal(torch.zeros(10))[-1] == math.inf, "ten scores cannot promise 99.5%"
+
+
+def test_classes_have_the_threshold_of_their_number_of_images() -> None:
+    steps = {1: 100.0, 5: 0.0}
+    thresholds = Thresholds(
+        {shot: tuple(base + level for level in range(1, LEVELS)) for shot, base in steps.items()}
+    )
+    assert thresholds.at(0.9, [1, 4, 5, 99]).tolist() == [280.0, 280.0, 180.0, 180.0]
+    assert thresholds.at(0.9001, [5]).tolist() == [181.0]
+    for wrong in (0.0, 1.0, 90.0):
+        with pytest.raises(ClassifierError, match="reject: expected a coverage between 0 and 1"):
+            thresholds.at(wrong, [1])
+
+
+def learned() -> FewShotClassifier:
+    features, class_ids, names = clustered_features(64, 20)
+    return FewShotClassifier().learn_memory(features, [names[c] for c in class_ids])
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.9])
+def test_as_many_of_new_classes_are_near_enough_as_was_asked(coverage: float) -> None:
+    classifier = learned()
+    assert classifier.encoder is not None
+    near, answered = [], []
+    for seed in range(30):
+        features, class_ids, _ = clustered_features(5, 30, seed=200 + seed)
+        shot = 1 + 4 * (seed % 2)  # one or five examples
+        fitted = np.arange(150) % 30 < shot
+        classifier.fit(features[fitted], class_ids[fitted])
+        distances = classifier._distances(classifier.encoder.embed(features[~fitted]))
+        own = distances[torch.arange(len(distances)), class_ids[~fitted]]
+        limit = classifier.encoder.thresholds().at(coverage, [shot])
+        near.append((own <= limit).float().mean().item())
+        answered.append(np.mean(classifier.predict(features[~fitted], reject=coverage) != -1))
+    assert abs(np.mean(near) - coverage) < 0.08  # three standard errors over 30 tasks
+    assert all(some >= few - 1e-6 for some, few in zip(answered, near, strict=True))
+    assert np.mean(answered) < 1
+
+
+def test_answers_that_are_given_stay_the_same_and_are_saved(tmp_path: Path) -> None:
+    classifier = learned()
+    features, class_ids, names = clustered_features(5, 30, seed=300)
+    labels = [names[c] for c in class_ids]
+    classifier.fit(features[::10], labels[::10])
+    plain, careful = classifier.predict(features), classifier.predict(features, reject=0.6)
+    assert set(careful) <= {*names, "none of these"}
+    assert (careful == "none of these").any()
+    given = careful != "none of these"
+    assert (careful[given] == plain[given]).all()
+    classifier.save(tmp_path / "shapes.vsm")
+    loaded = FewShotClassifier.load(tmp_path / "shapes.vsm")
+    assert (loaded.predict(features, reject=0.6) == careful).all()
+
+
+def test_a_label_that_means_none_and_a_model_without_validation_are_refused() -> None:
+    features, class_ids, _ = clustered_features(5, 4)
+    classifier = learned().fit(features, class_ids - 1)
+    with pytest.raises(ClassifierError, match="reject: -1 means that a picture is none"):
+        classifier.predict(features, reject=0.9)
+    with pytest.raises(ClassifierError, match="has no validation classes"):
+        FewShotClassifier().fit(features, class_ids).predict(features, reject=0.9)
+
+
+def test_a_run_measures_its_thresholds_on_validation_classes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_dataset: ImageDataset,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use_tiny_dataset(monkeypatch, tiny_dataset)
+    run = write_run(tmp_path / "run", "protonet")
+    classifier = FewShotClassifier.from_pretrained(run)
+    classifier.fit(*examples(tiny_dataset, dict.fromkeys(CLASSES, 1)))
+    asked, _ = examples(tiny_dataset, dict.fromkeys(CLASSES, 7), first=5)
+    strangers = [np.zeros((28, 28), np.uint8), np.full((28, 28), 255, np.uint8)]
+    answered = classifier.predict(asked, reject=0.9) != "none of these"
+    assert 0.75 < answered.mean() <= 1
+    assert (classifier.predict(strangers, reject=0.9) == "none of these").all()
+    assert classifier.encoder is not None
+    assert sorted(classifier.encoder.thresholds().by_shot) == [1, 2, 5, 10]
+
+    support = write_folders(tmp_path / "support", tiny_dataset, 1)
+    query = write_folders(tmp_path / "query", tiny_dataset, 7, first=5)
+    command = ["classify", "--support", str(support), "--query", str(query), "--model", str(run)]
+    assert main([*command, "--reject", "0.9", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["answers"]
+    assert [one["prediction"] for one in told] == classifier.predict(asked, reject=0.9).tolist()
+    assert main([*command, "--reject", "0.5", "--explain"]) == 0
+    assert "none of these" in capsys.readouterr().out
