@@ -296,8 +296,11 @@ def test_a_run_directory_loads_through_the_same_door(run: Path) -> None:
 def test_a_card_of_another_model_or_a_damaged_one_is_named(run: Path, tmp_path: Path) -> None:
     card = shipped(run, tmp_path, "--storage", "float32")
     path = tmp_path / "small" / "card.json"
-    path.write_text(json.dumps({**card, "encoder": "0" * 64}))
-    with pytest.raises(RunError, match=r"card\.json belongs to the encoder 000000000000…"):
+    other = {"name": "resnet12 of birds", "fingerprint": "0" * 64}
+    path.write_text(json.dumps({**card, "encoder": other}))
+    with pytest.raises(
+        RunError, match=r"card\.json belongs to the encoder resnet12 of birds \[0{12}"
+    ):
         load_model(tmp_path / "small")
     path.write_text("{")
     with pytest.raises(RunError, match=r"card\.json is damaged"):
