@@ -23,6 +23,7 @@ from vsm.settings import ModelSettings, RunSettings
 from vsm.shipped_models import find_run, shipped_card, shipped_names, temperature_for
 
 NAME = "glyphs-5w1s"
+KNOWN = ", ".join(shipped_names())
 FILES = {"config.yaml", "model.safetensors", "memory.safetensors", "card.json"}
 
 
@@ -92,8 +93,8 @@ def test_models_lists_all_and_shows_one(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["models", "cat"], f"model: unknown model 'cat'; known: {NAME}"),
-        (["evaluate", "--model", "cat"], f"model: unknown model 'cat'; known: {NAME}"),
+        (["models", "cat"], f"model: unknown model 'cat'; known: {KNOWN}"),
+        (["evaluate", "--model", "cat"], f"model: unknown model 'cat'; known: {KNOWN}"),
         (["evaluate", "cat"], "no model of that name ships with vsm; known: "),
         (["compare", NAME, "cat", "--json"], "cat is not a run directory: it has no config.yaml"),
         (["evaluate"], "run: give a run directory, or a shipped model with --model NAME"),
