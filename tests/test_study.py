@@ -21,13 +21,14 @@ from vsm.data import open_dataset
 from vsm.errors import RunError
 from vsm.evaluation import Evaluation
 from vsm.memory import SlotMemory
+from vsm.provenance import command
 from vsm.seeding import generator
 from vsm.settings import MemorySettings, RunSettings
 from vsm.statistics import class_bootstrap, estimate
 from vsm.study.page import read_results
 from vsm.study.plan import read_study
 from vsm.study.remembered import chosen_slots
-from vsm.study.training_record import command, training_record
+from vsm.study.training_record import training_record
 
 ROOT = Path(__file__).parents[1]
 TINY = [
@@ -428,8 +429,8 @@ def test_the_record_of_a_training_adds_up_the_time_of_all_its_parts(
 
 def test_the_command_of_a_run_names_what_is_not_a_default() -> None:
     memory = MemorySettings(control="permuted", strength=1.5)
-    settings = RunSettings(data="folder:my pictures", augment=False, seed=3, memory=memory)
-    assert command(settings) == (
+    settings = RunSettings(data="folder:my pictures", augment=False, memory=memory)
+    assert command("train", settings) == (
         "vsm train --data 'folder:my pictures' --augment false --memory.control permuted "
         "--memory.strength 1.5"
     )

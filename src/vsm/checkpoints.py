@@ -53,7 +53,8 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safetensors.safe_open(path, "pt") as file:
             # Copied, since the last bit of a matrix product may depend on how its operands are
-            # aligned, and a file aligns them otherwise than torch.
+            # aligned, and a file aligns them otherwise than torch. A file is no dictionary: without
+            # keys() it cannot be iterated over.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             return tensors, json.loads((file.metadata() or {})[METADATA_KEY])
     except KeyError:

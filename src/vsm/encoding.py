@@ -9,7 +9,7 @@ import torch
 from vsm.checkpoints import load_tensors, save_tensors
 from vsm.data import Dataset, FeatureDataset, Split
 from vsm.errors import RunError
-from vsm.evaluation import encode_dataset
+from vsm.evaluation import encode_dataset, with_features
 from vsm.model import FewShotModel
 
 KEY_LENGTH = 16
@@ -30,14 +30,7 @@ def kept_encoding(model: FewShotModel, dataset: Dataset, folder: Path) -> Featur
         if folder.is_dir():
             _keep(encoded, path)
         return encoded
-    return FeatureDataset(
-        name=dataset.name,
-        class_names=dataset.class_names,
-        class_starts=dataset.class_starts,
-        splits=dataset.splits,
-        origin=dataset.origin,
-        features=kept,
-    )
+    return with_features(dataset, kept)
 
 
 def encoding_key(model: FewShotModel, dataset: Dataset) -> str:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -141,6 +142,11 @@ def encode_dataset(model: FewShotModel, dataset: Dataset) -> FeatureDataset:
         for split in splits:
             for part in torch.from_numpy(dataset.split_ids(split)).split(EMBEDDING_BATCH):
                 features[part.numpy()] = model.encode(_load(model, dataset, part)).cpu().numpy()
+    return with_features(dataset, features)
+
+
+def with_features(dataset: Dataset, features: npt.NDArray[np.float32]) -> FeatureDataset:
+    """Return ``dataset`` with the features ``[num_samples, D]`` of its samples in their place."""
     return FeatureDataset(
         name=dataset.name,
         class_names=dataset.class_names,

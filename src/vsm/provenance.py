@@ -34,7 +34,7 @@ def training_commands(settings: RunSettings, output: str) -> list[str]:
     """
     before = _beginning(settings)
     commands = [] if before is None else _commands_of(before, _backbone_folder(output))
-    return [*commands, _command("train", portable(settings, output), output)]
+    return [*commands, command("train", portable(settings, output), output)]
 
 
 def portable(settings: RunSettings, output: str) -> RunSettings:
@@ -65,17 +65,17 @@ def _commands_of(path: Path, output: str) -> list[str]:
         )
     if run.model.is_file():
         return training_commands(run.settings(), output)
-    return [_command("pretrain", PretrainingDirectory(path).settings(), output)]
+    return [command("pretrain", PretrainingDirectory(path).settings(), output)]
 
 
-def _command(name: str, settings: RunSettings | PretrainSettings, output: str) -> str:
+def command(name: str, settings: RunSettings | PretrainSettings, output: str | None = None) -> str:
     """Return a command for a shell with all settings that differ from their defaults."""
     usual = dict(_options(settings_to_dict(type(settings)())))
     words = ["vsm", name]
     for option, value in _options(settings_to_dict(settings)):
         if value != usual[option]:
             words += [f"--{option.replace('_', '-')}", _word(value)]
-    return shlex.join([*words, "--output", output])
+    return shlex.join(words if output is None else [*words, "--output", output])
 
 
 def _options(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

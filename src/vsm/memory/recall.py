@@ -119,6 +119,8 @@ class Recall(nn.Module, ABC):
             support: of every class; it decides where to look.
             memory: as above.
             hidden: as above.
+
+        Settings refuse conjugate inference for a memory that has none.
         """
         raise NotImplementedError(f"{type(self).__name__} has no Gaussian prior")
 

@@ -1,15 +1,13 @@
 """What a run directory tells of its training: the command, and the time it took."""
 
-import shlex
-from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vsm.configuration import settings_to_dict
 from vsm.directories import METRICS_NAME, Directory
 from vsm.errors import RunError
+from vsm.provenance import command
 from vsm.runs import RunDirectory
 from vsm.settings import RunSettings
 
@@ -39,27 +37,8 @@ def training_record(path: Path, data: str) -> dict[str, Any]:
         "seconds": _seconds(rows),
         "init": settings.init,
         "init_seconds": _seconds_of_backbone(settings.init),
-        "command": command(settings),
+        "command": command("train", replace(settings, seed=RunSettings().seed)),
     }
-
-
-def command(settings: RunSettings) -> str:
-    """Return the command of a training, but for its seed and its place: what is not a default."""
-    defaults = dict(_flat(asdict(RunSettings())))
-    words = ["vsm", "train"]
-    for name, value in _flat(settings_to_dict(settings)):
-        if value != defaults[name] and name != "seed":
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            words += [f"--{name.replace('_', '-')}", shlex.quote(text)]
-    return " ".join(words)
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _seconds(rows: list[dict[str, Any]]) -> float | None:
