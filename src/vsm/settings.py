@@ -96,6 +96,8 @@ class MemorySettings:
     """New content of a slot: graph attention over its samples (Eqs. 11-12), or their mean."""
     update_activation: Literal["identity", "softmax", "relu", "tanh"] = "identity"
     """σ of Eq. 12."""
+    delayed_gradient: bool = True
+    """Teach what updates the memory by the next step's loss; false: it stays as it began."""
     retention: float = 0.7
     """α of Eq. 13: how much old content stays (the paper: 0.7 for 1-shot, 0.8 for 5-shot)."""
     strength: float | None = None
