@@ -4,6 +4,7 @@ from itertools import cycle
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from vsm.backbones import Backbone
 from vsm.benchmarking.timing import Work
@@ -22,6 +23,7 @@ from vsm.settings import (
 from vsm.training import build_optimiser, training_step
 
 NUM_BATCHES = 8  # different classes in as many steps
+PRODUCT_WIDTH = 1024  # of matrices so large that arithmetic alone decides how long they take
 
 
 def run_settings(workload: StepWorkload | EvaluationWorkload, method: Method) -> RunSettings:
@@ -90,6 +92,28 @@ def backbone_passes(workload: StepWorkload) -> Work:
         backbone(images).sum().backward()
 
     return forward_and_backward
+
+
+def equal_arithmetic(workload: StepWorkload, method: Method) -> Work:
+    """Return as much arithmetic as the convolutions and matrix products of a step, and no more.
+
+    It is done in the one way that uses all of a processor, products of large square matrices. A
+    step that computes the same sums in the same way cannot be faster.
+    """
+    with FlopCounterMode(display=False) as counter:
+        training_steps(workload, method)()
+    of_one_row = 2 * PRODUCT_WIDTH**2
+    repeats = max(1, round(counter.get_total_flops() / (of_one_row * PRODUCT_WIDTH)))
+    rows = max(1, round(counter.get_total_flops() / (of_one_row * repeats)))
+    left = normal(generator(0, "left"), rows, PRODUCT_WIDTH)
+    right = normal(generator(0, "right"), PRODUCT_WIDTH, PRODUCT_WIDTH)
+    product = torch.empty_like(left)
+
+    def multiply() -> None:
+        for _ in range(repeats):
+            torch.mm(left, right, out=product)
+
+    return multiply
 
 
 def embeddings(workload: StepWorkload) -> Work:
