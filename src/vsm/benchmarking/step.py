@@ -14,6 +14,7 @@ from vsm.model import FewShotModel
 from vsm.runs import TrainingState
 from vsm.seeding import generator, normal, uniform
 from vsm.settings import (
+    Inference,
     Method,
     ModelSettings,
     OptimiserSettings,
@@ -26,15 +27,20 @@ NUM_BATCHES = 8  # different classes in as many steps
 PRODUCT_WIDTH = 1024  # of matrices so large that arithmetic alone decides how long they take
 
 
-def run_settings(workload: StepWorkload | EvaluationWorkload, method: Method) -> RunSettings:
-    """Return the defaults of a run with the sizes of ``workload``."""
+def run_settings(
+    workload: StepWorkload | EvaluationWorkload, method: Method, inference: Inference = "network"
+) -> RunSettings:
+    """Return the defaults of a run with the sizes of ``workload``.
+
+    The paper's network is the dearer of the two inferences, and the one that draws J memories.
+    """
     samples = (workload.memory_samples, workload.prototype_samples)
     return RunSettings(
         method=method,
         way=workload.way,
         shot=workload.shot,
         queries=workload.queries,
-        model=ModelSettings(channels=workload.channels),
+        model=ModelSettings(inference=inference, channels=workload.channels),
         sampling=SamplingSettings(*samples, *samples),
         optimiser=OptimiserSettings(schedule="constant"),
     )
@@ -66,9 +72,11 @@ def episode_classes(workload: StepWorkload, batch: int) -> Tensor:
     return chances.topk(workload.way).indices
 
 
-def training_steps(workload: StepWorkload, method: Method) -> Work:
+def training_steps(
+    workload: StepWorkload, method: Method, inference: Inference = "network"
+) -> Work:
     """Return a training step: tensors in; Adam and the update of the memory done."""
-    settings = run_settings(workload, method)
+    settings = run_settings(workload, method, inference)
     model = FewShotModel(settings, workload.image_shape)
     optimiser = build_optimiser(model, settings.optimiser)
     inputs = episode_images(workload)

@@ -29,7 +29,9 @@ from vsm.errors import VsmError
 from vsm.runtime import keep_allocations
 
 WORKS: dict[str, Callable[..., Work]] = {
-    "step": lambda method, **sizes: training_steps(StepWorkload(**sizes), method),
+    "step": lambda method, inference="network", **sizes: training_steps(
+        StepWorkload(**sizes), method, inference
+    ),
     "backbone": lambda **sizes: backbone_passes(StepWorkload(**sizes)),
     "arithmetic": lambda method, **sizes: equal_arithmetic(StepWorkload(**sizes), method),
     "embedding": lambda **sizes: embeddings(StepWorkload(**sizes)),
