@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,12 @@ from vsm import FewShotClassifier
 from vsm.cli import main
 from vsm.data import ImageDataset
 from vsm.errors import ClassifierError
-from vsm.rejection import LEVELS, Thresholds, conformal
+from vsm.memory import SupportSet
+from vsm.model import FewShotModel
+from vsm.rejection import LEVELS, Thresholds, class_scores, conformal, own_scores, slots_of
+from vsm.seeding import generator
+from vsm.serving import Pretrained
+from vsm.settings import ModelSettings, RunSettings
 
 
 def test_a_threshold_is_the_smallest_score_that_covers_so_many() -> None:
@@ -47,9 +53,82 @@ def test_classes_have_the_threshold_of_their_number_of_images() -> None:
             thresholds.at(wrong, [1])
 
 
-def learned() -> FewShotClassifier:
+@pytest.mark.parametrize("distance", ["squared_euclidean", "cosine"])
+@pytest.mark.parametrize("has_slots", [True, False])
+def test_a_score_is_the_distance_to_a_class_against_all_that_is_remembered_of_others(
+    distance: str, has_slots: bool, random: torch.Generator
+) -> None:
+    settings = RunSettings(
+        data="features:x",
+        method="protonet",
+        model=ModelSettings(distance=distance, temperature=0.7),  # type: ignore[arg-type]
+    )
+    model = FewShotModel(settings, (4,)).eval()
+    prototypes = torch.randn(2, 3, 5, 4, generator=random)
+    queries = torch.randn(2, 6, 4, generator=random)
+    slots = torch.randn(7, 4, generator=random)
+    hidden = torch.zeros(2, 7, dtype=torch.bool)
+    hidden[0, 2] = hidden[1, 5] = True
+    found = class_scores(model, prototypes, queries, slots if has_slots else None, hidden)
+
+    def apart(one: torch.Tensor, two: torch.Tensor) -> float:
+        if distance == "cosine":
+            return 1 - torch.cosine_similarity(one.double(), two.double(), dim=0).item()
+        return (one - two).square().sum().item()
+
+    for t, b, n in torch.cartesian_prod(torch.arange(2), torch.arange(6), torch.arange(3)):
+        query = queries[t, b]
+        near = np.mean([apart(query, sample) for sample in prototypes[t, n]]) / 0.7
+        others = [math.exp(-apart(query, slots[a]) / 0.7) for a in range(7) if not hidden[t, a]]
+        expected = near + (math.log(sum(others)) if has_slots else 0)
+        assert found[t, b, n].item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_own_scores_are_those_of_each_query_for_its_class() -> None:
+    encoder = learned().encoder
+    assert encoder is not None
+    assert encoder.memory is not None
+    features, _, _ = clustered_features(6, 9, seed=3)
+    rows = encoder.embed(features).view(2, 3, 9, -1)
+    support, queries = rows.split([2, 7], 2)
+    memory = encoder.memory.memory
+    own = own_scores(encoder.model, memory, support, queries, seed=0)  # [T, Q, N]
+    prototypes = encoder.model.infer(
+        SupportSet.of(support), memory, generator(0, "rejection-noise", 2)
+    ).prototypes
+    for n in range(3):
+        scores = class_scores(encoder.model, prototypes, queries[:, n], slots_of(memory))
+        torch.testing.assert_close(own[:, :, n], scores[..., n])
+
+
+def test_neither_what_people_added_nor_what_has_a_fitted_label_is_held_against_a_picture() -> None:
+    classifier = learned()
+    features, _, names = clustered_features(64, 20)
+    assert classifier.memory is not None
+    slots = slots_of(classifier.memory.memory)
+    assert slots is not None
+    new, _, _ = clustered_features(2, 5, seed=9)
+    classifier.fit(new, ["this"] * 5 + ["that"] * 5).remember()
+    classifier.fit(torch.cat([features[:4], new[:1]]), [names[0]] * 4 + ["other"])
+    kept = classifier._others()
+    assert classifier._recalled is not None
+    assert {"this", "that"} <= set(classifier._recalled.names)
+    assert kept is not None
+    torch.testing.assert_close(
+        kept, slots[[name != names[0] for name in classifier.memory.names[:64]]]
+    )
+
+
+@cache
+def learned_encoder() -> Pretrained:
     features, class_ids, names = clustered_features(64, 20)
-    return FewShotClassifier().learn_memory(features, [names[c] for c in class_ids])
+    encoder = FewShotClassifier().learn_memory(features, [names[c] for c in class_ids]).encoder
+    assert encoder is not None
+    return encoder
+
+
+def learned() -> FewShotClassifier:
+    return FewShotClassifier(learned_encoder())
 
 
 @pytest.mark.parametrize("coverage", [0.5, 0.9])
@@ -62,8 +141,10 @@ def test_as_many_of_new_classes_are_near_enough_as_was_asked(coverage: float) ->
         shot = 1 + 4 * (seed % 2)  # one or five examples
         fitted = np.arange(150) % 30 < shot
         classifier.fit(features[fitted], class_ids[fitted])
-        distances = classifier._distances(classifier.encoder.embed(features[~fitted]))
-        own = distances[torch.arange(len(distances)), class_ids[~fitted]]
+        asked = classifier.encoder.embed(features[~fitted]).unsqueeze(0)
+        prototypes = classifier._inferred.prototypes
+        [scores] = class_scores(classifier.encoder.model, prototypes, asked, classifier._others())
+        own = scores[torch.arange(len(scores)), class_ids[~fitted]]
         limit = classifier.encoder.thresholds().at(coverage, [shot])
         near.append((own <= limit).float().mean().item())
         answered.append(np.mean(classifier.predict(features[~fitted], reject=coverage) != -1))
@@ -94,6 +175,20 @@ def test_a_label_that_means_none_and_a_model_without_validation_are_refused() ->
         classifier.predict(features, reject=0.9)
     with pytest.raises(ClassifierError, match="has no validation classes"):
         FewShotClassifier().fit(features, class_ids).predict(features, reject=0.9)
+
+
+def test_a_memory_that_grew_keeps_the_thresholds_and_another_does_not() -> None:
+    classifier = learned()
+    encoder, memory = classifier.encoder, classifier.memory
+    assert encoder is not None
+    assert memory is not None
+    features, class_ids, _ = clustered_features(2, 5, seed=9)
+    classifier.fit(features, class_ids).remember()
+    assert classifier.memory is not None
+    grown = encoder.with_memory(classifier.memory, "grown")
+    assert grown.known_thresholds == encoder.known_thresholds
+    fewer = encoder.with_memory(memory.without(memory.names[:1]), "fewer")
+    assert fewer.known_thresholds is None
 
 
 def test_a_run_measures_its_thresholds_on_validation_classes(

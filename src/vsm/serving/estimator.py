@@ -1,5 +1,7 @@
 """A few labelled pictures in, a classifier out, in the manner of scikit-learn."""
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
@@ -10,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from vsm.calibration import tempered
 from vsm.checkpoints import below, load_tensors, save_tensors
 from vsm.classifier import pairwise_distance, predictive
 from vsm.devices import Placement, choose_placement
@@ -21,6 +23,7 @@ from vsm.evaluation import ELEMENTS_AT_ONCE
 from vsm.memory import SupportSet
 from vsm.memory_files import Changes, NamedMemory, by_hand, restored_memory
 from vsm.model import FewShotModel, InferredPrototypes
+from vsm.rejection import class_scores, slots_of
 from vsm.seeding import generator
 from vsm.serving.explanation import (
     Explanation,
@@ -32,7 +35,7 @@ from vsm.serving.explanation import (
 from vsm.serving.pretrained import Pretrained, as_features, from_parts, open_pretrained
 from vsm.settings import RunSettings
 
-KIND, FORMAT = "classifier", 1
+KIND, FORMAT = "classifier", 2
 Labels = Sequence[Any] | npt.NDArray[Any] | Tensor
 PARAMETERS = ("encoder", "temperature", "seed")
 NONE_OF_THESE, NO_CLASS = "none of these", -1
@@ -48,8 +51,8 @@ class FewShotClassifier:
     Args:
         encoder: what :meth:`from_pretrained` opens. None takes rows of features that any encoder
             made; :meth:`learn_memory` then gives it a memory.
-        temperature: divides distances before the softmax, above 1 for less confidence; None is the
-            encoder's own.
+        temperature: T of the probabilities p^(1/T) / Z, above 1 for less confidence; answers stay.
+            None is the one on the model's card for so many examples, 1.0 leaves them as computed.
         seed: of the sampled prototypes.
 
     Attributes:
@@ -161,8 +164,9 @@ class FewShotClassifier:
         Args:
             images: as in :meth:`fit`.
             reject: answer "none of these" (or -1 among integers) where a picture is too far from
-                all classes: that will befall about 1 − ``reject`` of the pictures of these classes.
-                The thresholds are measured on validation classes when first asked for.
+                all classes: that will befall at most about 1 − ``reject`` of the pictures of these
+                classes. Thresholds come with a shipped model; those of a run are measured on
+                validation classes when first asked for.
         """
         self._require_fitted()
         features = self._opened.embed(images)
@@ -174,9 +178,24 @@ class FewShotClassifier:
     @torch.no_grad()
     def accepted(self, features: Tensor, coverage: float) -> npt.NDArray[np.bool_]:
         """Tell which embedded pictures ``[n, D]`` are near enough to one of the classes ``[n]``."""
+        self._require_fitted()
         limits = self._opened.thresholds().at(coverage, self._shots)
-        near = [(self._distances(part).cpu() <= limits).any(-1) for part in self._parts(features)]
+        model, prototypes, slots = self._opened.model, self._inferred.prototypes, self._others()
+        at_once = self._parts(features, 1 if slots is None else len(slots))
+        near = [
+            (class_scores(model, prototypes, part.unsqueeze(0), slots)[0].cpu() <= limits).any(-1)
+            for part in at_once
+        ]
         return torch.cat(near).numpy()
+
+    def _others(self) -> Tensor | None:
+        """Return the slots that training left of classes that are not fitted: ``[A, D]``."""
+        if self._recalled is None or not self._recalled.names:
+            return None
+        slots = slots_of(self._recalled.memory)
+        known = self._recalled.added | {str(label) for label in self._labels}
+        kept = [slot for slot, name in enumerate(self._recalled.names) if name not in known]
+        return slots[kept].to(self._opened.model.device) if slots is not None and kept else None
 
     @property
     def _none_of_these(self) -> str | int:
@@ -199,7 +218,10 @@ class FewShotClassifier:
         return pairwise_distance(features.unsqueeze(0), prototypes, kind).mean(-1)[0]
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float32]:
-        """Return ``[n, N]``, the probability of each of ``classes_``, averaged over prototypes."""
+        """Return ``[n, N]``, the probability of each of ``classes_``.
+
+        It is averaged over the sampled prototypes and calibrated by the temperature.
+        """
         self._require_fitted()
         return self._predict_features(self._opened.embed(images))
 
@@ -230,7 +252,7 @@ class FewShotClassifier:
     def _explained(self, features: Tensor, num_recalled: int) -> list[Explanation]:
         log_probabilities, distances = self._log_probabilities(features), self._distances(features)
         uncertainty = torch.stack(split_uncertainty(log_probabilities))[:, 0]  # [3, n]
-        probabilities = predictive(log_probabilities).exp()[0]
+        probabilities = self._calibrated(log_probabilities)
         spread = spread_of(log_probabilities)[0]
         recalled, strength = self._recollected(num_recalled), self._strength()
         return [
@@ -478,24 +500,40 @@ class FewShotClassifier:
 
     @torch.no_grad()
     def _log_probabilities(self, features: Tensor) -> Tensor:
-        """Eq. 1 at the chosen temperature: ``[n, D]`` to ``[1, n, N, L]``."""
+        """Eq. 1 for every sample of the prototypes: ``[n, D]`` to ``[1, n, N, L]``."""
         classifier = self._opened.model.classifier
         log_probabilities: Tensor = classifier(features.unsqueeze(0), self._inferred.prototypes)
-        chosen = self._opened.temperature if self.temperature is None else self.temperature
-        if chosen == 1:
-            return log_probabilities
-        return F.log_softmax(log_probabilities / chosen, dim=-2)
+        return log_probabilities
+
+    def _calibrated(self, log_probabilities: Tensor) -> Tensor:
+        """Average over samples, and calibrate: ``[1, n, N, L]`` to probabilities ``[n, N]``."""
+        return tempered(predictive(log_probabilities), self._calibration()).exp()[0]
+
+    def _calibration(self) -> float:
+        """Return the temperature given, or that of the model for so many examples.
+
+        Where classes differ in how many they have, it is that of their geometric mean.
+        """
+        if self.temperature is None:
+            return self._opened.temperature(statistics.geometric_mean(self._shots))
+        if not 0 < self.temperature < math.inf:
+            raise ClassifierError(
+                f"temperature: expected a number above 0, or None for the model's own, got "
+                f"{self.temperature!r}"
+            )
+        return self.temperature
 
     def _predict_features(self, features: Tensor) -> npt.NDArray[np.float32]:
         answers = [
-            predictive(self._log_probabilities(part)).exp()[0] for part in self._parts(features)
+            self._calibrated(self._log_probabilities(part)) for part in self._parts(features)
         ]
         return torch.cat(answers).cpu().numpy()
 
-    def _parts(self, features: Tensor) -> tuple[Tensor, ...]:
-        """Split rows into parts whose samples fit into memory."""
+    def _parts(self, features: Tensor, also: int = 1) -> tuple[Tensor, ...]:
+        """Split rows into parts whose samples, or ``also`` numbers a row, fit into memory."""
         _, way, samples, _ = self._inferred.prototypes.shape
-        parts: tuple[Tensor, ...] = features.split(max(1, ELEMENTS_AT_ONCE // (way * samples)))
+        per_row = max(way * samples, also)
+        parts: tuple[Tensor, ...] = features.split(max(1, ELEMENTS_AT_ONCE // per_row))
         return parts
 
     def _by_class(self, values: Tensor) -> dict[Any, float]:

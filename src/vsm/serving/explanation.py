@@ -39,14 +39,16 @@ class Explanation:
 
     Attributes:
         prediction: the answer.
-        probabilities: of each class, averaged over the sampled prototypes.
-        spread: standard deviation of that probability over the sampled prototypes.
+        probabilities: of each class, averaged over the sampled prototypes, and calibrated.
+        spread: standard deviation of that probability over the sampled prototypes, each as it is
+            before calibration.
         distances: from the picture to the prototype, averaged over its samples.
         recalled: what the memory was addressed with for each class, most weight first.
         memory_strength: support images that the memory counted for; nothing if that is not known.
         shots: examples of each class that were fitted.
         remembered: images that counted besides, since they were remembered under that very name.
-        uncertainty: of the answer.
+        uncertainty: of the answer, before calibration: a temperature would hide what part of it the
+            samples account for.
     """
 
     prediction: Any
