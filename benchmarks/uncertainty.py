@@ -128,7 +128,7 @@ def doubts(
     known, strange = _known_and_strange(nearest(model, prototypes, rows, slots_of(memory)))
     told = {"auroc": auroc(known, strange)}
     for coverage in COVERAGES:
-        limit = opened.thresholds().at(coverage, [shot]).item()
+        limit = opened.thresholds().at(coverage, [shot] * WAY)[0]
         told[f"answered at {coverage}"] = (known <= limit).double().mean(1)
         told[f"spotted at {coverage}"] = (strange > limit).double().mean(1)
     log_probabilities = model.classifier(rows[:, : WAY * QUERIES], prototypes)

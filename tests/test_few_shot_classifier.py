@@ -358,6 +358,31 @@ def test_what_was_remembered_never_lowers_accuracy_and_helps_with_fewer_examples
     assert np.mean(fresh) > np.mean(before) + 0.05
 
 
+def test_a_shipped_model_never_does_worse_on_classes_that_it_remembers() -> None:
+    glyphs = open_images("glyphs")
+    learner, control = (FewShotClassifier.from_pretrained("glyphs-5w1s") for _ in range(2))
+    order = np.random.default_rng(0).permutation(glyphs.classes("test"))
+    tasks = [chosen.tolist() for chosen in order[:150].reshape(30, 5)]  # no class twice
+
+    def of(chosen: list[int], first: int, count: int) -> tuple[list[Any], list[str]]:
+        return examples(glyphs, dict.fromkeys(chosen, count), first)
+
+    before = []
+    for number, chosen in enumerate(tasks):
+        few, asked = of(chosen, 0, 1), of(chosen, 6, 6)
+        before.append(control.fit(*few).score(*asked))
+        if number % 3 == 0:  # the examples that will be met again
+            learner.fit(*few).remember()
+        else:  # one other example, or five
+            learner.fit(*of(chosen, 1, 1 if number % 3 == 1 else 5)).remember()
+    after = [learner.fit(*of(chosen, 0, 1)).score(*of(chosen, 6, 6)) for chosen in tasks]
+    gain = np.subtract(after, before).reshape(10, 3)
+    assert np.abs(gain[:, 0]).max() < 0.04, "evidence that was met before counts once"
+    assert gain[:, 1].mean() > 0.02
+    assert gain[:, 2].mean() > 0.05
+    assert gain.min() > -0.1, "of thirty questions, one or two more answers may be bad luck"
+
+
 def test_an_explanation_says_what_the_model_computed(
     opened: Callable[..., FewShotClassifier], tiny_dataset: ImageDataset
 ) -> None:

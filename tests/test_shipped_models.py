@@ -6,9 +6,11 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -177,8 +179,11 @@ def test_every_model_says_none_of_these_without_its_data(
     known = classifier.encoder.known_thresholds
     assert known is not None
     assert list(known.by_shot) == [1, 2, 5, 10]
-    for values in known.by_shot.values():
-        assert list(values) == sorted(values)
+    for ways in known.by_shot.values():
+        assert list(ways)[:3] == [1, 2, 5]
+        for fewer, more in pairwise(ways.values()):
+            assert list(fewer) == sorted(fewer)
+            assert np.mean(fewer) > np.mean(more), "the more classes, the nearer is the nearest"
 
 
 def test_the_code_on_the_page_about_models_runs(capsys: pytest.CaptureFixture[str]) -> None:
