@@ -107,8 +107,8 @@ def markdown(results: dict[str, Any]) -> str:
             f"- an evaluation: {evaluation['data']}, {evaluation['episodes']:,} episodes of VSM "
             f"with J = {evaluation['memory_samples']} and L = {evaluation['prototype_samples']}, "
             f"{evaluation['peer_episodes']:,} of the peer",
-            f"- a classifier: fitted to {classifier['way']} classes of {classifier['shot']} examples "
-            f"each, and asked about {classifier['queries']} pictures",
+            f"- a classifier: {classifier['way']} classes of {classifier['shot']} examples each, "
+            f"and {classifier['queries']} pictures to classify",
             "",
             "## Ratios",
             "",

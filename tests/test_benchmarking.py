@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks import classifier as classifier_speed
 from benchmarks import optimisations, speed
 from vsm.benchmarking import worker
 from vsm.benchmarking.classifier import (
@@ -483,6 +484,18 @@ def test_results_are_written_as_a_page_an_object_and_a_picture(
 
 def test_every_target_is_a_promised_ratio() -> None:
     assert set(speed.TARGETS) <= PROMISED_RATIOS
+
+
+def test_classifiers_are_measured_by_themselves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["classifier", "--models", "glyphs-5w1s", "--pairs", "1", "--threads", "1"]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setenv("COLUMNS", "120")
+    classifier_speed.main()
+    printed = capsys.readouterr().out
+    for words_of_row in ("classifying_vs_embedding_glyphs-5w1s", "≤ 1.30", "≤ 1.10", "explain_gly"):
+        assert words_of_row in printed
 
 
 @pytest.fixture(scope="module")

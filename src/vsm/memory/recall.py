@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.memory.addressing import Addressing, entropy
+from vsm.memory.addressing import Addressing, Keys, entropy
 from vsm.memory.state import SlotMemory
 from vsm.networks import GaussianNetwork, LearnedVariance, Perceptron
 from vsm.probability import DiagonalGaussian
@@ -235,7 +235,7 @@ class VariationalRecall(SlotRecall):
         self.soft_variance = memory.soft_variance
         self.gumbel_temperature = memory.gumbel_temperature
         self.kl = objective.kl
-        self._kept: tuple[Tensor, SharedComponents] | None = None
+        self._kept: tuple[Tensor, Keys, SharedComponents] | None = None
 
     @torch.no_grad()
     def keep(self, memory: SlotMemory) -> None:
@@ -244,13 +244,13 @@ class VariationalRecall(SlotRecall):
         What is kept serves this very memory alone, and only where no gradient is asked for.
         """
         if self._kept is None or self._kept[0] is not memory.content:
-            self._kept = memory.content, SharedComponents.of(self.network(memory.content))
+            self._kept = memory.content, *self._prepared(memory.content)
 
-    def _shared(self, content: Tensor) -> SharedComponents:
-        """Return p_ψ(m | M_a) of all slots ``[A, D]``, as it was kept or computed anew."""
+    def _prepared(self, content: Tensor) -> tuple[Keys, SharedComponents]:
+        """Return the keys of all slots ``[A, D]`` and p_ψ(m | M_a), as kept or computed anew."""
         if self._kept is not None and self._kept[0] is content and not torch.is_grad_enabled():
-            return self._kept[1]
-        return SharedComponents.of(self.network(content))
+            return self._kept[1:]
+        return self.addressing.keys(content), SharedComponents.of(self.network(content))
 
     def forward(
         self,
@@ -284,8 +284,8 @@ class VariationalRecall(SlotRecall):
 
     def prior(self, support: SupportSet, memory: SlotMemory, hidden: Tensor | None) -> MemoryPrior:
         """See :class:`Recall`: the mixture's mean and variance, however samples would be drawn."""
-        weights = self.addressing(support.mean, memory.content, hidden)
-        shared = self._shared(memory.content)
+        keys, shared = self._prepared(memory.content)
+        weights = self.addressing(support.mean, keys, hidden)
         return MemoryPrior(self._soft(weights, shared), weights, _addressed(weights))
 
     def _soft(self, weights: Tensor, slots: SharedComponents) -> DiagonalGaussian:

@@ -1,12 +1,12 @@
 """Why a picture was classified as it was."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vsm.classifier import predictive
 from vsm.memory.addressing import entropy
 
 
@@ -81,13 +81,18 @@ def split_uncertainty(log_probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor
     H[E p] = E H[p] + I(answer; prototypes), with the expectation over the L samples.
 
     Args:
-        log_probabilities: ``[T, B, N, L]``.
+        log_probabilities: ``[T, B, N, L]``, none of them infinite.
     """
-    total = entropy(predictive(log_probabilities).exp())
-    aleatoric = entropy(log_probabilities.exp().mT).mean(-1)
+    probabilities = log_probabilities.exp()
+    total = entropy(probabilities.mean(-1))
+    samples = log_probabilities.shape[-1]
+    aleatoric = -(probabilities.mul_(log_probabilities)).sum((-1, -2)) / samples
     return total, aleatoric, (total - aleatoric).clamp_min(0)
 
 
 def spread_of(log_probabilities: Tensor) -> Tensor:
     """Return the standard deviation of probabilities over the samples: ``[T, B, N]``."""
-    return torch.std(log_probabilities.exp(), -1, correction=0)
+    probabilities = log_probabilities.exp()
+    apart = probabilities.sub_(probabilities.mean(-1, keepdim=True))
+    norms: Tensor = torch.linalg.vector_norm(apart, dim=-1)
+    return norms / math.sqrt(log_probabilities.shape[-1])
