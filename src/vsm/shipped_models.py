@@ -91,7 +91,8 @@ def temperature_for(facts: Mapping[str, Any], shot: float) -> float | None:
     for fewer, more in pairwise(shots):
         if fewer < shot < more:
             share = math.log(shot / fewer) / math.log(more / fewer)
-            return fitted[fewer] ** (1 - share) * fitted[more] ** share
+            low, high = math.log(fitted[fewer]), math.log(fitted[more])
+            return math.exp(low + share * (high - low))
     return fitted[min(shots, key=lambda known: abs(known - shot))]
 
 
