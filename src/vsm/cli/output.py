@@ -1,5 +1,6 @@
 """What people see: progress bars and tables on a terminal, or one JSON object for programs."""
 
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+
+from vsm.errors import SettingsError
 
 if TYPE_CHECKING:
     from vsm.evaluation import Advance, Evaluation
@@ -145,3 +148,11 @@ def print_table(
     for row in rows:
         table.add_row(*row)
     Console(file=sys.stdout).print(table)
+
+
+def need_matplotlib(what: str) -> None:
+    """Say how to install the extra that ``what`` needs, if it is not there."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise SettingsError(
+            f"{what} needs matplotlib: pip install 'variational-semantic-memory[plots]'"
+        )
