@@ -35,6 +35,10 @@ class ClassifierError(VsmError, ValueError):
     """A classifier was given examples, labels or queries that it cannot use."""
 
 
+class ClassifierTypeError(ClassifierError, TypeError):
+    """Something among the features is no number."""
+
+
 class ExportError(VsmError):
     """A model cannot be written in another format: something is missing, or it would differ."""
 

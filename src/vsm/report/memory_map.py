@@ -14,10 +14,11 @@ from matplotlib.patheffects import withStroke
 from torch import Tensor
 from torch.nn import functional as F
 
+from vsm.colours import COLOURS, QUIET
 from vsm.errors import MemoryFileError
 from vsm.files import atomic_path
 from vsm.memory_files import NamedMemory
-from vsm.report.figures import COLOURS, QUIET, principal_plane
+from vsm.report.figures import principal_plane
 
 WIDTH, DPI = 10.0, 150  # inches, dots an inch
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -88,7 +89,8 @@ def _frame(axes: Axes, shares: Sequence[float], title: str) -> None:
 def _areas(counts: Points) -> Points:
     """Return the dots' areas in square points, in proportion to counts but for the smallest."""
     largest = min(DOTS / len(counts), LARGEST_DOT)
-    return np.maximum(counts / max(counts.max(), 1) * largest, SMALLEST_DOT)
+    areas: Points = np.maximum(counts / max(counts.max(), 1) * largest, SMALLEST_DOT)
+    return areas
 
 
 def _groups(names: Sequence[str]) -> list[str]:

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vsm.checkpoints import below, fit_weights
 from vsm.configuration import settings_from_dict, settings_to_dict
-from vsm.data import Dataset, EpisodeSampler, open_dataset
+from vsm.data import EpisodeSampler, open_dataset
 from vsm.devices import ON_CPU, Placement
 from vsm.errors import ClassifierError, RunError
 from vsm.evaluation import EMBEDDING_BATCH, cached_embedder, evaluation_mode
@@ -20,6 +20,7 @@ from vsm.memory_files import EncoderIdentity, NamedMemory, read_memory, trained_
 from vsm.model import FewShotModel
 from vsm.rejection import SHOTS, Thresholds, calibrate
 from vsm.runs import RunDirectory, load_model, require_consent
+from vsm.serving.inputs import as_features
 from vsm.serving.pictures import PictureFormat, as_list
 from vsm.shipped_models import find_run
 
@@ -178,13 +179,14 @@ def open_pretrained(
         model,
         own,
         PictureFormat.from_facts(facts),
-        find_thresholds=lambda used: _on_validation(used, open_dataset(facts["data"])),
+        find_thresholds=partial(_on_validation, facts["data"]),
     )
     return opened if memory is None else opened.with_memory(read_memory(Path(memory)), memory)
 
 
-def _on_validation(opened: Pretrained, dataset: Dataset) -> Thresholds:
+def _on_validation(data: str, opened: Pretrained) -> Thresholds:
     """Measure thresholds on episodes of the validation classes, which nothing was trained on."""
+    dataset = open_dataset(data)
     sizes = dataset.class_sizes[dataset.classes("validation")]
     shots = [shot for shot in SHOTS if shot < sizes.min()]
     way = min(VALIDATION_WAY, len(sizes))
@@ -217,23 +219,3 @@ def from_parts(
     if memory is not None:
         named = trained_memory(model.settings, model.state_dict(), memory, names, 0)
     return Pretrained(model.settings.data, model.eval(), named, None, 1.0, thresholds)
-
-
-def as_features(rows: Any, width: int | None = None) -> Tensor:
-    """Check features ``[n, D]`` of any array type, and return them as float32."""
-    given = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
-    if given.dtype.kind not in "fiu" or given.ndim != 2 or 0 in given.shape[1:]:
-        raise ClassifierError(
-            f"features: expected numbers [n, D], got {given.dtype} {list(given.shape)}; this "
-            "classifier takes features, not pictures"
-        )
-    if width is not None and given.shape[1] != width:
-        raise ClassifierError(f"features: expected rows of {width} numbers, got {given.shape[1]}")
-    features = torch.tensor(given, dtype=torch.float32)
-    finite = features.isfinite().all(1)
-    if not finite.all():
-        raise ClassifierError(
-            f"features: row {int((~finite).int().argmax())} holds NaN, infinity or a number too "
-            "large for float32; mend it"
-        )
-    return features
