@@ -1,6 +1,7 @@
 """ONNX files answer as the classifier does, for other sizes than they were traced with."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import vsm
 from serving_helpers import CLASSES, examples, use_tiny_dataset, write_run, write_run_of
 from tiny import make_dataset, make_settings
 from vsm import FewShotClassifier, export_onnx
@@ -122,7 +124,7 @@ def own_backbone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def glyphs_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("glyphs") / "onnx"
+    folder = tmp_path_factory.mktemp("glyphs") / "graphs"
     assert main(["export", "glyphs-5w1s", "--onnx", str(folder)]) == 0
     return folder
 
@@ -172,6 +174,22 @@ def test_noise_is_stored_for_five_classes_and_then_answers_need_no_other_inputs(
     given = np.float32(3.0)
     tempered = graph(**task, temperature=np.asarray(given))["probabilities"]
     np.testing.assert_allclose(tempered, cooler, atol=1e-4)
+
+
+def test_the_pages_code_runs(
+    glyphs_export: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "export.md").read_text(encoding="utf-8")
+    exporting, using = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(glyphs_export.parent)
+    done = onnx_files.Exported(Path("encoder.onnx"), Path("classifier.onnx"), {})
+    monkeypatch.setattr(vsm, "export_onnx", lambda *_: done, raising=False)
+    namespace: dict[str, Any] = {}
+    exec(exporting, namespace)
+    exec(using, namespace)
+    assert capsys.readouterr().out.startswith("encoder.onnx classifier.onnx {}\n[[")
+    np.testing.assert_allclose(namespace["probabilities"].sum(1), 1, atol=1e-5)
+    np.testing.assert_allclose(namespace["exactly"][0], namespace["probabilities"], atol=0.2)
 
 
 def test_graphs_say_what_they_are(glyphs_export: Path) -> None:

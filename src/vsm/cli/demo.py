@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jsonargparse
 
+from vsm.cli.arguments import add_json_argument
 from vsm.cli.launch import exit_when_stopped
 from vsm.cli.output import TrainingBar, console, counting, need_matplotlib, print_json
 from vsm.configuration import preset_paths, settings_from_files
@@ -24,7 +25,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", type=int, default=2000, help="Test episodes.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of training and episodes.")
     parser.add_argument("--overwrite", action="store_true", help="Replace an earlier demo.")
-    parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+    add_json_argument(parser)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jsonargparse
 
+from vsm.cli.arguments import add_backbone_argument, add_json_argument, add_memory_argument
 from vsm.cli.output import print_json
 
 
@@ -17,16 +18,10 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         required=True,
         help="Folder that encoder.onnx and classifier.onnx go into.",
     )
-    parser.add_argument(
-        "--memory", type=Path | None, help="A memory file in place of the model's own."
-    )
-    parser.add_argument(
-        "--backbone",
-        type=str | None,
-        help="Name the run's own backbone module:attribute again, to allow that it is imported.",
-    )
+    add_memory_argument(parser)
+    add_backbone_argument(parser)
     parser.add_argument("--overwrite", action="store_true", help="Replace files that are there.")
-    parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+    add_json_argument(parser)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
+from vsm.cli.arguments import add_backbone_argument, add_json_argument
 from vsm.cli.output import need_matplotlib, print_json, print_table
 from vsm.errors import SettingsError
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 TARGET = "A run directory, or a memory file."
 SOURCE = "A run directory, a name that vsm models lists, or a memory file."
-JSON = "Print exactly one JSON object."
 SHOWN = 40  # rows for people
 
 
@@ -27,7 +27,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     showing.add_argument(
         "--plot", type=Path | None, help="Draw the slots to this .png, .svg or .pdf instead."
     )
-    showing.add_argument("--json", action="store_true", help=JSON)
+    add_json_argument(showing)
 
     adding = _action(actions, "add", "Take in classes from labelled folders.")
     adding.add_argument("target", type=Path, help=f"{TARGET} A new file begins as the model's.")
@@ -39,23 +39,19 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         type=Path | None,
         help="The run, or shipped model, whose encoder it is; unset: the target is one.",
     )
-    adding.add_argument(
-        "--backbone",
-        type=str | None,
-        help="Name the run's own backbone module:attribute again, to allow that it is imported.",
-    )
-    adding.add_argument("--json", action="store_true", help=JSON)
+    add_backbone_argument(adding)
+    add_json_argument(adding)
 
     forgetting = _action(actions, "forget", "Drop classes.")
     forgetting.add_argument("target", type=Path, help=TARGET)
     forgetting.add_argument("classes", type=str, nargs="+", help="Names of classes.")
-    forgetting.add_argument("--json", action="store_true", help=JSON)
+    add_json_argument(forgetting)
 
     merging = _action(actions, "merge", "Join two memories of one encoder.")
     merging.add_argument("first", type=Path, help=SOURCE)
     merging.add_argument("second", type=Path, help=SOURCE)
     merging.add_argument("--output", type=Path, required=True, help="The file to write.")
-    merging.add_argument("--json", action="store_true", help=JSON)
+    add_json_argument(merging)
 
     exporting = _action(actions, "export", "Write slots as .npz or .csv.")
     exporting.add_argument("target", type=Path, help=SOURCE)

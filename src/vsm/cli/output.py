@@ -117,10 +117,20 @@ def _percent(score: "Estimate") -> str:
 
 @contextmanager
 def counting(title: str, total: int, quiet: bool) -> Iterator["Advance"]:
-    """Show a bar that counts to ``total`` while the block runs."""
+    """Show a bar that counts to ``total`` while the block runs.
+
+    One that never moved leaves with the error that ended the block.
+    """
     with _bar(quiet) as progress:
         task = progress.add_task(title, total=total, note="")
-        yield lambda count: progress.advance(task, count)
+        try:
+            yield lambda count: progress.advance(task, count)
+        except BaseException:
+            if not progress.tasks[0].completed:
+                progress.live.transient = True
+                progress.live.stop()
+                progress.disable = True  # what is left of it would be an empty line
+            raise
 
 
 @contextmanager

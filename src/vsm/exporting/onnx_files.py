@@ -108,7 +108,7 @@ def export_onnx(
         classifying = _converted(
             classifier, _classifier_example(opened, noise), defaults, _classifier_facts(opened)
         )
-        differences = _check_encoder(encoder, encoding, opened)
+        differences = _check_encoder(encoding, opened)
         differences |= _check_classifier(classifier, encoder, classifying, opened, defaults)
     for name, difference in differences.items():
         if not difference <= TOLERANCE:
@@ -319,12 +319,16 @@ def _check_inputs(opened: Pretrained, count: int) -> Tensor:
     return torch.rand(count, *opened.pictures.input_shape, generator=random) * density
 
 
-def _check_encoder(graph: EncoderGraph, converted: bytes, opened: Pretrained) -> dict[str, float]:
+def _check_encoder(converted: bytes, opened: Pretrained) -> dict[str, float]:
+    """Compare with what a classifier makes of pixels from 0 to 255, or of features."""
     run, worst = _session(converted), 0.0
     for count in BATCHES:
         inputs = _check_inputs(opened, count)
         answers = run({_input_name(opened): inputs})
-        worst = max(worst, _difference("features", answers["features"], graph(inputs)))
+        pictures = opened.pictures
+        prepared = inputs if pictures is None else pictures.normalise(255 * inputs)
+        expected = opened.model.embed(prepared)
+        worst = max(worst, _difference("features", answers["features"], expected))
     return {"features": worst}
 
 
