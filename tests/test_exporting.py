@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -202,7 +203,7 @@ def test_graphs_say_what_they_are(glyphs_export: Path) -> None:
     assert encoder.facts["input_ink"] == "high"
     assert json.loads(classifier.facts["class_names"]) == list(opened.memory.names)
     assert json.loads(classifier.facts["class_counts"]) == opened.memory.slots.counts.tolist()
-    assert json.loads(classifier.facts["temperature"]) == 1.0
+    assert json.loads(classifier.facts["temperatures"]) == opened.temperatures
 
 
 def test_an_encoder_of_somebodys_own_is_exported_with_adapter_and_mirror(
@@ -278,6 +279,15 @@ def test_the_graph_of_every_method_computes_what_its_classifier_does(
     expected = torch.from_numpy(classifier.predict_proba(queries))
     torch.testing.assert_close(answers["probabilities"], expected, rtol=1e-4, atol=1e-5)
     assert ("recalled_weights" in answers) == (method not in ("protonet", "vpn"))
+
+
+def test_a_graph_chooses_the_temperature_of_the_card_by_the_examples() -> None:
+    opened = open_pretrained("glyphs-5w1s")
+    graph = ClassifierGraph(opened)
+    for shots in ([1, 1], [3, 3, 3], [1, 4], [5], [20, 30]):
+        expected = opened.temperature(statistics.geometric_mean(shots))
+        ours = graph.temperature(torch.tensor(shots).float().unsqueeze(-1))
+        assert ours.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_slots_can_be_hidden_as_the_classifier_hides_those_of_rivals(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.classifier import pairwise_distance, predictive
+from vsm.classifier import mean_distance, predictive
 from vsm.exporting.noise import RecordedNoise, StoredNoise
 from vsm.memory import SupportSet
 from vsm.seeding import generator
@@ -65,6 +65,18 @@ class ClassifierGraph(nn.Module):
         super().__init__()
         self.model = opened.model
         self.memory = None if opened.memory is None else opened.memory.memory
+        fitted = {int(shot): value for shot, value in (opened.temperatures or {"1": 1.0}).items()}
+        self.log_shots, self.log_temperatures = (
+            torch.tensor(values).log()
+            for values in (sorted(fitted), [fitted[shot] for shot in sorted(fitted)])
+        )
+
+    def temperature(self, shots: Tensor) -> Tensor:
+        """Do what :func:`vsm.shipped_models.temperature_for` does: ``[N, 1]`` to ``[]``."""
+        starts, steps = self.log_shots[:-1], self.log_shots.diff()
+        passed = (shots.log().mean() - starts).clamp_min(0).minimum(steps)
+        slopes = self.log_temperatures.diff() / steps
+        return (self.log_temperatures[0] + (slopes * passed).sum()).exp()
 
     def forward(
         self,
@@ -82,7 +94,8 @@ class ClassifierGraph(nn.Module):
             support_labels: ``[S, N]``, 1 where an example is of a class, else 0. Rows of zeros
                 count for nothing.
             query_features: ``[Q, D]``.
-            temperature: divides distances, on top of the model's own ``[]``.
+            temperature: T of the probabilities p^(1/T) / Z ``[]``; 0 is the model's own for so many
+                examples.
             hidden_slots: boolean ``[N, A]``, slots that a class may not recall, or ``[1, A]`` for
                 all classes; nothing for methods without memory.
             noise: see :class:`vsm.exporting.noise.StoredNoise`.
@@ -96,12 +109,13 @@ class ClassifierGraph(nn.Module):
             hidden = hidden_slots[rows].unsqueeze(0)
         inferred = self.model.infer(support, self.memory, StoredNoise(noise), hidden)
         queries = query_features.unsqueeze(0)
-        log_probabilities = self.model.classifier(queries, inferred.prototypes) / temperature
+        log_probabilities = predictive(self.model.classifier(queries, inferred.prototypes))
+        chosen = torch.where(temperature > 0, temperature, self.temperature(shots))
         kind = self.model.classifier.distance
         recalled = inferred.recollection
         return Answers(
-            predictive(F.log_softmax(log_probabilities, dim=-2)).exp()[0],
-            pairwise_distance(queries, inferred.prototypes, kind).mean(-1)[0],
+            F.softmax(log_probabilities / chosen, dim=-1)[0],
+            mean_distance(queries, inferred.prototypes, kind)[0],
             None if recalled is None else recalled.weights[0],
         )
 

@@ -205,7 +205,7 @@ def _defaults(opened: Pretrained, noise: Mapping[str, Tensor]) -> dict[str, Tens
     """Return what the classifier's graph uses for inputs that nobody gives."""
     slots = _num_slots(opened)
     hidden = {} if slots is None else {"hidden_slots": torch.zeros(1, slots, dtype=torch.bool)}
-    return {"temperature": torch.tensor(float(opened.temperature)), **hidden, **noise}
+    return {"temperature": torch.zeros(()), **hidden, **noise}
 
 
 def _facts(opened: Pretrained, kind: str) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _classifier_facts(opened: Pretrained) -> dict[str, Any]:
         "method": opened.model.settings.method,
         "distance": opened.model.classifier.distance,
         "model_temperature": opened.model.classifier.log_temperature.exp().item(),
-        "temperature": opened.temperature,
+        "temperatures": opened.temperatures or {},
         "prototype_samples": sampling.evaluation_prototypes,
         "class_names": [] if memory is None else memory.names,
         "class_counts": memory.memory.counts.tolist()
