@@ -351,6 +351,13 @@ def test_a_graph_that_answers_otherwise_is_not_written(
     assert not (tmp_path / "onnx").exists()
 
 
+def test_a_graph_that_does_not_run_is_one_line(glyphs_export: Path) -> None:
+    run = onnx_files._session((glyphs_export / "encoder.onnx").read_bytes())
+    with pytest.raises(ExportError, match="ONNX Runtime cannot run the graph") as told:
+        run({"images": torch.zeros(1, 3, 28, 28)})
+    assert "\n" not in str(told.value)
+
+
 def test_what_cannot_be_exported_is_one_line(
     opened: Callable[[Method], Pretrained],
     tmp_path: Path,
@@ -370,6 +377,8 @@ def test_what_cannot_be_exported_is_one_line(
     for method, reason in reasons.items():
         run = write_run(tmp_path / method, method)
         assert reason in refused(run, "--onnx", out)
+    run = write_run(tmp_path / "empty", num_slots=0)
+    assert "is empty, and a graph needs at least one slot" in refused(run, "--onnx", out)
     monkeypatch.setattr(onnx_files, "NEEDED", ("onnx", "absent_package"))
     told = refused("glyphs-5w1s", "--onnx", out)
     assert 'needs absent_package: pip install "variational-semantic-memory[export]"' in told

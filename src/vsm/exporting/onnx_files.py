@@ -153,6 +153,11 @@ def _require_exportable(opened: Pretrained) -> None:
             "a graph cannot for any number of classes; export rote, transformed, vsm, vpn or "
             "protonet"
         )
+    if _num_slots(opened) == 0:
+        raise ExportError(
+            f"onnx: the memory of {opened.name} is empty, and a graph needs at least one slot; "
+            "give one with --memory"
+        )
     if settings.memory.recall == "gumbel" and settings.objective.kl == "monte_carlo":
         raise ExportError(
             f"onnx: {opened.name} draws Gumbel recall and a Monte Carlo KL together, which is not "
@@ -367,14 +372,18 @@ def _session(converted: bytes) -> Callable[[Mapping[str, Tensor]], dict[str, Ten
     import onnxruntime  # noqa: PLC0415 - an extra
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors; advice to whoever runs it is of no use here
+    options.log_severity_level = 4  # what goes wrong is raised as well
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(converted, options, providers=["CPUExecutionProvider"])
     outputs = [output.name for output in session.get_outputs()]
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         given = {name: value.numpy() for name, value in inputs.items()}
-        values = session.run(outputs, given)
+        try:
+            values = session.run(outputs, given)
+        except Exception as error:
+            first = str(error).partition("\n")[0]
+            raise ExportError(f"onnx: ONNX Runtime cannot run the graph ({first})") from error
         return dict(zip(outputs, map(torch.from_numpy, values), strict=True))
 
     return run
