@@ -113,7 +113,8 @@ def nearest(model: FewShotModel, prototypes: Tensor, rows: Tensor, slots: Tensor
 
 def _known_and_strange(values: Tensor) -> tuple[Tensor, ...]:
     """Split what belongs to queries ``[T, B, ...]`` into those of the classes and strangers."""
-    return values.split([WAY * QUERIES, STRANGERS * QUERIES], 1)
+    parts: tuple[Tensor, ...] = values.split([WAY * QUERIES, STRANGERS * QUERIES], 1)
+    return parts
 
 
 @torch.no_grad()

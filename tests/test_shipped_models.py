@@ -183,7 +183,8 @@ def test_every_model_says_none_of_these_without_its_data(
         assert list(ways)[:3] == [1, 2, 5]
         for fewer, more in pairwise(ways.values()):
             assert list(fewer) == sorted(fewer)
-            assert np.mean(fewer) > np.mean(more), "the more classes, the nearer is the nearest"
+            nearer = np.mean(more) - np.mean(fewer)
+            assert nearer < 1e-3, "of more classes the nearest is nearer, but for ties"
 
 
 def test_the_code_on_the_page_about_models_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -248,8 +248,9 @@ class VariationalRecall(SlotRecall):
 
     def _prepared(self, content: Tensor) -> tuple[Keys, SharedComponents]:
         """Return the keys of all slots ``[A, D]`` and p_ψ(m | M_a), as kept or computed anew."""
-        if self._kept is not None and self._kept[0] is content and not torch.is_grad_enabled():
-            return self._kept[1:]
+        kept = self._kept  # another thread may put something else there
+        if kept is not None and kept[0] is content and not torch.is_grad_enabled():
+            return kept[1:]
         return self.addressing.keys(content), SharedComponents.of(self.network(content))
 
     def forward(
