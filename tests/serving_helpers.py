@@ -29,8 +29,12 @@ def tiny_model(method: Method = "vsm", seed: int = 0) -> FewShotModel:
 
 def write_run(path: Path, method: Method = "vsm", seed: int = 0, num_slots: int = 12) -> Path:
     """Write a run directory of an untrained model that remembers the first training classes."""
-    dataset, model = make_dataset(), tiny_model(method, seed)
-    run = RunDirectory(path)
+    return write_run_of(tiny_model(method, seed), path, num_slots)
+
+
+def write_run_of(model: FewShotModel, path: Path, num_slots: int = 12) -> Path:
+    """Write a run directory of ``model``, which remembers the first training classes."""
+    dataset, run = make_dataset(), RunDirectory(path)
     run.create(model.settings)
     with torch.no_grad():
         first = torch.from_numpy(dataset.class_starts[:num_slots])

@@ -442,3 +442,11 @@ def test_mistakes_with_data_are_named_with_exit_code_2(
         code = stop.code
     assert code == 2
     assert named in capsys.readouterr().err
+
+
+def test_a_bar_that_never_moved_is_not_left_beside_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ship", str(tmp_path / "absent"), "--name", "mine"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("absent is not a run directory: it has no config.yaml")

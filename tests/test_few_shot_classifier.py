@@ -590,7 +590,10 @@ def test_features_of_any_encoder_are_classified_by_their_means() -> None:
     told = classifier.explain(features[0])
     assert told.recalled == {label: [] for label in range(6)}
     assert told.uncertainty.epistemic == pytest.approx(0, abs=1e-6)
-    wrong("rows of 24 numbers, got 3", lambda: classifier.predict(np.zeros((2, 3))))
+    wrong(
+        "X has 3 features, but FewShotClassifier is expecting 24",
+        lambda: classifier.predict(np.zeros((2, 3))),
+    )
     wrong("features, not pictures", lambda: classifier.predict(["a.png"]))
     wrong("row 1 holds NaN", lambda: FewShotClassifier().fit([[1.0], [np.nan]], [0, 1]))
 

@@ -20,6 +20,7 @@ from vsm.data import ImageDataset
 from vsm.errors import MemoryFileError, RunError
 from vsm.memory_files import NamedMemory, by_hand, read_memory, update_memory
 from vsm.runs import load_run
+from vsm.shipped_models import MODELS
 
 WIDTH = tiny_model().num_features
 
@@ -281,6 +282,9 @@ def test_the_command_refuses_in_one_line_and_changes_nothing(
         (["add", plain, "--images", images], "has no long-term memory"),
         (["show", plain], "holds none"),
         (["show", tmp_path / "absent"], "holds none"),
+        (["show", "glyphs-99w1s"], "holds none; give a run of a method with memory, a name that"),
+        (["show", run, "--plot", tmp_path / "map.gif"], "ends in .png, .svg, .pdf"),
+        (["show", run, "--plot", tmp_path / "map.png", "--json"], "give one of them"),
         (["export", run, tmp_path / "x.txt"], "ends in .npz or .csv"),
     ):
         assert main(["memory", *map(str, arguments)]) == 2
@@ -289,3 +293,65 @@ def test_the_command_refuses_in_one_line_and_changes_nothing(
         assert message in line
     assert (run / "memory.safetensors").read_bytes() == stored
     assert kept.read_bytes() == stored
+
+
+def test_memories_of_shipped_models_are_read_by_their_names(
+    tmp_path: Path, tiny_dataset: ImageDataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, both = tmp_path / "kept.safetensors", tmp_path / "both.safetensors"
+    images = write_folders(tmp_path / "images", tiny_dataset, 1)
+    words = ["add", kept, "--images", images, "--model", "glyphs-5w1s", "--json"]
+    assert main(["memory", *map(str, words)]) == 0
+    assert printed(capsys)["num_slots"] == 642 + 5
+    assert main(["memory", "show", "glyphs-5w1s", "--json"]) == 0
+    assert printed(capsys)["num_slots"] == 642
+    assert main(["memory", "merge", "glyphs-5w1s", str(kept), "--output", str(both)]) == 0
+    assert len(read_memory(both).names) == 642 + 5
+    assert main(["memory", "export", "glyphs-5w1s", str(tmp_path / "g.csv")]) == 0
+    assert len((tmp_path / "g.csv").read_text().splitlines()) == 643
+
+
+@pytest.mark.parametrize("target", ["glyphs-5w1s", MODELS / "glyphs-5w1s"])
+def test_a_shipped_model_is_not_written_to(
+    target: str | Path,
+    tmp_path: Path,
+    tiny_dataset: ImageDataset,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stored = (MODELS / "glyphs-5w1s" / "memory.safetensors").read_bytes()
+    images = write_folders(tmp_path / "images", tiny_dataset, 1)
+    for words in (
+        ["add", target, "--images", images],
+        ["add", target, "--images", images, "--model", "glyphs-5w1s"],
+        ["forget", target, "alphabet01/character14"],
+        ["merge", "glyphs-5w1s", "glyphs-5w1s", "--output", target],
+    ):
+        assert main(["memory", *map(str, words)]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert "ships with vsm and stays as it is; begin a file of your own" in line
+    assert (MODELS / "glyphs-5w1s" / "memory.safetensors").read_bytes() == stored
+    assert files_in(tmp_path) == ["images"]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_a_memory_is_drawn(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, picture = write_run(tmp_path / "run"), tmp_path / f"map.{suffix}"
+    assert main(["memory", "show", str(run), "--plot", str(picture)]) == 0
+    assert capsys.readouterr().out == f"{picture}: 12 slots\n"
+    begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+    assert picture.read_bytes().startswith(begins[suffix])
+
+
+def test_a_map_without_matplotlib_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run = str(write_run(tmp_path / "run"))
+    assert main(["memory", "show", run, "--plot", str(tmp_path / "map.png")]) == 2
+    told = capsys.readouterr().err
+    assert told.endswith(
+        "plot needs matplotlib: pip install 'variational-semantic-memory[plots]'\n"
+    )
+    assert not (tmp_path / "map.png").exists()

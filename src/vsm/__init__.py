@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vsm.data import Dataset, EpisodeSampler, FeatureDataset, ImageDataset, open_dataset
     from vsm.errors import VsmError
     from vsm.evaluation import Evaluation, evaluate
+    from vsm.exporting import export_onnx
     from vsm.memory import Memory
     from vsm.model import FewShotModel
     from vsm.pretraining import pretrain
@@ -37,6 +38,7 @@ _HOMES = {
     "TrainedModel": "vsm.runs",
     "VsmError": "vsm.errors",
     "evaluate": "vsm.evaluation",
+    "export_onnx": "vsm.exporting",
     "load_backbone": "vsm.checkpoints",
     "load_model": "vsm.runs",
     "load_run": "vsm.runs",
@@ -60,6 +62,7 @@ __all__ = [
     "TrainedModel",
     "VsmError",
     "evaluate",
+    "export_onnx",
     "load_backbone",
     "load_model",
     "load_run",

@@ -35,6 +35,14 @@ class ClassifierError(VsmError, ValueError):
     """A classifier was given examples, labels or queries that it cannot use."""
 
 
+class ClassifierTypeError(ClassifierError, TypeError):
+    """Something among the features is no number."""
+
+
+class ExportError(VsmError):
+    """A model cannot be written in another format: something is missing, or it would differ."""
+
+
 class BenchmarkError(VsmError):
     """A measurement of speed could not be carried out."""
 

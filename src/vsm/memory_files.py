@@ -36,6 +36,7 @@ from vsm.memory import (
 from vsm.memory.kanerva import KanervaMemory
 from vsm.model import FewShotModel
 from vsm.settings import RunSettings
+from vsm.shipped_models import MODELS, is_shipped
 
 MEMORY_NAME = "memory.safetensors"
 MODEL_NAME = "model.safetensors"
@@ -292,19 +293,34 @@ def trained_memory(
 
 
 def memory_path(path: Path) -> Path:
-    """Return the file of a memory that is given as such, or as a run directory."""
-    return path / MEMORY_NAME if path.is_dir() else path
+    """Return the file of a memory that is given as such, as a run directory, or by its model."""
+    folder = MODELS / path if is_shipped(path) else path
+    return folder / MEMORY_NAME if folder.is_dir() else folder
+
+
+def own_memory_path(path: Path) -> Path:
+    """Return the same for writing, which a model that ships with the package is protected from."""
+    file = memory_path(path)
+    if MODELS.resolve() in file.resolve().parents:
+        raise MemoryFileError(
+            f"memory: {path} ships with vsm and stays as it is; begin a file of your own with "
+            f"vsm memory add FILE --images FOLDER --model {path}"
+        )
+    return file
 
 
 def read_memory(path: Path) -> NamedMemory:
-    """Read a memory file, or that of a run directory.
+    """Read a memory file, or that of a run directory or of a shipped model's name.
 
     Raises:
         RunError: if there is none, or it is damaged.
     """
     file = memory_path(path)
     if not file.is_file():
-        raise RunError(f"memory: {path} holds none; give a run of a method with memory, or a file")
+        raise RunError(
+            f"memory: {path} holds none; give a run of a method with memory, a name that vsm "
+            "models lists, or a file"
+        )
     return restored_memory(*load_tensors(file), file)
 
 
@@ -331,12 +347,12 @@ def update_memory(
     """Change a memory on disk; other processes that do so wait for their turn.
 
     Args:
-        path: a memory file, or a run directory.
+        path: a memory file, or a run directory; no shipped model.
         change: makes the new memory of what is there when its turn has come. If it raises, the
             file stays as it is.
         beginning: what to begin with if there is no file yet.
     """
-    file = memory_path(path)
+    file = own_memory_path(path)
     if beginning is None and not file.is_file():
         raise RunError(f"memory: {path} holds none; give a run of a method with memory, or a file")
     with locked(file):

@@ -8,14 +8,38 @@ task meets the same noise whichever process it is computed in.
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-Randomness = torch.Generator | Sequence[torch.Generator]
-"""Where draws come from: one generator for all, or one for each equal part of the first axis."""
+
+class Draws(ABC):
+    """A source of draws other than a generator, such as noise that was drawn before."""
+
+    @abstractmethod
+    def normal(self, *shape: int) -> Tensor:
+        """See :func:`normal`."""
+
+    @abstractmethod
+    def uniform(self, *shape: int) -> Tensor:
+        """See :func:`uniform`."""
+
+    def categorical(self, weights: Tensor, count: int) -> Tensor:
+        """See :func:`categorical`: position a where Σ_{b<a} w_b ≤ u·Σ w_b < Σ_{b≤a} w_b."""
+        reached = weights.cumsum(-1)  # [B, A]
+        chances = self.uniform(1, len(weights), count)[0].to(weights)  # [B, count]
+        chances = chances * reached[:, -1:]
+        below = (reached.unsqueeze(1) <= chances.unsqueeze(-1)).sum(-1)
+        return below.clamp_max(weights.shape[-1] - 1)
+
+
+Generators = torch.Generator | Sequence[torch.Generator]
+"""One generator for all, or one for each equal part of the first axis."""
+Randomness = Generators | Draws
+"""Where draws come from."""
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
@@ -47,22 +71,30 @@ def task_generators(seed: int, purpose: str, step: int, tasks: range) -> list[to
 
 def normal(random: Randomness, *shape: int) -> Tensor:
     """Draw standard normal numbers."""
+    if isinstance(random, Draws):
+        return random.normal(*shape)
     return _fill(random, torch.empty(shape), lambda part, one: part.normal_(generator=one))
 
 
 def uniform(random: Randomness, *shape: int) -> Tensor:
     """Draw uniform numbers from [0, 1)."""
+    if isinstance(random, Draws):
+        return random.uniform(*shape)
     return _fill(random, torch.empty(shape), lambda part, one: part.uniform_(generator=one))
 
 
 def integers(random: Randomness, below: int, *shape: int) -> Tensor:
     """Draw integers from 0 to ``below`` - 1."""
+    if isinstance(random, Draws):
+        raise TypeError("random: integers are drawn by a generator alone")
     empty = torch.empty(shape, dtype=torch.int64)
     return _fill(random, empty, lambda part, one: part.random_(below, generator=one))
 
 
 def categorical(random: Randomness, weights: Tensor, count: int) -> Tensor:
     """Draw positions with replacement by each row of ``weights [B, A]``: ``[B, count]``."""
+    if isinstance(random, Draws):
+        return random.categorical(weights, count)
     chances = weights.detach().cpu()
     drawn = [
         torch.multinomial(part, count, replacement=True, generator=one)
@@ -72,14 +104,14 @@ def categorical(random: Randomness, weights: Tensor, count: int) -> Tensor:
 
 
 def _fill(
-    random: Randomness, values: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor]
+    random: Generators, values: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor]
 ) -> Tensor:
     for part, one in _parts(random, values):
         fill(part, one)
     return values
 
 
-def _parts(random: Randomness, values: Tensor) -> Iterator[tuple[Tensor, torch.Generator]]:
+def _parts(random: Generators, values: Tensor) -> Iterator[tuple[Tensor, torch.Generator]]:
     """Pair each generator with its equal share of the first axis."""
     generators = [random] if isinstance(random, torch.Generator) else random
     if len(values) % len(generators):

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import jsonargparse
 
+from vsm.cli.arguments import add_json_argument
 from vsm.cli.output import counting, print_json, print_table
 
 
@@ -22,7 +23,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         "--seconds", type=float, default=45.0, help="No further repeat begins after this time."
     )
     parser.add_argument("--threads", type=int | None, help="Of torch; unset: its own choice.")
-    parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+    add_json_argument(parser)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:

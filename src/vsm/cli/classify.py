@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
+from vsm.cli.arguments import add_backbone_argument, add_json_argument, add_memory_argument
 from vsm.cli.output import counting, print_json, print_table
 from vsm.errors import SettingsError
 
@@ -27,14 +28,8 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", type=str, required=True, help="A run directory, or a name that vsm models lists."
     )
-    parser.add_argument(
-        "--memory", type=Path | None, help="A memory file in place of the model's own."
-    )
-    parser.add_argument(
-        "--backbone",
-        type=str | None,
-        help="Name the run's own backbone module:attribute again, to allow that it is imported.",
-    )
+    add_memory_argument(parser)
+    add_backbone_argument(parser)
     parser.add_argument(
         "--explain", action="store_true", help="Tell what every answer rests on as well."
     )
@@ -46,7 +41,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="Seed of the sampled prototypes.")
     parser.add_argument("--device", type=str, default="cpu", help="cpu, cuda, cuda:1, mps or auto.")
     parser.add_argument("--csv", type=Path | None, help="Write the answers to this file instead.")
-    parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+    add_json_argument(parser)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:

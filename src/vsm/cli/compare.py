@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
+from vsm.cli.arguments import add_backbones_argument
 from vsm.cli.evaluate import (
     SCORE_COLUMNS,
     add_baseline_arguments,
@@ -36,14 +37,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="Also measure these on the features of the first run, by comma: "
         f"{', '.join(BASELINE_NAMES)}.",
     )
-    parser.add_argument(
-        "--backbone",
-        type=str,
-        action="append",
-        default=[],
-        help="Name a run's own backbone module:attribute again, to allow that it is imported; "
-        "may be repeated.",
-    )
+    add_backbones_argument(parser)
     add_baseline_arguments(parser)
     add_episode_arguments(parser)
 

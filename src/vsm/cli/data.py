@@ -7,6 +7,7 @@ from typing import Any
 
 import jsonargparse
 
+from vsm.cli.arguments import add_json_argument
 from vsm.cli.output import counting_changes, print_json, print_table
 from vsm.errors import DataError
 
@@ -16,7 +17,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     actions = parser.add_subcommands(dest="action", required=True)
 
     listing = jsonargparse.ArgumentParser(description="What is known and what is prepared.")
-    listing.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+    add_json_argument(listing)
     actions.add_subcommand("list", listing, help="What is known and what is prepared.")
 
     preparing = jsonargparse.ArgumentParser(description="Prepare a dataset for use, once.")
@@ -26,7 +27,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     preparing.add_argument(
         "--allow_missing", action="store_true", help="Go without images that should be there."
     )
-    preparing.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+    add_json_argument(preparing)
     actions.add_subcommand("prepare", preparing, help="Prepare a dataset for use, once.")
 
     telling = jsonargparse.ArgumentParser(description="Tell about a prepared dataset.")
@@ -34,7 +35,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         "name", type=str, help="A prepared dataset, glyphs, folder:PATH or features:PATH."
     )
     telling.add_argument("--verify", action="store_true", help="Compare pixels with the checksum.")
-    telling.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+    add_json_argument(telling)
     actions.add_subcommand("info", telling, help="Tell about a prepared dataset.")
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import jsonargparse
 
+from vsm.cli.arguments import add_json_argument
 from vsm.cli.launch import exit_when_stopped
-from vsm.cli.output import TrainingBar, console, counting, print_json
+from vsm.cli.output import TrainingBar, console, counting, need_matplotlib, print_json
 from vsm.configuration import preset_paths, settings_from_files
-from vsm.errors import RunError, SettingsError
+from vsm.errors import RunError
 from vsm.settings import Method
 
 METHODS_SHOWN: tuple[Method, ...] = ("protonet", "vpn", "vsm")
@@ -24,13 +25,13 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", type=int, default=2000, help="Test episodes.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of training and episodes.")
     parser.add_argument("--overwrite", action="store_true", help="Replace an earlier demo.")
-    parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+    add_json_argument(parser)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Train three methods, compare them on unseen alphabets, write a report."""
     parsed = parser.parse_args(arguments)
-    _need_matplotlib()
+    need_matplotlib("the report")
 
     from dataclasses import replace
 
@@ -89,12 +90,3 @@ def _clear(output: Path, overwrite: bool) -> None:
     if not overwrite and any(output.iterdir()):
         raise RunError(f"output: {output} already holds a demo; replace it with --overwrite")
     shutil.rmtree(output)
-
-
-def _need_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401 - only whether it is there
-    except ImportError:
-        raise SettingsError(
-            "the report needs matplotlib: pip install 'variational-semantic-memory[plots]'"
-        ) from None

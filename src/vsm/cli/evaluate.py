@@ -6,6 +6,7 @@ from typing import Literal
 
 import jsonargparse
 
+from vsm.cli.arguments import add_backbone_argument, add_json_argument, add_protocol_arguments
 from vsm.cli.output import counting, print_json, print_table
 from vsm.cli.processes import add_placement_arguments
 from vsm.errors import SettingsError
@@ -32,11 +33,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         default="best",
         help="The best model by validation, or the last state.",
     )
-    parser.add_argument(
-        "--backbone",
-        type=str | None,
-        help="Name the run's own backbone module:attribute again, to allow that it is imported.",
-    )
+    add_backbone_argument(parser)
     parser.add_argument(
         "--classifier",
         type=BaselineName | None,
@@ -58,11 +55,8 @@ def baseline_settings(parsed: jsonargparse.Namespace) -> BaselineSettings:
 
 def add_episode_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare what ``evaluate`` and ``compare`` share."""
-    parser.add_argument("--way", type=int | None, help="Classes of an episode; unset: the run's.")
+    add_protocol_arguments(parser)
     parser.add_argument("--shot", type=int | None, help="Support images; unset: the run's.")
-    parser.add_argument("--queries", type=int, default=15, help="Query images of a class.")
-    parser.add_argument("--episodes", type=int, default=2000, help="How many episodes.")
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the list of episodes.")
     parser.add_argument(
         "--split",
         type=Literal["train", "validation", "test"],
@@ -81,7 +75,7 @@ def add_episode_arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="Keep only the first n classes of the memory, 0 for none; unset: all.",
     )
     add_placement_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+    add_json_argument(parser)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:

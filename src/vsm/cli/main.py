@@ -23,6 +23,7 @@ COMMANDS = {
     "ship": "store a run's model small, measured before and after, with a card",
     "classify": "classify your own pictures by a few examples of each class",
     "memory": "show, grow, cut, join and export what is remembered",
+    "export": "write a trained model as ONNX, for programs without Python",
     "reproduce": "the paper's tables and figures, one command each, and a report",
     "study": "measure trained runs and their controls, and render a page of results",
     "bench": "measure training and embedding speed on this machine, in a minute",

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
-from vsm.cli.output import print_json, print_table
+from vsm.cli.arguments import add_backbone_argument, add_json_argument
+from vsm.cli.output import need_matplotlib, print_json, print_table
 from vsm.errors import SettingsError
 
 if TYPE_CHECKING:
     from vsm.memory_files import Changes, NamedMemory
 
 TARGET = "A run directory, or a memory file."
-JSON = "Print exactly one JSON object."
+SOURCE = "A run directory, a name that vsm models lists, or a memory file."
 SHOWN = 40  # rows for people
 
 
@@ -22,8 +23,11 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     actions = parser.add_subcommands(dest="action", required=True)
 
     showing = _action(actions, "show", "Tell what is remembered.")
-    showing.add_argument("target", type=Path, help=TARGET)
-    showing.add_argument("--json", action="store_true", help=JSON)
+    showing.add_argument("target", type=Path, help=SOURCE)
+    showing.add_argument(
+        "--plot", type=Path | None, help="Draw the slots to this .png, .svg or .pdf instead."
+    )
+    add_json_argument(showing)
 
     adding = _action(actions, "add", "Take in classes from labelled folders.")
     adding.add_argument("target", type=Path, help=f"{TARGET} A new file begins as the model's.")
@@ -31,28 +35,26 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         "--images", type=Path, required=True, help="A folder with a folder of images a class."
     )
     adding.add_argument(
-        "--model", type=Path | None, help="The run whose encoder it is; unset: the target is one."
+        "--model",
+        type=Path | None,
+        help="The run, or shipped model, whose encoder it is; unset: the target is one.",
     )
-    adding.add_argument(
-        "--backbone",
-        type=str | None,
-        help="Name the run's own backbone module:attribute again, to allow that it is imported.",
-    )
-    adding.add_argument("--json", action="store_true", help=JSON)
+    add_backbone_argument(adding)
+    add_json_argument(adding)
 
     forgetting = _action(actions, "forget", "Drop classes.")
     forgetting.add_argument("target", type=Path, help=TARGET)
     forgetting.add_argument("classes", type=str, nargs="+", help="Names of classes.")
-    forgetting.add_argument("--json", action="store_true", help=JSON)
+    add_json_argument(forgetting)
 
     merging = _action(actions, "merge", "Join two memories of one encoder.")
-    merging.add_argument("first", type=Path, help=TARGET)
-    merging.add_argument("second", type=Path, help=TARGET)
+    merging.add_argument("first", type=Path, help=SOURCE)
+    merging.add_argument("second", type=Path, help=SOURCE)
     merging.add_argument("--output", type=Path, required=True, help="The file to write.")
-    merging.add_argument("--json", action="store_true", help=JSON)
+    add_json_argument(merging)
 
     exporting = _action(actions, "export", "Write slots as .npz or .csv.")
-    exporting.add_argument("target", type=Path, help=TARGET)
+    exporting.add_argument("target", type=Path, help=SOURCE)
     exporting.add_argument("output", type=Path, help="Ends in .npz or .csv.")
 
 
@@ -76,9 +78,18 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _show(chosen: jsonargparse.Namespace) -> None:
+    if chosen.plot is not None:
+        if chosen.json:
+            raise SettingsError("plot: goes to a file and --json to the screen; give one of them")
+        need_matplotlib("plot")
+
     from vsm.memory_files import read_memory
 
-    facts = read_memory(chosen.target).describe()
+    memory = read_memory(chosen.target)
+    if chosen.plot is not None:
+        _plot(memory, chosen.plot)
+        return
+    facts = memory.describe()
     if chosen.json:
         print_json(facts)
         return
@@ -94,15 +105,25 @@ def _show(chosen: jsonargparse.Namespace) -> None:
     ]
     if len(slots) > SHOWN:
         rows.append([f"… {len(slots) - SHOWN:,} more in --json", "", "", ""])
-    title = f"{facts['num_slots']:,} slots of {facts['method']}, features of {_encoder(facts)}"
-    print_table(title, ["class", "images", "last update", "nearest"], rows)
+    print_table(_title(memory), ["class", "images", "last update", "nearest"], rows)
 
 
-def _encoder(facts: dict[str, Any]) -> str:
-    return f"{facts['encoder']['name']} [{facts['encoder']['fingerprint'][:12]}]"
+def _plot(memory: "NamedMemory", path: Path) -> None:
+    from vsm.report.memory_map import write_memory_map
+
+    write_memory_map(memory, path, _title(memory))
+    print(f"{path}: {len(memory.memory):,} slots")
+
+
+def _title(memory: "NamedMemory") -> str:
+    method = memory.facts.get("method")
+    return f"{len(memory.memory):,} slots of {method}, features of {memory.encoder}"
 
 
 def _add(chosen: jsonargparse.Namespace) -> None:
+    from vsm.memory_files import by_hand, own_memory_path, update_memory
+
+    own_memory_path(chosen.target)  # says at once if it may not be written
     model = chosen.model or chosen.target
     if chosen.model is None and not chosen.target.is_dir():
         raise SettingsError(
@@ -112,7 +133,6 @@ def _add(chosen: jsonargparse.Namespace) -> None:
 
     from vsm.data.folder import labelled_images
     from vsm.errors import ClassifierError
-    from vsm.memory_files import by_hand, update_memory
     from vsm.serving import open_pretrained
 
     images, labels = labelled_images(chosen.images)
@@ -151,9 +171,9 @@ def _forget(chosen: jsonargparse.Namespace) -> None:
 
 def _merge(chosen: jsonargparse.Namespace) -> None:
     from vsm.files import locked
-    from vsm.memory_files import memory_path, read_memory
+    from vsm.memory_files import own_memory_path, read_memory
 
-    output = memory_path(chosen.output)
+    output = own_memory_path(chosen.output)
     with locked(output):
         after = read_memory(chosen.first).merged_with(read_memory(chosen.second))
         after.write(output)

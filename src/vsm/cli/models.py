@@ -5,6 +5,7 @@ from typing import Any
 
 import jsonargparse
 
+from vsm.cli.arguments import add_json_argument
 from vsm.cli.evaluate import SCORE_COLUMNS, score_cells
 from vsm.cli.output import print_json, print_table
 from vsm.shipped_models import Card, shipped_card, shipped_names
@@ -15,7 +16,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", type=str | None, nargs="?", help="Show this model's card; unset: list all models."
     )
-    parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+    add_json_argument(parser)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:

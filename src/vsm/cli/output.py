@@ -1,5 +1,6 @@
 """What people see: progress bars and tables on a terminal, or one JSON object for programs."""
 
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+
+from vsm.errors import SettingsError
 
 if TYPE_CHECKING:
     from vsm.evaluation import Advance, Evaluation
@@ -114,10 +117,20 @@ def _percent(score: "Estimate") -> str:
 
 @contextmanager
 def counting(title: str, total: int, quiet: bool) -> Iterator["Advance"]:
-    """Show a bar that counts to ``total`` while the block runs."""
+    """Show a bar that counts to ``total`` while the block runs.
+
+    One that never moved leaves with the error that ended the block.
+    """
     with _bar(quiet) as progress:
         task = progress.add_task(title, total=total, note="")
-        yield lambda count: progress.advance(task, count)
+        try:
+            yield lambda count: progress.advance(task, count)
+        except BaseException:
+            if not progress.tasks[0].completed:
+                progress.live.transient = True
+                progress.live.stop()
+                progress.disable = True  # what is left of it would be an empty line
+            raise
 
 
 @contextmanager
@@ -145,3 +158,11 @@ def print_table(
     for row in rows:
         table.add_row(*row)
     Console(file=sys.stdout).print(table)
+
+
+def need_matplotlib(what: str) -> None:
+    """Say how to install the extra that ``what`` needs, if it is not there."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise SettingsError(
+            f"{what} needs matplotlib: pip install 'variational-semantic-memory[plots]'"
+        )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jsonargparse
 
+from vsm.cli.arguments import add_json_argument
 from vsm.cli.launch import exit_when_stopped
 from vsm.cli.output import console, print_json, print_table
 from vsm.errors import RunError, SettingsError
@@ -41,7 +42,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
             )
         if name not in ("list", "status", "report"):
             _add_request_arguments(action)
-        action.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+        add_json_argument(action)
         actions.add_subcommand(name, action, help=purpose)
 
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import jsonargparse
 
+from vsm.cli.arguments import add_json_argument, add_protocol_arguments
 from vsm.cli.models import print_measurements
 from vsm.cli.output import counting, print_json
 from vsm.cli.processes import add_placement_arguments
@@ -27,10 +28,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shots", type=str, default="", help="Support images, by comma; unset: the run's."
     )
-    parser.add_argument("--way", type=int | None, help="Classes of an episode; unset: the run's.")
-    parser.add_argument("--queries", type=int, default=15, help="Query images of a class.")
-    parser.add_argument("--episodes", type=int, default=2000, help="Of each measurement.")
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the list of episodes.")
+    add_protocol_arguments(parser)
     parser.add_argument(
         "--storage",
         type=Literal["float16", "float32"],
@@ -52,7 +50,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="Only measure again when a shipped model answers 'none of these'; no weight changes.",
     )
     add_placement_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+    add_json_argument(parser)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:

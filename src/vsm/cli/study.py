@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
+from vsm.cli.arguments import add_backbones_argument, add_json_argument
 from vsm.cli.output import console, counting, print_json, print_table
 from vsm.cli.processes import add_placement_arguments
 from vsm.study.page import difference_table, score_table, write_page
@@ -25,16 +26,9 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         type=Path | None,
         help="Write this Markdown page from the result files, in this order; measure nothing.",
     )
-    parser.add_argument(
-        "--backbone",
-        type=str,
-        action="append",
-        default=[],
-        help="Name a run's own backbone module:attribute again, to allow that it is imported; "
-        "may be repeated.",
-    )
+    add_backbones_argument(parser)
     add_placement_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+    add_json_argument(parser)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,8 @@ from vsm.settings import MemorySettings
 LEAKY_SLOPE = 0.2
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": lambda content: content,
-    "softmax": lambda content: content.softmax(-1),
+    "identity": torch.positive,
+    "softmax": partial(F.softmax, dim=-1),
     "relu": F.relu,
     "tanh": torch.tanh,
 }

@@ -106,7 +106,7 @@ def prototype_clouds(episodes: dict[str, ShownEpisode]) -> Figure:
     for position, (title, episode) in enumerate(episodes.items()):
         axes = figure.add_subplot(1, len(episodes), position + 1)
         way = len(episode.class_names)
-        centre, plane = _principal_plane(
+        centre, plane, _ = principal_plane(
             torch.cat([episode.prototypes.flatten(0, 1), episode.query_features.flatten(0, 1)])
         )
         for n in range(way):
@@ -127,10 +127,16 @@ def prototype_clouds(episodes: dict[str, ShownEpisode]) -> Figure:
     return figure
 
 
-def _principal_plane(points: Tensor) -> tuple[Tensor, Tensor]:
+def principal_plane(points: Tensor) -> tuple[Tensor, Tensor, list[float]]:
+    """Return where points ``[n, D]`` vary most.
+
+    Returns:
+        Their centre ``[D]``, two principal axes ``[D, 2]``, and each one's share of the variance.
+    """
     centre = points.mean(0)
-    _, _, axes = torch.linalg.svd(points - centre, full_matrices=False)
-    return centre, axes[:2].T
+    _, scales, axes = torch.linalg.svd(points - centre, full_matrices=False)
+    shares = scales.square() / scales.square().sum().clamp_min(1e-12)
+    return centre, axes[:2].T, shares[:2].tolist()
 
 
 def _add_ellipse(axes: Axes, points: Any, colour: str) -> None:

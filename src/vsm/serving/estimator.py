@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -33,11 +32,11 @@ from vsm.serving.explanation import (
     split_uncertainty,
     spread_of,
 )
-from vsm.serving.pretrained import Pretrained, as_features, from_parts, open_pretrained
+from vsm.serving.inputs import Labels, as_features, as_labels, not_fitted
+from vsm.serving.pretrained import Pretrained, from_parts, open_pretrained
 from vsm.settings import RunSettings
 
 KIND, FORMAT = "classifier", 2
-Labels = Sequence[Any] | npt.NDArray[Any] | Tensor
 PARAMETERS = ("encoder", "temperature", "seed")
 NONE_OF_THESE, NO_CLASS = "none of these", -1
 SAME_EVIDENCE = 1e-4  # relative difference below which a slot is made of the very support
@@ -122,7 +121,7 @@ class FewShotClassifier:
             normalise: scale every row to length one, then and ever after.
         """
         rows = as_features(features)
-        given = _as_labels(labels, len(rows))
+        given = as_labels(labels, len(rows))
         names, class_ids = np.unique(given, return_inverse=True)
         model, memory, thresholds = learn_feature_model(
             rows, torch.from_numpy(class_ids), encoder_name, normalise, self.seed
@@ -130,27 +129,34 @@ class FewShotClassifier:
         slots = tuple(str(names[class_id]) for class_id in memory.slot_classes)
         return self.set_params(encoder=from_parts(model, memory, slots, thresholds))
 
-    def fit(self, images: Any, labels: Labels) -> Self:
+    def fit(self, images: Any, y: Labels) -> Self:
         """Take in a few examples of each class, in place of all before; one of each is enough.
 
         Args:
             images: paths, images of Pillow's, arrays ``[H, W(, C)]`` or tensors ``[C, H, W]``, in
                 any mixture, or one array of them; rows of features ``[n, D]`` if the encoder is
                 None or takes features.
-            labels: one for each, all strings or all integers.
+            y: a label for each, all strings or all integers.
         """
         opened = self.encoder or _plain(images)
-        examples = _embedded(opened, images, labels)
+        examples = _embedded(opened, images, y)
         self._forget_fit()
         self._opened, self._recalled = opened, self.memory
         self._take_in(*examples)
         return self
 
-    def partial_fit(self, images: Any, labels: Labels) -> Self:
-        """Take in more examples, or new classes, besides those that were fitted."""
+    def partial_fit(self, images: Any, y: Labels, classes: Labels | None = None) -> Self:
+        """Take in more examples, or new classes, besides those that were fitted.
+
+        Args:
+            images: as in :meth:`fit`.
+            y: see there.
+            classes: what scikit-learn announces of later calls; new classes may come unannounced.
+        """
+        del classes
         if not self._is_fitted:
-            return self.fit(images, labels)
-        features, given = _embedded(self._opened, images, labels)
+            return self.fit(images, y)
+        features, given = _embedded(self._opened, images, y)
         if given.dtype.kind != self.classes_.dtype.kind:
             raise ClassifierError(
                 f"labels: the fitted ones are like {self.classes_[0]!r}, got {given[0]!r}; use "
@@ -226,10 +232,10 @@ class FewShotClassifier:
         self._require_fitted()
         return self._predict_features(self._opened.embed(images))
 
-    def score(self, images: Any, labels: Labels) -> float:
-        """Return the share of pictures whose most probable class is the one given."""
+    def score(self, images: Any, y: Labels) -> float:
+        """Return the share of pictures whose most probable class is the label given."""
         answers = self.predict(images)
-        return float(np.mean(answers == _as_labels(labels, len(answers))))
+        return float(np.mean(answers == as_labels(y, len(answers))))
 
     def explain(self, image: Any, num_recalled: int = 5) -> Explanation:
         """Tell what the answer for one picture rests on.
@@ -420,8 +426,19 @@ class FewShotClassifier:
             estimator_type="classifier",
             target_tags=TargetTags(required=True),
             classifier_tags=ClassifierTags(),
-            input_tags=InputTags(two_d_array=self.encoder is None),
+            input_tags=InputTags(two_d_array=self._takes_features),
         )
+
+    @property
+    def n_features_in_(self) -> int:
+        """Numbers a row, where the classifier takes features and is fitted."""
+        if not (self._is_fitted and self._takes_features):
+            raise AttributeError("n_features_in_: is known of features, once they are fitted")
+        return self._opened.model.num_features
+
+    @property
+    def _takes_features(self) -> bool:
+        return self.encoder is None or self.encoder.pictures is None
 
     def __repr__(self) -> str:
         opened = "None" if self.encoder is None else f"<{self.encoder.name}>"
@@ -434,7 +451,7 @@ class FewShotClassifier:
 
     def _require_fitted(self) -> None:
         if not self._is_fitted:
-            raise ClassifierError("this classifier knows no classes yet; call fit first")
+            raise not_fitted("this classifier knows no classes yet; call fit first")
 
     def _forget_fit(self) -> None:
         self._labels, self._support, self._remembered = (), (), ()
@@ -589,27 +606,7 @@ def _embedded(opened: Pretrained, images: Any, labels: Labels) -> tuple[Tensor, 
     features = opened.embed(images)
     if not len(features):
         raise ClassifierError("images: expected at least one example, got none")
-    return features, _as_labels(labels, len(features))
-
-
-def _as_labels(labels: Labels, count: int) -> npt.NDArray[Any]:
-    """Return ``count`` labels as an array of strings or of integers."""
-    given = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
-    if given.shape != (count,):
-        raise ClassifierError(
-            f"labels: expected one for each of {count} examples, got {list(given.shape)}"
-        )
-    if given.dtype.kind == "O":
-        if not all(isinstance(label, str) for label in given):
-            raise ClassifierError("labels: expected all strings or all integers, got a mixture")
-        given = given.astype(np.str_)
-    if given.dtype.kind not in "iuU" or (
-        given.dtype.kind == "U" and not all(isinstance(label, str) for label in labels)
-    ):
-        raise ClassifierError(
-            f"labels: expected all strings or all integers, got {given.dtype} like {given[0]!r}"
-        )
-    return given
+    return features, as_labels(labels, len(features))
 
 
 def _as_batch(image: Any) -> Any:

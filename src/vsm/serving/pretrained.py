@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from vsm.memory_files import EncoderIdentity, NamedMemory, read_memory, trained_
 from vsm.model import FewShotModel
 from vsm.rejection import Thresholds, calibrate_on_validation
 from vsm.runs import RunDirectory, load_model, require_consent
+from vsm.serving.inputs import as_features
 from vsm.serving.pictures import PictureFormat, as_list
 from vsm.shipped_models import find_run, temperature_for
 
@@ -189,14 +190,15 @@ def open_pretrained(
         own,
         PictureFormat.from_facts(facts),
         temperatures=facts["temperatures"],
-        find_thresholds=lambda used: calibrate_on_validation(
-            used.model,
-            None if used.memory is None else used.memory.memory,
-            open_dataset(facts["data"]),
-        ),
+        find_thresholds=partial(_on_validation, facts["data"]),
     )
     opened = replace(opened, known_thresholds=Thresholds.read(path, opened.identity.fingerprint))
     return opened if memory is None else opened.with_memory(read_memory(Path(memory)), memory)
+
+
+def _on_validation(data: str, used: Pretrained) -> Thresholds:
+    memory = None if used.memory is None else used.memory.memory
+    return calibrate_on_validation(used.model, memory, open_dataset(data))
 
 
 def from_parts(
@@ -210,23 +212,3 @@ def from_parts(
     if memory is not None:
         named = trained_memory(model.settings, model.state_dict(), memory, names, 0)
     return Pretrained(model.settings.data, model.eval(), named, None, None, thresholds)
-
-
-def as_features(rows: Any, width: int | None = None) -> Tensor:
-    """Check features ``[n, D]`` of any array type, and return them as float32."""
-    given = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
-    if given.dtype.kind not in "fiu" or given.ndim != 2 or 0 in given.shape[1:]:
-        raise ClassifierError(
-            f"features: expected numbers [n, D], got {given.dtype} {list(given.shape)}; this "
-            "classifier takes features, not pictures"
-        )
-    if width is not None and given.shape[1] != width:
-        raise ClassifierError(f"features: expected rows of {width} numbers, got {given.shape[1]}")
-    features = torch.tensor(given, dtype=torch.float32)
-    finite = features.isfinite().all(1)
-    if not finite.all():
-        raise ClassifierError(
-            f"features: row {int((~finite).int().argmax())} holds NaN, infinity or a number too "
-            "large for float32; mend it"
-        )
-    return features

@@ -1,0 +1,48 @@
+"""Arguments that several commands have."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+
+def add_json_argument(parser: "ArgumentParser") -> None:
+    """Declare that the answer is for a program."""
+    parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+
+
+def add_backbone_argument(parser: "ArgumentParser") -> None:
+    """Declare the consent to import the backbone of one run."""
+    parser.add_argument(
+        "--backbone",
+        type=str | None,
+        help="Name the run's own backbone module:attribute again, to allow that it is imported.",
+    )
+
+
+def add_backbones_argument(parser: "ArgumentParser") -> None:
+    """Declare the consent to import backbones of several runs."""
+    parser.add_argument(
+        "--backbone",
+        type=str,
+        action="append",
+        default=[],
+        help="Name a run's own backbone module:attribute again, to allow that it is imported; "
+        "may be repeated.",
+    )
+
+
+def add_memory_argument(parser: "ArgumentParser") -> None:
+    """Declare a memory to use with a model."""
+    parser.add_argument(
+        "--memory", type=Path | None, help="A memory file in place of the model's own."
+    )
+
+
+def add_protocol_arguments(parser: "ArgumentParser") -> None:
+    """Declare what a list of episodes is made of, but for the support."""
+    parser.add_argument("--way", type=int | None, help="Classes of an episode; unset: the run's.")
+    parser.add_argument("--queries", type=int, default=15, help="Query images of a class.")
+    parser.add_argument("--episodes", type=int, default=2000, help="Of each measurement.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the list of episodes.")

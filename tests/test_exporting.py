@@ -1,0 +1,385 @@
+"""ONNX files answer as the classifier does, for other sizes than they were traced with."""
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor
+
+import vsm
+from serving_helpers import CLASSES, examples, use_tiny_dataset, write_run, write_run_of
+from tiny import make_dataset, make_settings
+from vsm import FewShotClassifier, export_onnx
+from vsm.cli import main
+from vsm.data import ImageDataset, open_images
+from vsm.errors import ExportError
+from vsm.exporting import classifier_noise, onnx_files
+from vsm.exporting.graphs import ClassifierGraph
+from vsm.exporting.noise import RecordedNoise, StoredNoise
+from vsm.model import FewShotModel
+from vsm.seeding import generator
+from vsm.serving import Pretrained, open_pretrained
+from vsm.settings import Method
+
+Arrays = dict[str, npt.NDArray[Any]]
+UNEVEN = dict(zip(CLASSES, (1, 4, 2, 1, 3), strict=True))
+
+
+class Graph:
+    """A file of the kind that programs without Python open."""
+
+    def __init__(self, path: Path) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(path, options)
+        self.facts: dict[str, str] = self.session.get_modelmeta().custom_metadata_map
+
+    def __call__(self, **inputs: npt.NDArray[Any]) -> Arrays:
+        names = [output.name for output in self.session.get_outputs()]
+        return dict(zip(names, self.session.run(names, inputs), strict=True))
+
+
+def pixels(opened: Pretrained, pictures: list[Any]) -> npt.NDArray[np.float32]:
+    """Return pictures as the encoder's graph takes them."""
+    assert opened.pictures is not None
+    return (opened.pictures.pixels(pictures).float() / 255).contiguous().numpy()
+
+
+def one_hot(labels: list[str]) -> npt.NDArray[np.float32]:
+    classes = sorted(set(labels))
+    return np.asarray([[label == name for name in classes] for label in labels], np.float32)
+
+
+def answers_of(
+    folder: Path, opened: Pretrained, support: list[Any], labels: list[str], queries: list[Any]
+) -> Arrays:
+    """Do all that a program without this package must do."""
+    encoder, classifier = Graph(folder / "encoder.onnx"), Graph(folder / "classifier.onnx")
+    noise = classifier_noise(opened, len(set(labels)))
+    return classifier(
+        support_features=encoder(images=pixels(opened, support))["features"],
+        support_labels=one_hot(labels),
+        query_features=encoder(images=pixels(opened, queries))["features"],
+        **{name: value.numpy() for name, value in noise.items()},
+    )
+
+
+BACKBONES = """
+import torch
+from torch import nn
+
+
+class Plain(nn.Module):
+    def __init__(self, image_shape):
+        super().__init__()
+        self.layer = nn.Conv2d(image_shape[0], 6, 5, stride=3)
+
+    def forward(self, images):
+        return self.layer(images).amax((-1, -2))
+
+
+class Deciding(Plain):
+    def forward(self, images):
+        return super().forward(images if images.sum() > 0 else -images)
+"""
+
+
+def write_own_run(path: Path, name: str) -> Path:
+    """Write a run of a backbone from the current folder, with all that an encoder can have.
+
+    Its recall is ancestral, so that a classifier draws all that it can draw.
+    """
+    settings = make_settings()
+    model = replace(
+        settings.model, backbone=name, mirror=True, adapter="linear", normalise_features=True
+    )
+    memory = replace(settings.memory, recall="mixture", top_k=4)
+    trained = FewShotModel(replace(settings, model=model, memory=memory), (1, 28, 28)).eval()
+    assert trained.adapter is not None
+    with torch.no_grad():
+        trained.adapter.weight.add_(0.1)  # so that it is missed if it is left out
+    return write_run_of(trained, path)
+
+
+@pytest.fixture(scope="module")
+def own_backbone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with backbones of somebody's own, which is the current one meanwhile."""
+    folder = tmp_path_factory.mktemp("export")
+    (folder / "own_backbones.py").write_text(BACKBONES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        use_tiny_dataset(patch, make_dataset())
+        yield folder
+    sys.modules.pop("own_backbones", None)
+
+
+@pytest.fixture(scope="module")
+def glyphs_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("glyphs") / "graphs"
+    assert main(["export", "glyphs-5w1s", "--onnx", str(folder)]) == 0
+    return folder
+
+
+def glyph_task(way: int, shot: int, queries: int) -> tuple[list[Any], list[str], list[Any]]:
+    glyphs = open_images("glyphs")
+    chosen = glyphs.classes("test")[:way].tolist()
+    support, labels = examples(glyphs, dict.fromkeys(chosen, shot))
+    asked, _ = examples(glyphs, dict.fromkeys(chosen, queries), first=shot)
+    return support, labels, asked
+
+
+@pytest.mark.parametrize(("way", "shot", "queries"), [(7, 3, 2), (2, 1, 1), (1, 1, 1)])
+def test_a_shipped_models_graphs_answer_as_its_classifier_does(
+    glyphs_export: Path, way: int, shot: int, queries: int
+) -> None:
+    support, labels, asked = glyph_task(way, shot, queries)
+    classifier = FewShotClassifier.from_pretrained("glyphs-5w1s").fit(support, labels)
+    assert classifier.encoder is not None
+    answers = answers_of(glyphs_export, classifier.encoder, support, labels, asked)
+    expected = classifier.predict_proba(asked)
+    np.testing.assert_allclose(answers["probabilities"], expected, atol=1e-4)
+    told = classifier.explain(asked[0], num_recalled=1)
+    assert answers["recalled_weights"].shape == (way, 642)
+    for label, weights, distance in zip(
+        sorted(set(labels)), answers["recalled_weights"], answers["distances"][0], strict=True
+    ):
+        assert told.recalled[label][0].weight == pytest.approx(weights.max(), rel=1e-3)
+        assert told.distances[label] == pytest.approx(distance, rel=1e-4)
+
+
+def test_noise_is_stored_for_five_classes_and_then_answers_need_no_other_inputs(
+    glyphs_export: Path,
+) -> None:
+    support, labels, asked = glyph_task(5, 1, 3)
+    classifier = FewShotClassifier.from_pretrained("glyphs-5w1s").fit(support, labels)
+    assert classifier.encoder is not None
+    encoder, graph = Graph(glyphs_export / "encoder.onnx"), Graph(glyphs_export / "classifier.onnx")
+    task = {
+        "support_features": encoder(images=pixels(classifier.encoder, support))["features"],
+        "support_labels": one_hot(labels),
+        "query_features": encoder(images=pixels(classifier.encoder, asked))["features"],
+    }
+    expected = classifier.predict_proba(asked)
+    np.testing.assert_allclose(graph(**task)["probabilities"], expected, atol=1e-4)
+    cooler = classifier.set_params(temperature=3.0).predict_proba(asked)
+    given = np.float32(3.0)
+    tempered = graph(**task, temperature=np.asarray(given))["probabilities"]
+    np.testing.assert_allclose(tempered, cooler, atol=1e-4)
+
+
+def test_the_pages_code_runs(
+    glyphs_export: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "export.md").read_text(encoding="utf-8")
+    exporting, using = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(glyphs_export.parent)
+    done = onnx_files.Exported(Path("encoder.onnx"), Path("classifier.onnx"), {})
+    monkeypatch.setattr(vsm, "export_onnx", lambda *_: done, raising=False)
+    namespace: dict[str, Any] = {}
+    exec(exporting, namespace)
+    exec(using, namespace)
+    assert capsys.readouterr().out.startswith("encoder.onnx classifier.onnx {}\n[[")
+    np.testing.assert_allclose(namespace["probabilities"].sum(1), 1, atol=1e-5)
+    np.testing.assert_allclose(namespace["exactly"][0], namespace["probabilities"], atol=0.2)
+
+
+def test_graphs_say_what_they_are(glyphs_export: Path) -> None:
+    opened = open_pretrained("glyphs-5w1s")
+    assert opened.memory is not None
+    encoder, classifier = (Graph(glyphs_export / f"{n}.onnx") for n in ("encoder", "classifier"))
+    for facts in (encoder.facts, classifier.facts):
+        assert facts["encoder_fingerprint"] == opened.identity.fingerprint
+    assert json.loads(encoder.facts["input_shape"]) == [1, 28, 28]
+    assert encoder.facts["input_ink"] == "high"
+    assert json.loads(classifier.facts["class_names"]) == list(opened.memory.names)
+    assert json.loads(classifier.facts["class_counts"]) == opened.memory.slots.counts.tolist()
+    assert json.loads(classifier.facts["temperatures"]) == opened.temperatures
+
+
+def test_an_encoder_of_somebodys_own_is_exported_with_adapter_and_mirror(
+    own_backbone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "own_backbones:Plain"
+    run = write_own_run(own_backbone / "plain", name)
+    assert main(["export", str(run), "--onnx", "graphs"]) == 2
+    assert f"add --backbone {name}" in capsys.readouterr().err
+    assert main(["export", str(run), "--onnx", "graphs", "--backbone", name, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert all(difference < 1e-4 for difference in told["differences"].values())
+
+    opened = open_pretrained(run, backbone=name)
+    pictures, labels = examples(make_dataset(), UNEVEN)
+    features = Graph(Path("graphs/encoder.onnx"))(images=pixels(opened, pictures))["features"]
+    np.testing.assert_allclose(features, opened.embed(pictures), atol=1e-5)
+    answers = answers_of(Path("graphs"), opened, pictures, labels, pictures[:2])
+    np.testing.assert_allclose(answers["probabilities"].sum(1), 1, atol=1e-5)
+    assert ((answers["recalled_weights"] > 0).sum(1) == 4).all(), "top_k is 4"
+
+    assert main(["export", str(run), "--onnx", "graphs", "--backbone", name]) == 2
+    assert "encoder.onnx is there already; replace it with --overwrite" in capsys.readouterr().err
+
+
+def test_a_backbone_that_torch_cannot_export_is_named_in_one_line(
+    own_backbone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "own_backbones:Deciding"
+    run = write_own_run(own_backbone / "deciding", name)
+    assert main(["export", str(run), "--onnx", "other", "--backbone", name]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"vsm export: onnx: torch cannot export the backbone {name} (")
+    assert told.count("\n") == 1
+    assert not Path("other").exists()
+
+
+@pytest.fixture
+def opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset
+) -> Callable[[Method], Pretrained]:
+    use_tiny_dataset(monkeypatch, tiny_dataset)
+    return lambda method: open_pretrained(write_run(tmp_path / method, method))
+
+
+def graph_answers(
+    opened: Pretrained,
+    pictures: list[Any],
+    labels: list[str],
+    queries: list[Any],
+    **more: Tensor,
+) -> dict[str, Tensor]:
+    """Answer as a graph would, before it is converted."""
+    noise = classifier_noise(opened, len(set(labels)))
+    inputs = {
+        "support_features": opened.embed(pictures),
+        "support_labels": torch.from_numpy(one_hot(labels)),
+        "query_features": opened.embed(queries),
+        "temperature": torch.ones(()),
+    }
+    with torch.no_grad():
+        return ClassifierGraph(opened).by_name(inputs | noise | more)
+
+
+@pytest.mark.parametrize("method", ["protonet", "vpn", "rote", "transformed", "vsm"])
+def test_the_graph_of_every_method_computes_what_its_classifier_does(
+    opened: Callable[[Method], Pretrained], tiny_dataset: ImageDataset, method: Method
+) -> None:
+    pictures, labels = examples(tiny_dataset, UNEVEN)
+    queries, _ = examples(tiny_dataset, dict.fromkeys(CLASSES, 3), first=8)
+    classifier = FewShotClassifier(opened(method)).fit(pictures, labels)
+    answers = graph_answers(opened(method), pictures, labels, queries)
+    expected = torch.from_numpy(classifier.predict_proba(queries))
+    torch.testing.assert_close(answers["probabilities"], expected, rtol=1e-4, atol=1e-5)
+    assert ("recalled_weights" in answers) == (method not in ("protonet", "vpn"))
+
+
+def test_a_graph_chooses_the_temperature_of_the_card_by_the_examples() -> None:
+    opened = open_pretrained("glyphs-5w1s")
+    graph = ClassifierGraph(opened)
+    for shots in ([1, 1], [3, 3, 3], [1, 4], [5], [20, 30]):
+        expected = opened.temperature(statistics.geometric_mean(shots))
+        ours = graph.temperature(torch.tensor(shots).float().unsqueeze(-1))
+        assert ours.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_slots_can_be_hidden_as_the_classifier_hides_those_of_rivals(
+    opened: Callable[[Method], Pretrained], tiny_dataset: ImageDataset
+) -> None:
+    remembered = dict.fromkeys((0, 3, 7), 2)  # the memory knows classes 0 to 11 by these names
+    pictures, labels = examples(tiny_dataset, remembered)
+    classifier = FewShotClassifier(opened("vsm")).fit(pictures, labels)
+    hidden = torch.zeros(3, 12, dtype=torch.bool)
+    for n in range(3):
+        hidden[n, [slot for slot in remembered if slot != list(remembered)[n]]] = True
+    expected = torch.from_numpy(classifier.predict_proba(pictures))
+    ours = graph_answers(opened("vsm"), pictures, labels, pictures, hidden_slots=hidden)
+    torch.testing.assert_close(ours["probabilities"], expected, rtol=1e-4, atol=1e-5)
+    assert not ours["recalled_weights"][hidden].any()
+    everywhere = hidden.any(0, keepdim=True)
+    ours = graph_answers(opened("vsm"), pictures, labels, pictures, hidden_slots=everywhere)
+    assert not ours["recalled_weights"][:, everywhere[0]].any()
+
+
+def test_stored_noise_is_shared_out_so_that_no_two_classes_have_the_same_in_a_sample() -> None:
+    recorded = RecordedNoise(generator(0, "noise"))
+    drawn = recorded.normal(1, 2, 5, 3)
+    [stored] = recorded.drawn
+    torch.testing.assert_close(StoredNoise([stored]).normal(1, 2, 5, 3), drawn, rtol=0, atol=0)
+    shared = StoredNoise([stored]).normal(1, 10, 5, 3)[0]  # 2 · 5 is the most
+    assert torch.equal(shared[:2], stored)
+    for sample in range(5):
+        assert len(shared[:, sample].unique(dim=0)) == 10
+    for n in range(10):
+        assert len(shared[n].unique(dim=0)) == 5
+
+
+def test_recorded_choices_follow_their_weights() -> None:
+    weights = torch.tensor([[0.0, 2.0, 0.0, 6.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0]])
+    recorded = RecordedNoise(generator(0, "choices"))
+    chosen = recorded.categorical(weights, 4000)
+    assert recorded.drawn[0].shape == (2, 4000, 1)
+    shares = torch.stack([row.bincount(minlength=5) / 4000 for row in chosen])
+    torch.testing.assert_close(shares, weights / weights.sum(1, keepdim=True), atol=0.03, rtol=0)
+    again = StoredNoise(recorded.drawn).categorical(weights, 4000)
+    assert torch.equal(again, chosen)
+
+
+def test_a_graph_that_answers_otherwise_is_not_written(
+    glyphs_export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = {"EncoderGraph": "encoder.onnx", "ClassifierGraph": "classifier.onnx"}
+    monkeypatch.setattr(
+        onnx_files,
+        "_converted",
+        lambda graph, *_: (glyphs_export / graphs[type(graph).__name__]).read_bytes(),
+    )
+    other = FewShotClassifier.from_pretrained("glyphs-5w1s").encoder
+    assert other is not None
+    with torch.no_grad():
+        other.model.classifier.log_temperature.add_(0.5)
+    monkeypatch.setattr(onnx_files, "open_pretrained", lambda *_: other)
+    with pytest.raises(ExportError, match=r"probabilities of glyphs-5w1s differ .*nothing was"):
+        export_onnx("glyphs-5w1s", tmp_path / "onnx")
+    assert not (tmp_path / "onnx").exists()
+
+
+def test_a_graph_that_does_not_run_is_one_line(glyphs_export: Path) -> None:
+    run = onnx_files._session((glyphs_export / "encoder.onnx").read_bytes())
+    with pytest.raises(ExportError, match="ONNX Runtime cannot run the graph") as told:
+        run({"images": torch.zeros(1, 3, 28, 28)})
+    assert "\n" not in str(told.value)
+
+
+def test_what_cannot_be_exported_is_one_line(
+    opened: Callable[[Method], Pretrained],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refused(*words: str | Path) -> str:
+        assert main(["export", *map(str, words)]) == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1
+        return told
+
+    out = tmp_path / "out"
+    assert "no model of that name" in refused("glyphs-99w1s", "--onnx", out)
+    assert "expected a folder" in refused("glyphs-5w1s", "--onnx", tmp_path / "model.onnx")
+    reasons: dict[Method, str] = {"mann": "one by one", "kanerva": "inverts matrices"}
+    for method, reason in reasons.items():
+        run = write_run(tmp_path / method, method)
+        assert reason in refused(run, "--onnx", out)
+    run = write_run(tmp_path / "empty", num_slots=0)
+    assert "is empty, and a graph needs at least one slot" in refused(run, "--onnx", out)
+    monkeypatch.setattr(onnx_files, "NEEDED", ("onnx", "absent_package"))
+    told = refused("glyphs-5w1s", "--onnx", out)
+    assert 'needs absent_package: pip install "variational-semantic-memory[export]"' in told
+    assert not out.exists()
