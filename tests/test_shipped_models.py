@@ -2,7 +2,6 @@
 
 import importlib.resources
 import json
-import re
 import subprocess
 import sys
 import tomllib
@@ -153,14 +152,6 @@ def test_a_shipped_backbone_can_begin_a_run() -> None:
 @pytest.mark.parametrize(("shot", "expected"), [(1, 0.9), (2, 0.9), (3, 0.5), (5, 0.5), (9, 0.5)])
 def test_the_temperature_is_that_of_the_nearest_shot(shot: int, expected: float) -> None:
     assert temperature_for({"temperatures": {"1": 0.9, "5": 0.5}}, shot) == expected
-
-
-def test_the_code_on_the_page_about_models_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path(__file__).parents[1] / "docs" / "models.md"
-    [block] = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    assert "200, seed=0" in block
-    exec(block.replace("200, seed=0", "4, seed=0"), {})
-    assert re.search(r"\d+\.\d% ± \d+\.\d%, 642 classes remembered", capsys.readouterr().out)
 
 
 def test_without_a_fit_there_is_no_temperature() -> None:
