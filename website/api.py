@@ -74,7 +74,7 @@ def _signatures(what: Any) -> Iterator[Any]:
     """Return all of a name that can have annotations: itself, or a class with its methods."""
     yield what
     if inspect.isclass(what):
-        yield what.__init__  # type: ignore[misc]
+        yield what.__init__
         for name, member in vars(what).items():
             function = member.fget if isinstance(member, property) else member
             function = getattr(function, "__func__", function)
