@@ -136,7 +136,7 @@ def _parsers(name: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
                 yield f"vsm {name} {subcommand}", subparser
 
 
-def test_the_reference_of_python_knows_every_public_name_and_setting(
+def test_the_reference_of_python_knows_every_public_name(
     html: dict[Path, Page],
 ) -> None:
     [page] = [page for path, page in html.items() if path.name == "api.html"]

@@ -27,14 +27,16 @@ def _command(name: str) -> Iterator[str]:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Return the usage line, and a table for each group of arguments."""
-    shown = [(group.title or "", _rows(group)) for group in parser._action_groups]
-    for title, rows in shown:
-        if not rows:
-            continue
-        if title not in WITHOUT_TITLE:
+    """Return a table for each group of arguments; those without a title of their own share one."""
+    tables: dict[str, list[str]] = {}
+    for group in parser._action_groups:
+        title = "" if group.title in WITHOUT_TITLE else group.title or ""
+        tables.setdefault(title, []).extend(_rows(group))
+    for title, rows in tables.items():
+        if rows and title:
             yield from (f"**{title}**", "")
-        yield from ("| argument | default | what it does |", "|---|---|---|", *rows, "")
+        if rows:
+            yield from ("| argument | default | what it does |", "|---|---|---|", *rows, "")
 
 
 def _rows(group: argparse._ArgumentGroup) -> list[str]:
@@ -86,12 +88,14 @@ def _is_union(kind: Any) -> bool:
 def _default(action: argparse.Action) -> str:
     if action.required:
         return "required"
-    if action.default in (None, argparse.SUPPRESS, False, "", [], ()) and action.default != 0:
-        return ""
     value = action.default
+    if value is None or value == argparse.SUPPRESS or action.nargs == 0:
+        return ""
     if isinstance(value, list | tuple):
         value = " ".join(map(str, value))
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    if isinstance(value, bool):
+        value = str(value).lower()
+    return f"`{value}`" if str(value) else ""
 
 
 def _cell(text: str) -> str:

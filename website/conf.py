@@ -33,13 +33,14 @@ nitpick_ignore_regex = [
     for library in ("collections", "enum", "numpy", "pathlib", "PIL", "torch", "typing")
 ]
 
-autodoc_default_options = {"members": True, "undoc-members": True, "member-order": "bysource"}
+autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 napoleon_use_ivar = True
 python_use_unqualified_type_names = True
 add_module_names = False
+toc_object_entries = False  # headings are enough
 
 html_theme = "furo"
 html_title = f"VSM {release}"
@@ -66,9 +67,16 @@ def add_generated(app: Sphinx, page: str, source: list[str]) -> None:
 def hide_colons(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Let the line under a setting be prose: Napoleon takes words before a colon for its type."""
-    if what in ("attribute", "property"):
-        lines[:] = [line.replace(":", HIDDEN_COLON) for line in lines]
+    """Let settings and returned values be described in prose.
+
+    Napoleon takes the words before a colon for a type there; ours are in annotations.
+    """
+    prose = what in ("attribute", "property")
+    for number, line in enumerate(lines):
+        if what in ("function", "method") and line and not line.startswith(" "):
+            prose = line in ("Returns:", "Yields:")
+        if prose and line not in ("Returns:", "Yields:"):
+            lines[number] = line.replace(":", HIDDEN_COLON)
 
 
 def show_colons(

@@ -24,4 +24,4 @@ def contents_of_the_notes() -> str:
 
 def _contents(pages: list[str], option: str) -> str:
     listed = "\n".join(page if page.startswith("0") else f"/{page}" for page in pages)
-    return f"```{{toctree}}\n:hidden:\n{option}\n\n{listed}\n```\n"
+    return f"```{{toctree}}\n:hidden:\n:titlesonly:\n{option}\n\n{listed}\n```\n"
