@@ -11,6 +11,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+import numpy.typing as npt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,6 +22,7 @@ from torch import Tensor
 import vsm
 from vsm.comparison import EpisodeProtocol, LoadedRun, load_for, measure
 from vsm.data import ImageDataset
+from vsm.memory import SlotMemory
 from vsm.report.figures import COLOURS, recall_sheet, show_image
 from vsm.report.showcase import ShownEpisode, look_at_episodes
 from vsm.seeding import generator
@@ -47,8 +49,8 @@ class Shown:
     def slots(self) -> Tensor:
         """Contents of the memory ``[A, D]``."""
         memory = self.run.trained.memory
-        assert memory is not None
-        return memory.content  # type: ignore[attr-defined, no-any-return]
+        assert isinstance(memory, SlotMemory)
+        return memory.content
 
     @property
     def slot_ids(self) -> list[int]:
@@ -166,7 +168,9 @@ def memory_map(shown: Shown) -> Figure:
         for weight, slot in zip(best.values.tolist(), best.indices.tolist(), strict=True):
             ends = np.stack([point, slots[slot]])
             axes.plot(ends[:, 0], ends[:, 1], color=COLOURS[n], lw=5 * weight + 0.3, alpha=0.6)
-        axes.scatter(*point, marker="*", s=150, color=COLOURS[n], ec="black", lw=0.6, zorder=3)
+        axes.scatter(
+            point[0], point[1], marker="*", s=150, color=COLOURS[n], ec="black", lw=0.6, zorder=3
+        )
     for n in range(len(new)):
         inset = axes.inset_axes((0.01 + 0.11 * n, 0.88, 0.1, 0.11))
         show_image(inset, shown.dataset, int(shown.episode.support_ids[n, 0]))
@@ -218,8 +222,11 @@ def _accuracy(encoder: Pretrained, dataset: ImageDataset, task: int, count: int)
 
 
 def _labelled(
-    dataset: ImageDataset, chosen: Sequence[tuple[str, Tensor]], first: int, count: int
-) -> tuple[list[np.ndarray], list[str]]:
+    dataset: ImageDataset,
+    chosen: Sequence[tuple[str, npt.NDArray[np.int64]]],
+    first: int,
+    count: int,
+) -> tuple[list[npt.NDArray[np.uint8]], list[str]]:
     pictures = [
         dataset.images[image_id] for _, ids in chosen for image_id in ids[first : first + count]
     ]
