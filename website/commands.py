@@ -64,7 +64,7 @@ def _repeated(action: argparse.Action, value: str) -> str:
 def _value(action: argparse.Action) -> str:
     """Return what stands for the value: its choices, or the name of its kind."""
     if isinstance(action.metavar, str):
-        return action.metavar
+        return "".join(filter(str.isascii, action.metavar))  # jsonargparse adds invisible marks
     kind = getattr(action, "_typehint", None)
     choices = [choice for part in _parts(kind) for choice in getattr(part, "__args__", ())]
     if choices and all(isinstance(choice, str) for choice in choices):

@@ -26,6 +26,7 @@ release = vsm.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["**/figures"]
 myst_heading_anchors = 3
+smartquotes = False  # two dashes are an option, not a dash
 highlight_language = "sh"  # a block without a language is for the shell
 nitpicky = True  # a name that leads nowhere is a warning, and `make docs` takes none
 nitpick_ignore_regex = [
