@@ -11,12 +11,12 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks import run
-from vsm.configuration import preset_paths, settings_from_files
+from vsm.configuration import preset_paths, read_settings, settings_from_files
 from vsm.data import EpisodeSampler, open_dataset
 from vsm.encoding import kept_encoding
 from vsm.evaluation import Evaluation, evaluate
@@ -24,7 +24,7 @@ from vsm.files import write_text
 from vsm.reproduction.budgets import with_changes
 from vsm.runs import load_run
 from vsm.runtime import keep_allocations
-from vsm.settings import RunSettings
+from vsm.settings import PretrainSettings, RunSettings
 from vsm.statistics import Estimate, estimate
 from vsm.training import train
 
@@ -50,18 +50,40 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "weights of other slots": {"memory.control": "permuted"},
     "nothing hidden in training": {"memory.mask": "none"},
     "own slot hidden in training": {"memory.mask": "own"},
+    "no gradient into the attention vector": {"memory.delayed_gradient": False},
     "mean update": {"memory.update": "mean"},
     "α = 0": {"memory.retention": 0.0},
     "α = 0.95": {"memory.retention": 0.95},
     "σ = tanh": {"memory.update_activation": "tanh"},
     "memory refreshed by 50 steps": {"memory.refresh_steps": 50},
     "β_z = 0": {"objective.beta_z": 0.0},
+    "β_z = 1e-2": {"objective.beta_z": 1e-2},
     "L = 50 in training": {"sampling.train_prototypes": 50},
     "trained with 5 shots": {"shot": 5},
     "learning rate 1e-3": {"optimiser.learning_rate": 1e-3},
     "features of one view": {"model.mirror": False},
     "no adapter": {"model.adapter": "none"},
 }
+NETWORK: dict[str, Mapping[str, Any]] = {
+    "soft recall (as above)": {},
+    "mixture recall": {"memory.recall": "mixture"},
+    "Gumbel recall": {"memory.recall": "gumbel"},
+    "J = 5 in training": {"sampling.train_memory": 5},
+    "J = 100 in training": {"sampling.train_memory": 100},
+    "β_m = 0": {"objective.beta_m": 0.0},
+    "β_m = 1e-2": {"objective.beta_m": 1e-2},
+    "nothing hidden in training": {"memory.mask": "none"},
+    "no gradient into the attention vector": {"memory.delayed_gradient": False},
+}
+"""Choices that only the paper's inference network has; differences are from the network itself."""
+
+
+class Wanted(NamedTuple):
+    """What is asked for: which preset, where its variants are kept, how long each is measured."""
+
+    preset: str
+    output: Path
+    episodes: int
 
 
 def measured(settings: RunSettings, path: Path, episodes: int) -> dict[int, Evaluation]:
@@ -88,14 +110,42 @@ def cell(value: Estimate, sign: str = "") -> str:
     return f"{100 * value.mean:{sign}.2f} ± {100 * value.ci95:.2f}"
 
 
-def row(name: str, found: dict[int, Evaluation], preset: dict[int, Evaluation]) -> str:
-    """Return a line of the table: accuracy, and the paired difference from the preset."""
+def row(name: str, found: dict[int, Evaluation], first: dict[int, Evaluation]) -> str:
+    """Return a line of the table: accuracy, and the paired difference from the first line."""
     cells = [name]
     for shot in SHOTS:
-        difference = found[shot].episode_accuracies - preset[shot].episode_accuracies
-        paired = "" if found is preset else cell(estimate(difference), "+")
+        difference = found[shot].episode_accuracies - first[shot].episode_accuracies
+        paired = "" if found is first else cell(estimate(difference), "+")
         cells += [cell(found[shot].accuracy), paired]
     return f"| {' | '.join(cells)} |"
+
+
+def backbones(folders: list[str]) -> dict[str, Mapping[str, Any]]:
+    """Name each pre-training by how long it was; the preset follows on all of them alike."""
+    variants: dict[str, Mapping[str, Any]] = {}
+    for folder in folders:
+        path = Path(folder)
+        chosen = read_settings(PretrainSettings, path / "config.yaml")
+        colours = ", colours varied" if chosen.augment and chosen.augment_colours else ""
+        variants[f"{chosen.epochs} epochs{colours}"] = {"init": folder}
+    return variants
+
+
+def table(base: RunSettings, variants: Mapping[str, Mapping[str, Any]], wanted: Wanted) -> str:
+    """Train and measure all variants of ``base``; the others are compared with the first."""
+    lines = [
+        f"| | {' | '.join(f'{shot}-shot | minus the first' for shot in SHOTS)} |",
+        f"|---|{'---:|---:|' * len(SHOTS)}",
+    ]
+    first: dict[int, Evaluation] | None = None
+    for name, changes in variants.items():
+        parts = [f"{key}={str(value).replace('/', ':')}" for key, value in changes.items()]
+        path = wanted.output / wanted.preset / ("-".join(parts) or "preset")
+        found = measured(with_changes(base, changes), path, wanted.episodes)
+        first = first or found
+        lines.append(row(name, found, first))
+        print(lines[-1], flush=True)
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -103,34 +153,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--preset", default="cifar-fs")
     parser.add_argument("--init", required=True, help="directory of vsm pretrain")
+    parser.add_argument("--other-init", nargs="*", default=[], help="other pre-trainings")
     parser.add_argument("--episodes", type=int, default=2000)
     parser.add_argument("--output", type=Path, default=Path("runs/ablations"))
     parser.add_argument("--threads", type=int, default=None)
-    wanted = parser.parse_args()
+    given = parser.parse_args()
+    wanted = Wanted(given.preset, given.output, given.episodes)
     keep_allocations()
-    if wanted.threads is not None:
-        torch.set_num_threads(wanted.threads)
-    base = settings_from_files(*preset_paths(wanted.preset))
-    base = replace(base, init=wanted.init, freeze_backbone=True)
-    lines = [
-        f"# What each choice of the preset {wanted.preset} is worth",
-        "",
-        "Written by `python -m benchmarks.memory_ablations`. Each line changes one setting of the",
-        f"preset; one seed, {wanted.episodes:,} episodes of {base.way} **validation** classes,",
-        "accuracy in percent, differences paired episode by episode.",
-        "",
-        f"| | {' | '.join(f'{shot}-shot | minus the preset' for shot in SHOTS)} |",
-        f"|---|{'---:|---:|' * len(SHOTS)}",
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
+    base = settings_from_files(*preset_paths(given.preset))
+    base = replace(base, init=given.init, freeze_backbone=True)
+    sections = [
+        f"# What each choice of the preset {given.preset} is worth\n",
+        "Written by `python -m benchmarks.memory_ablations`. Each line changes one setting; one",
+        f"seed, {given.episodes:,} episodes of {base.way} **validation** classes, accuracy in",
+        "percent, differences paired episode by episode.\n",
     ]
-    preset: dict[int, Evaluation] | None = None
-    for name, changes in VARIANTS.items():
-        folder = "-".join(f"{key}={value}" for key, value in changes.items()) or "preset"
-        path = wanted.output / wanted.preset / folder
-        found = measured(with_changes(base, changes), path, wanted.episodes)
-        preset = preset or found
-        lines.append(row(name, found, preset))
-        print(lines[-1], flush=True)
-        write_text(FOLDER / "memory_ablations.md", "\n".join(lines) + "\n")
+    network = {name: {"model.inference": "network", **changed} for name, changed in NETWORK.items()}
+    for title, variants in (
+        ("The preset", VARIANTS),
+        ("The paper's inference network in its place", network),
+        ("The preset on other pre-trainings", backbones([given.init, *given.other_init])),
+    ):
+        sections += [f"## {title}\n", table(base, variants, wanted) + "\n"]
+        write_text(FOLDER / "memory_ablations.md", "\n".join(sections))
 
 
 if __name__ == "__main__":

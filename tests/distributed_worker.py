@@ -47,9 +47,7 @@ NUM_STEPS = 5
 CONSTANT = ("--optimiser.schedule", "constant")
 BASE = replace(make_settings(), tasks=4, steps=NUM_STEPS)
 SCENARIOS: dict[str, RunSettings] = {
-    "attention": replace(
-        BASE, model=ModelSettings(channels=4, hidden_units=8, residual=False, keep_probability=0.8)
-    ),
+    "attention": replace(BASE, model=replace(BASE.model, residual=False, keep_probability=0.8)),
     "mixture": replace(
         BASE,
         memory=MemorySettings(update="mean", recall="mixture", mask="own", capacity=8),

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import optimisations, speed
 from vsm.benchmarking import worker
@@ -34,6 +35,7 @@ from vsm.benchmarking.step import (
     backbone_passes,
     embeddings,
     episode_images,
+    equal_arithmetic,
     run_settings,
     training_steps,
 )
@@ -217,6 +219,18 @@ def test_the_bare_backbone_is_the_one_inside_the_step(monkeypatch: pytest.Monkey
         torch.testing.assert_close(images, met[0][0])
         torch.testing.assert_close(weights, met[0][1])
         assert strides == met[0][2]
+
+
+def test_the_limit_has_the_arithmetic_of_the_convolutions() -> None:
+    workload = StepWorkload(channels=16, tasks=4, way=5, queries=9, remembered=5)
+    multiply = equal_arithmetic(workload, "protonet")
+    with FlopCounterMode(display=False) as counter:
+        multiply()
+    sums = 0
+    for block, size in enumerate((28, 14, 7, 4)):
+        passes, inputs = (3, 16) if block else (2, 1)  # images themselves receive no gradient
+        sums += passes * workload.num_images * size**2 * inputs * 16 * 9
+    assert counter.get_total_flops() == pytest.approx(2 * sums, rel=0.03)
 
 
 def test_recall_and_consolidation_meet_the_memory_they_are_asked_for() -> None:
@@ -403,6 +417,7 @@ def results() -> dict[str, Any]:
 PROMISED_RATIOS = {
     *(f"vsm_step_vs_backbone_{size}" for size in SIZES),
     *("vsm_step_vs_peer_protonet", "vsm_step_vs_peer_protonet_28", "vsm_step_vs_peer_protonet_32"),
+    *("arithmetic_vs_vsm_step_28", "arithmetic_vs_peer_protonet_28"),
     *("evaluation_2k_vs_peer_600", "evaluation_2k_vs_peer_600_1shot"),
     "evaluation_2k_vs_peer_600_5shot",
 }
@@ -523,6 +538,7 @@ def test_every_work_of_the_worker_runs(data_folder: Path) -> None:
     step, evaluation = asdict(TINY), asdict(TINY_EVALUATION)
     parameters: dict[str, dict[str, Any]] = {
         "step": {"method": "vpn", **step},
+        "arithmetic": {"method": "vpn", **step},
         "peer_steps": {"tasks_at_once": 1, **step},
         "evaluation": evaluation,
         "peer_evaluation": evaluation,

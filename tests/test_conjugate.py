@@ -14,6 +14,7 @@ from vsm.memory import MEMORIES, Memory, MemoryPrior, SlotMemory, SupportSet
 from vsm.memory.kanerva import KanervaMemory, KanervaRecall
 from vsm.memory.recall import VariationalRecall
 from vsm.model import FewShotModel, Prediction
+from vsm.networks import MemoryConditionedNetwork
 from vsm.objective import objective
 from vsm.probability import DiagonalGaussian
 from vsm.runs import TrainingState
@@ -274,9 +275,9 @@ def test_training_steps_log_what_the_memory_is_worth(method: Method) -> None:
         assert logged[1]["memory_strength"] > 0
 
 
-def test_a_memory_that_is_no_gaussian_is_refused() -> None:
-    with pytest.raises(SettingsError, match="inference: what mann reads"):
-        RunSettings(method="mann", model=ModelSettings(inference="conjugate"))
+def test_a_memory_that_is_no_gaussian_keeps_the_network() -> None:
+    model = FewShotModel(RunSettings(method="mann"), (WIDTH,))
+    assert isinstance(model.inference, MemoryConditionedNetwork)
 
 
 def test_memories_outside_the_space_of_features_are_refused() -> None:

@@ -21,7 +21,9 @@ from vsm.runs import TrainedModel
 from vsm.settings import KanervaSettings, ModelSettings, RunSettings
 
 SLOTS, WIDTH = 4, 3
-MODEL = ModelSettings(hidden_units=6, residual=False, initial_log_variance=-1.0)
+MODEL = ModelSettings(
+    inference="network", hidden_units=6, residual=False, initial_log_variance=-1.0
+)
 
 
 def machine_of(slots: int = SLOTS) -> KanervaMachine:

@@ -33,7 +33,11 @@ def build(method: Method, residual: bool = False, **memory: object) -> FewShotMo
     settings = RunSettings(
         method=method,
         model=ModelSettings(
-            channels=4, hidden_units=8, residual=residual, initial_log_variance=0.0
+            inference="network",
+            channels=4,
+            hidden_units=8,
+            residual=residual,
+            initial_log_variance=0.0,
         ),
         memory=replace(MemorySettings(), **memory),  # type: ignore[arg-type]
         mann=MannSettings(slots=12, width=4, reads=2, controller_units=6),
@@ -176,7 +180,7 @@ def test_a_memory_method_without_memory_is_refused() -> None:
 
 def test_splitting_the_first_layer_equals_concatenating_its_inputs() -> None:
     network = MemoryConditionedNetwork(
-        WIDTH, ModelSettings(hidden_units=8, residual=False)
+        WIDTH, ModelSettings(inference="network", hidden_units=8, residual=False)
     ).double()
     samples, support = features(TASKS, WAY, 6, seed=0), features(TASKS, WAY, seed=1)
     joined = torch.cat([samples, support.unsqueeze(2).expand(-1, -1, 6, -1)], -1)

@@ -47,7 +47,9 @@ def design_of(method: str, kind: str = "soft", kl: str = "bound", **memory: obje
         memory=replace(MemorySettings(recall=kind), **memory),  # type: ignore[arg-type]
         mann=MannSettings(slots=SLOTS, width=4, reads=2, controller_units=6),
         kanerva=KanervaSettings(slots=SLOTS),
-        model=ModelSettings(hidden_units=8, residual=False, initial_log_variance=0.0),
+        model=ModelSettings(
+            inference="network", hidden_units=8, residual=False, initial_log_variance=0.0
+        ),
         objective=ObjectiveSettings(kl=kl),  # type: ignore[arg-type]
     )
     torch.manual_seed(0)

@@ -25,7 +25,8 @@ from vsm.provenance import command
 from vsm.seeding import generator
 from vsm.settings import MemorySettings, RunSettings
 from vsm.statistics import class_bootstrap, estimate
-from vsm.study.page import read_results
+from vsm.study.charts import draw_chart
+from vsm.study.page import read_results, write_page
 from vsm.study.plan import read_study
 from vsm.study.remembered import chosen_slots
 from vsm.study.training_record import training_record
@@ -318,6 +319,24 @@ def test_a_page_shows_what_result_files_hold_and_nothing_else(
     assert "--seed 0\\|1" in text
 
 
+def test_a_page_has_charts_of_memory_sizes_and_gains_beside_it(
+    measured: Path, tmp_path: Path
+) -> None:
+    study = read_study(measured)
+    write_page([study], tmp_path / "page.md")
+    charts = sorted((tmp_path / "charts").glob("*.svg"))
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert charts
+    assert all(f"](charts/{chart.name})" in page for chart in charts)
+    assert all("<svg" in chart.read_text(encoding="utf-8") for chart in charts)
+
+
+def test_a_condition_without_sizes_and_gains_has_no_chart(tmp_path: Path) -> None:
+    sizes = [{"slots": [1], "mean": 0.5, "ci95": None}] * 2
+    assert not draw_chart({"memory_sizes": sizes, "gains": None}, tmp_path / "a.svg")
+    assert not (tmp_path / "a.svg").exists()
+
+
 def test_pictures_are_linked_where_they_lie_below_the_page_and_only_there(
     measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -326,7 +345,7 @@ def test_pictures_are_linked_where_they_lie_below_the_page_and_only_there(
     assert vsm(capsys, "study", measured, "--render", measured.parent / "page.md")[0] == 0
     assert (measured.parent / "page.md").read_text().count("](tiny/figures/5way-1shot-") == 4
     assert vsm(capsys, "study", measured, "--render", tmp_path / "page.md")[0] == 0
-    assert "](" not in (tmp_path / "page.md").read_text()
+    assert "figures/" not in (tmp_path / "page.md").read_text()
 
 
 def test_conditions_differ_in_shape_and_batch_norm(

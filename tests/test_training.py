@@ -212,6 +212,24 @@ def test_the_attention_vector_receives_gradient_and_moves(
     assert not torch.equal(start.attention_sample, model.consolidation.attention_sample)
 
 
+def test_without_delayed_gradient_the_attention_vector_stays_as_it_began(
+    tiny_settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    settings = replace(
+        tiny_settings,
+        model=replace(tiny_settings.model, residual=False),
+        memory=replace(tiny_settings.memory, delayed_gradient=False),
+    )
+    start = FewShotModel(settings, tiny_dataset.image_shape).consolidation
+    model, state, measured = step_through(settings, tiny_dataset, 8)
+    assert all(row["attention_gradient_norm"] == 0 for row in measured)
+    assert isinstance(start, SlotConsolidation)
+    assert isinstance(model.consolidation, SlotConsolidation)
+    assert torch.equal(start.attention_sample, model.consolidation.attention_sample)
+    assert state.memory is not None
+    assert len(state.memory) > 0
+
+
 def test_what_writes_a_kanerva_memory_learns(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:

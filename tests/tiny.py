@@ -28,7 +28,7 @@ def make_dataset() -> ImageDataset:
 
 
 def make_settings() -> RunSettings:
-    """A run of seconds: narrow network, few samples, few steps."""
+    """A run of seconds: narrow network, few samples, few steps; all of the paper's parts."""
     return RunSettings(
         data="tiny",
         method="vsm",
@@ -38,7 +38,7 @@ def make_settings() -> RunSettings:
         tasks=2,
         steps=6,
         checkpoint_every=2,
-        model=ModelSettings(channels=4, hidden_units=8),
+        model=ModelSettings(inference="network", channels=4, hidden_units=8),
         sampling=SamplingSettings(5, 4, 5, 4),
         validation=ValidationSettings(every=3, episodes=5),
     )

@@ -288,7 +288,7 @@ def _inference_for(
 ) -> GaussianNetwork | MemoryConditionedNetwork | ConjugateInference | None:
     if settings.method == "protonet":
         return None
-    if settings.model.inference == "conjugate":
+    if settings.model.inference == "conjugate" and settings.method != "mann":
         return ConjugateInference(width, settings.model, settings.memory)
     if settings.method == "vpn":
         return GaussianNetwork(width, settings.model)

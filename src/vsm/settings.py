@@ -11,6 +11,7 @@ from vsm.errors import SettingsError
 
 Method = Literal["protonet", "vpn", "rote", "transformed", "vsm", "mann", "kanerva"]
 METHODS: tuple[Method, ...] = get_args(Method)
+Inference = Literal["conjugate", "network"]
 BACKBONE_NAMES = ("conv4", "resnet12", "wrn28_10")
 
 BaselineName = Literal[
@@ -31,8 +32,8 @@ class ModelSettings:
     """Chance to survive dropout (the paper's conv4: 0.9 Omniglot, 0.5 others; resnet12: 0.9)."""
     hidden_units: int = 256
     """Width of the hidden layers of the inference and prior networks."""
-    inference: Literal["network", "conjugate"] = "network"
-    """Prototypes from the paper's network, or by Bayes' rule from memory and support."""
+    inference: Inference = "conjugate"
+    """Prototypes by Bayes' rule from memory and support, or from the paper's network."""
     residual: bool = True
     """Networks add to their input and start as the identity; the paper's do not."""
     initial_log_variance: float = -3.0
@@ -60,7 +61,8 @@ class ModelSettings:
         if self.inference == "conjugate" and not self.residual:
             raise SettingsError(
                 "residual: conjugate inference needs memories in the space of the features, which "
-                "networks that add to their input give; got false"
+                "networks that add to their input give; got false, which goes with "
+                "--model.inference network"
             )
         _require_between(self, 0.0, 1.0, "keep_probability", low_open=True)
 
@@ -96,6 +98,8 @@ class MemorySettings:
     """New content of a slot: graph attention over its samples (Eqs. 11-12), or their mean."""
     update_activation: Literal["identity", "softmax", "relu", "tanh"] = "identity"
     """σ of Eq. 12."""
+    delayed_gradient: bool = True
+    """Teach what updates the memory by the next step's loss; false: it stays as it began."""
     retention: float = 0.7
     """α of Eq. 13: how much old content stays (the paper: 0.7 for 1-shot, 0.8 for 5-shot)."""
     strength: float | None = None
@@ -270,11 +274,6 @@ class RunSettings:
     def __post_init__(self) -> None:
         _require_known_choices(self)
         _require_positive(self, "way", "shot", "queries", "tasks", "steps", "checkpoint_every")
-        if self.model.inference == "conjugate" and self.method == "mann":
-            raise SettingsError(
-                "inference: what mann reads is no Gaussian over prototypes, so conjugate inference "
-                "has no prior; use --model.inference network"
-            )
         if self.freeze_backbone and self.init is None:
             raise SettingsError(
                 "freeze_backbone: only a trained backbone is worth keeping; name one with --init"

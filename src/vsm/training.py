@@ -279,6 +279,8 @@ def training_step(
     support, queries = features.split([settings.shot, settings.queries], 2)
 
     memory = model.consolidate(state.memory, state.pending, state.step - 1)  # in this step's graph
+    if memory is not None and not settings.memory.delayed_gradient:
+        memory = memory.detach()
     hidden = None if memory is None else memory.hidden_from(class_ids, settings.memory.mask)
     prediction = model(support, queries, memory, random, hidden)
     prior = model.prior(queries) if prediction.posterior is not None else None

@@ -4,6 +4,7 @@ from itertools import cycle
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from vsm.backbones import Backbone
 from vsm.benchmarking.timing import Work
@@ -13,6 +14,7 @@ from vsm.model import FewShotModel
 from vsm.runs import TrainingState
 from vsm.seeding import generator, normal, uniform
 from vsm.settings import (
+    Inference,
     Method,
     ModelSettings,
     OptimiserSettings,
@@ -22,17 +24,23 @@ from vsm.settings import (
 from vsm.training import build_optimiser, training_step
 
 NUM_BATCHES = 8  # different classes in as many steps
+PRODUCT_WIDTH = 1024  # of matrices so large that arithmetic alone decides how long they take
 
 
-def run_settings(workload: StepWorkload | EvaluationWorkload, method: Method) -> RunSettings:
-    """Return the defaults of a run with the sizes of ``workload``."""
+def run_settings(
+    workload: StepWorkload | EvaluationWorkload, method: Method, inference: Inference = "network"
+) -> RunSettings:
+    """Return the defaults of a run with the sizes of ``workload``.
+
+    The paper's network is the dearer of the two inferences, and the one that draws J memories.
+    """
     samples = (workload.memory_samples, workload.prototype_samples)
     return RunSettings(
         method=method,
         way=workload.way,
         shot=workload.shot,
         queries=workload.queries,
-        model=ModelSettings(channels=workload.channels),
+        model=ModelSettings(inference=inference, channels=workload.channels),
         sampling=SamplingSettings(*samples, *samples),
         optimiser=OptimiserSettings(schedule="constant"),
     )
@@ -64,9 +72,11 @@ def episode_classes(workload: StepWorkload, batch: int) -> Tensor:
     return chances.topk(workload.way).indices
 
 
-def training_steps(workload: StepWorkload, method: Method) -> Work:
+def training_steps(
+    workload: StepWorkload, method: Method, inference: Inference = "network"
+) -> Work:
     """Return a training step: tensors in; Adam and the update of the memory done."""
-    settings = run_settings(workload, method)
+    settings = run_settings(workload, method, inference)
     model = FewShotModel(settings, workload.image_shape)
     optimiser = build_optimiser(model, settings.optimiser)
     inputs = episode_images(workload)
@@ -90,6 +100,28 @@ def backbone_passes(workload: StepWorkload) -> Work:
         backbone(images).sum().backward()
 
     return forward_and_backward
+
+
+def equal_arithmetic(workload: StepWorkload, method: Method) -> Work:
+    """Return as much arithmetic as the convolutions and matrix products of a step, and no more.
+
+    It is done in the one way that uses all of a processor, products of large square matrices. A
+    step that computes the same sums in the same way cannot be faster.
+    """
+    with FlopCounterMode(display=False) as counter:
+        training_steps(workload, method)()
+    of_one_row = 2 * PRODUCT_WIDTH**2
+    repeats = max(1, round(counter.get_total_flops() / (of_one_row * PRODUCT_WIDTH)))
+    rows = max(1, round(counter.get_total_flops() / (of_one_row * repeats)))
+    left = normal(generator(0, "left"), rows, PRODUCT_WIDTH)
+    right = normal(generator(0, "right"), PRODUCT_WIDTH, PRODUCT_WIDTH)
+    product = torch.empty_like(left)
+
+    def multiply() -> None:
+        for _ in range(repeats):
+            torch.mm(left, right, out=product)
+
+    return multiply
 
 
 def embeddings(workload: StepWorkload) -> Work:

@@ -135,6 +135,8 @@ def _against_peer(
         "step": ours.prepare("step", method="vsm", **sizes),
         "peer": peer.prepare("peer_steps", tasks_at_once=1, **sizes),
         "batched": peer.prepare("peer_steps", tasks_at_once=plan.step.tasks, **sizes),
+        "arithmetic": ours.prepare("arithmetic", method="vsm", **sizes),
+        "conjugate": ours.prepare("step", method="vsm", inference="conjugate", **sizes),
     }
     with counting(f"step and peer-style ProtoNet, {size}×{size}", plan.pairs) as advance:
         times = interleaved(works, plan.pairs, plan.warm_up, advance=advance)
@@ -143,6 +145,13 @@ def _against_peer(
     found.add_times(f"peer_protonet_batched_{size}", times["batched"])
     found.add_ratio(f"vsm_step_vs_peer_protonet_{size}", times["step"], times["peer"])
     found.add_ratio(f"vsm_step_vs_peer_protonet_batched_{size}", times["step"], times["batched"])
+    found.add_times(f"vsm_conjugate_step_beside_peer_{size}", times["conjugate"])
+    found.add_ratio(
+        f"vsm_conjugate_step_vs_peer_protonet_{size}", times["conjugate"], times["peer"]
+    )
+    found.add_times(f"arithmetic_of_a_step_{size}", times["arithmetic"])
+    found.add_ratio(f"arithmetic_vs_vsm_step_{size}", times["arithmetic"], times["step"])
+    found.add_ratio(f"arithmetic_vs_peer_protonet_{size}", times["arithmetic"], times["peer"])
 
 
 def _evaluations(

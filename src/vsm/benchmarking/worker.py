@@ -22,15 +22,18 @@ import torch
 from vsm.benchmarking.evaluation import evaluations, peer_evaluations
 from vsm.benchmarking.memory_size import consolidations, recalls, recalls_with_gradient
 from vsm.benchmarking.peers import peer_steps
-from vsm.benchmarking.step import backbone_passes, embeddings, training_steps
+from vsm.benchmarking.step import backbone_passes, embeddings, equal_arithmetic, training_steps
 from vsm.benchmarking.timing import Timed, Work, timed
 from vsm.benchmarking.workloads import EvaluationWorkload, StepWorkload
 from vsm.errors import VsmError
 from vsm.runtime import keep_allocations
 
 WORKS: dict[str, Callable[..., Work]] = {
-    "step": lambda method, **sizes: training_steps(StepWorkload(**sizes), method),
+    "step": lambda method, inference="network", **sizes: training_steps(
+        StepWorkload(**sizes), method, inference
+    ),
     "backbone": lambda **sizes: backbone_passes(StepWorkload(**sizes)),
+    "arithmetic": lambda method, **sizes: equal_arithmetic(StepWorkload(**sizes), method),
     "embedding": lambda **sizes: embeddings(StepWorkload(**sizes)),
     "peer_steps": lambda tasks_at_once, **sizes: peer_steps(StepWorkload(**sizes), tasks_at_once),
     "evaluation": lambda **sizes: evaluations(EvaluationWorkload(**sizes)),

@@ -120,7 +120,7 @@ class Recall(nn.Module, ABC):
             memory: as above.
             hidden: as above.
 
-        Settings refuse conjugate inference for a memory that has none.
+        A memory that has none (mann) always goes with the network.
         """
         raise NotImplementedError(f"{type(self).__name__} has no Gaussian prior")
 

@@ -11,12 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 from torch import Tensor
 
+from vsm.colours import COLOURS, QUIET, RIGHT, WRONG
 from vsm.comparison import MeasuredRun
 from vsm.data import ImageDataset
 from vsm.report.showcase import ShownEpisode
-
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
-RIGHT, WRONG, QUIET = "#228833", "#cc3311", "#bbbbbb"
 
 
 def show_image(axes: Axes, dataset: ImageDataset, image_id: int) -> None:

@@ -42,12 +42,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG picture, stored as ``<folder>/<name>.png`` beside the Markdown."""
+    """A PNG picture, stored as ``<folder>/<name><ending>`` beside the Markdown."""
 
     name: str
     png: bytes
     caption: str
     folder: str = "figures"
+    ending: str = ".png"
 
 
 Block = Heading | Text | Table | Picture
@@ -64,7 +65,8 @@ def _markdown(block: Block) -> str:
     if isinstance(block, Text):
         return _escaped(block.text)
     if isinstance(block, Picture):
-        return f"![{block.caption}]({block.folder}/{block.name}.png)\n\n*{_escaped(block.caption)}*"
+        file = f"{block.folder}/{block.name}{block.ending}"
+        return f"![{block.caption}]({file})\n\n*{_escaped(block.caption)}*"
     lines = [block.columns, ["---"] + ["---:"] * (len(block.columns) - 1), *block.rows]
     return "\n".join(f"| {' | '.join(map(_escaped, line))} |" for line in lines)
 

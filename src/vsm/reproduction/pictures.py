@@ -7,9 +7,10 @@ from dataclasses import replace
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from vsm.colours import COLOURS
 from vsm.comparison import evaluate_run
 from vsm.data import open_dataset
-from vsm.report.figures import COLOURS, prototype_clouds
+from vsm.report.figures import prototype_clouds
 from vsm.report.showcase import look_at_episodes
 from vsm.reproduction.catalogue import MEMORY_SIZES, RETENTIONS
 from vsm.reproduction.document import Picture

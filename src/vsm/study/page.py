@@ -12,6 +12,7 @@ from vsm.reproduction.document import Block, Heading, Picture, Table, Text, to_m
 from vsm.study.plan import Condition, Study, picture_name
 
 MOST_CLASSES_LISTED = 40
+CHARTS = "charts"  # folder beside the page
 Found = dict[str, Any]
 INTRODUCTION = (
     "Accuracy in percent, with 95% intervals. Over several training seeds the interval counts "
@@ -71,7 +72,8 @@ def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
         if len(asked["seeds"]) > 1:
             blocks += [Text("Each seed by itself:"), _seed_table(found)]
         blocks += [Text(f"{asked['reference']} minus each other:"), difference_table(found)]
-        blocks += _memory_sizes(found) + _gains(found) + _changes(study, condition, found, page)
+        blocks += _memory_sizes(found) + _gains(found) + _chart(study, condition, found, page)
+        blocks += _changes(study, condition, found, page)
     return [*blocks, Heading(3, f"{asked['title']}: runs"), *_runs(results)]
 
 
@@ -174,6 +176,19 @@ def _gains(found: Found) -> list[Block]:
         )
     ]
     return [heading, Table(["classes", "mean cosine", "mean gain"], rows)]
+
+
+def _chart(study: Study, condition: Condition, found: Found, page: Path) -> list[Block]:
+    """Draw both of the above beside the page, where matplotlib is installed."""
+    try:
+        from vsm.study.charts import draw_chart  # noqa: PLC0415 - pages need no matplotlib
+    except ImportError:
+        return []
+    name = f"{study.path.stem}-{condition.way}way-{condition.shot}shot-{condition.batch_norm}"
+    if not draw_chart(found, page.parent / CHARTS / f"{name}.svg"):
+        return []
+    caption = f"{study.settings.title}, {condition}: what the memory gives"
+    return [Picture(name, b"", caption, CHARTS, ".svg")]
 
 
 def _quarters(classes: Sequence[Found]) -> list[Sequence[Found]]:

@@ -4,9 +4,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from vsm.colours import COLOURS, RIGHT, WRONG
 from vsm.data import ImageDataset
 from vsm.files import atomic_path
-from vsm.report.figures import COLOURS, RIGHT, WRONG, show_image
+from vsm.report.figures import show_image
 from vsm.study.plan import MOST_CLASSES_DRAWN, Condition, Study, picture_name
 
 MOST_SUPPORT_DRAWN = 5
