@@ -20,10 +20,11 @@ from PIL import Image
 from torch import Tensor
 
 import vsm
+from vsm.colours import COLOURS
 from vsm.comparison import EpisodeProtocol, LoadedRun, load_for, measure
 from vsm.data import ImageDataset
 from vsm.memory import SlotMemory
-from vsm.report.figures import COLOURS, recall_sheet, show_image
+from vsm.report.figures import recall_sheet, show_image
 from vsm.report.showcase import ShownEpisode, look_at_episodes
 from vsm.seeding import generator
 from vsm.serving import Pretrained, open_pretrained
