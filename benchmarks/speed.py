@@ -33,6 +33,8 @@ TARGETS = {
     "vsm_step_vs_backbone_84": 1.10,
     "vsm_step_vs_peer_protonet": 0.60,
     "evaluation_2k_vs_peer_600": 1.00,
+    "classifying_vs_embedding": 1.30,
+    "explaining_vs_predicting": 1.10,
 }
 MEMORY_TITLES = {
     "recall": "recall",
@@ -64,11 +66,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def markdown(results: dict[str, Any]) -> str:
     """Return all results as a page."""
-    machine, step, evaluation = (
-        results["machine"],
-        results["workload"]["step"],
-        results["workload"]["evaluation"],
-    )
+    machine, workload = results["machine"], results["workload"]
+    step, evaluation, classifier = (workload[part] for part in ("step", "evaluation", "classifier"))
     ratios = [
         [
             f"`{name}`",
@@ -108,6 +107,8 @@ def markdown(results: dict[str, Any]) -> str:
             f"- an evaluation: {evaluation['data']}, {evaluation['episodes']:,} episodes of VSM "
             f"with J = {evaluation['memory_samples']} and L = {evaluation['prototype_samples']}, "
             f"{evaluation['peer_episodes']:,} of the peer",
+            f"- a classifier: {classifier['way']} classes of {classifier['shot']} examples each, "
+            f"and {classifier['queries']} pictures to classify",
             "",
             "## Ratios",
             "",

@@ -19,8 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import classifier as classifier_speed
 from benchmarks import optimisations, speed
 from vsm.benchmarking import worker
+from vsm.benchmarking.classifier import (
+    _fitted,
+    embedding_alone,
+    explanations,
+    fits_and_predictions,
+)
 from vsm.benchmarking.evaluation import evaluations
 from vsm.benchmarking.memory_size import consolidations, recalls, recalls_with_gradient
 from vsm.benchmarking.peers import (
@@ -39,9 +46,9 @@ from vsm.benchmarking.step import (
     run_settings,
     training_steps,
 )
-from vsm.benchmarking.suite import Measurements, Plan, measure
+from vsm.benchmarking.suite import CLASSIFIER_WORKS, Measurements, Plan, measure
 from vsm.benchmarking.timing import interleaved, ratios, spread
-from vsm.benchmarking.workloads import EvaluationWorkload, StepWorkload
+from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, StepWorkload
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import BenchmarkError, SettingsError
@@ -68,8 +75,17 @@ TINY_EVALUATION = EvaluationWorkload(
     episodes=3,
     peer_episodes=2,
 )
+TINY_CLASSIFIER = ClassifierWorkload(model="glyphs-5w1s", way=2, shot=2, queries=3)
 TINY_PLAN = Plan(
-    TINY, TINY_EVALUATION, slots=(6, 9), pairs=2, evaluation_pairs=1, memory_rounds=2, warm_up=0
+    TINY,
+    TINY_EVALUATION,
+    classifier=TINY_CLASSIFIER,
+    models=("glyphs-5w1s",),
+    slots=(6, 9),
+    pairs=2,
+    evaluation_pairs=1,
+    memory_rounds=2,
+    warm_up=0,
 )
 SIZES = (28, 32, 84)
 
@@ -242,6 +258,20 @@ def test_recall_and_consolidation_meet_the_memory_they_are_asked_for() -> None:
     assert len(updated) == 50
     assert (updated.counts > 1).sum() <= workload.tasks * workload.way
     recalls_with_gradient(workload)()
+
+
+def test_the_works_of_a_classifier_are_of_the_same_pictures() -> None:
+    embedded = embedding_alone(TINY_CLASSIFIER)()
+    assert isinstance(embedded, Tensor)
+    assert embedded.shape[0] == 2 * 2 + 3
+    classifier, support, queries, labels = _fitted(TINY_CLASSIFIER)
+    assert classifier.encoder is not None
+    torch.testing.assert_close(classifier.encoder.embed([*support, *queries]), embedded)
+    answers = classifier.predict(queries)
+    assert list(fits_and_predictions(TINY_CLASSIFIER)()) == list(answers)  # type: ignore[call-overload]
+    told = explanations(TINY_CLASSIFIER)()
+    assert [one.prediction for one in told] == list(answers)  # type: ignore[attr-defined]
+    assert labels == ["class 0", "class 0", "class 1", "class 1"]
 
 
 def test_a_task_cannot_have_more_classes_than_are_remembered() -> None:
@@ -420,6 +450,8 @@ PROMISED_RATIOS = {
     *("arithmetic_vs_vsm_step_28", "arithmetic_vs_peer_protonet_28"),
     *("evaluation_2k_vs_peer_600", "evaluation_2k_vs_peer_600_1shot"),
     "evaluation_2k_vs_peer_600_5shot",
+    *("classifying_vs_embedding", "classifying_vs_embedding_glyphs-5w1s"),
+    *("explaining_vs_predicting", "explaining_vs_predicting_glyphs-5w1s"),
 }
 
 
@@ -467,6 +499,18 @@ def test_results_are_written_as_a_page_an_object_and_a_picture(
 
 def test_every_target_is_a_promised_ratio() -> None:
     assert set(speed.TARGETS) <= PROMISED_RATIOS
+
+
+def test_classifiers_are_measured_by_themselves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["classifier", "--models", "glyphs-5w1s", "--pairs", "1", "--threads", "1"]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setenv("COLUMNS", "120")
+    classifier_speed.main()
+    printed = capsys.readouterr().out
+    for words_of_row in ("classifying_vs_embedding_glyphs-5w1s", "≤ 1.30", "≤ 1.10", "explain_gly"):
+        assert words_of_row in printed
 
 
 @pytest.fixture(scope="module")
@@ -542,6 +586,7 @@ def test_every_work_of_the_worker_runs(data_folder: Path) -> None:
         "peer_steps": {"tasks_at_once": 1, **step},
         "evaluation": evaluation,
         "peer_evaluation": evaluation,
+        **dict.fromkeys(CLASSIFIER_WORKS, asdict(TINY_CLASSIFIER)),
     }
     bench = worker.Bench()
     for work in worker.WORKS:

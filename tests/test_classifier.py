@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from vsm.classifier import PrototypeClassifier, pairwise_distance, predictive
+from vsm.classifier import (
+    Distance,
+    PrototypeClassifier,
+    mean_distance,
+    pairwise_distance,
+    predictive,
+)
 from vsm.settings import ModelSettings
 
 TASKS, QUERIES, WAY, SAMPLES, WIDTH = 2, 4, 3, 5, 6
@@ -86,3 +92,11 @@ def test_permuting_classes_permutes_probabilities(queries: Tensor, prototypes: T
 def test_only_a_learnable_temperature_learns() -> None:
     assert PrototypeClassifier(ModelSettings(learn_temperature=True)).log_temperature.requires_grad
     assert not PrototypeClassifier(ModelSettings()).log_temperature.requires_grad
+
+
+@pytest.mark.parametrize("distance", ["squared_euclidean", "cosine"])
+def test_the_mean_distance_is_that_over_the_samples(
+    queries: Tensor, prototypes: Tensor, distance: Distance
+) -> None:
+    expected = pairwise_distance(queries, prototypes, distance).mean(-1)
+    torch.testing.assert_close(mean_distance(queries, prototypes, distance), expected)

@@ -8,7 +8,15 @@ import pytest
 from PIL import Image
 
 from data_layouts import colour_image, encoded
-from vsm.data.images import ImageFormat, decode, decode_all, inspect, is_image_name
+from vsm.data.images import (
+    ImageFormat,
+    decode,
+    decode_all,
+    form_image,
+    form_pixels,
+    inspect,
+    is_image_name,
+)
 from vsm.errors import DataError
 
 COLOUR = ImageFormat(side=8, channels=3)
@@ -60,6 +68,20 @@ def test_ink_is_high_and_paper_is_zero() -> None:
     decoded = decode(saved(drawing), "x", ImageFormat(side=28, channels=1, ink=True))
     assert decoded[:, :12].min() >= 250
     assert decoded[:, 16:].max() <= 5
+
+
+@pytest.mark.parametrize("ink", [True, False])
+@pytest.mark.parametrize("any_paper", [True, False])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("shape", [(28, 28), (28, 28, 3), (28, 28, 4), (30, 28, 3)])
+def test_an_array_becomes_what_an_image_of_it_does(
+    shape: tuple[int, ...], channels: int, any_paper: bool, ink: bool
+) -> None:
+    form = ImageFormat(28, channels, ink, upright=True, any_paper=any_paper)
+    for lightest in (100, 256):
+        pixels = np.random.default_rng(0).integers(lightest // 4, lightest, shape, np.uint8)
+        expected = form_image(Image.fromarray(pixels), "x", form)
+        np.testing.assert_array_equal(form_pixels(pixels, "x", form), expected)
 
 
 def test_photographs_are_turned_upright() -> None:

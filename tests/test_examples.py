@@ -84,3 +84,20 @@ def test_a_memory_is_learned_over_embeddings(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["without memory", "with memory"]
     assert all(re.search(r": \d+\.\d% of 5 new characters", line) for line in lines)
+
+
+def test_a_memory_grows_over_a_stream_of_alphabets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = runpy.run_path(str(EXAMPLES / "omniglot_stream.py"))
+    small = ["--data", "glyphs", "--model", "glyphs-5w1s", "--alphabets", "2", "--every", "1"]
+    example["main"]([*small, "--picture", str(tmp_path / "stream.png")])
+    _, *rows, last = capsys.readouterr().out.splitlines()
+    assert last == str(tmp_path / "stream.png")
+    assert (tmp_path / "stream.png").read_bytes().startswith(b"\x89PNG")
+    found = [re.findall(r"[+-]?\d+(?:\.\d)?", line) for line in rows]
+    assert [numbers[:2] for numbers in found] == [["1", "18"], ["2", "42"]]
+    for numbers in found:
+        with_memory, without, difference = (float(numbers[place]) for place in (2, 4, 6))
+        assert difference == pytest.approx(with_memory - without, abs=0.11)
+        assert difference > 5

@@ -1,9 +1,8 @@
 """The classifier of a few pictures: what it answers is what the model computes, and it lasts."""
 
-import copy
 import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +263,7 @@ def test_a_classifier_file_that_is_none_or_was_changed_is_refused(
     with pytest.raises(RunError, match=r"says that its encoder is conv4 of tiny \[.*but it holds"):
         FewShotClassifier.load(path)
     save_tensors(path, tensors, facts | {"format": 99})
-    with pytest.raises(RunError, match="has format 99, but this version reads 1"):
+    with pytest.raises(RunError, match="has format 99, but this version reads 2"):
         FewShotClassifier.load(path)
     save_tensors(path, tensors, {name: facts[name] for name in facts if name != "labels"})
     with pytest.raises(RunError, match=r"damaged: its parts do not fit \(KeyError\('labels'"):
@@ -359,6 +358,31 @@ def test_what_was_remembered_never_lowers_accuracy_and_helps_with_fewer_examples
     assert np.mean(fresh) > np.mean(before) + 0.05
 
 
+def test_a_shipped_model_never_does_worse_on_classes_that_it_remembers() -> None:
+    glyphs = open_images("glyphs")
+    learner, control = (FewShotClassifier.from_pretrained("glyphs-5w1s") for _ in range(2))
+    order = np.random.default_rng(0).permutation(glyphs.classes("test"))
+    tasks = [chosen.tolist() for chosen in order[:150].reshape(30, 5)]  # no class twice
+
+    def of(chosen: list[int], first: int, count: int) -> tuple[list[Any], list[str]]:
+        return examples(glyphs, dict.fromkeys(chosen, count), first)
+
+    before = []
+    for number, chosen in enumerate(tasks):
+        few, asked = of(chosen, 0, 1), of(chosen, 6, 6)
+        before.append(control.fit(*few).score(*asked))
+        if number % 3 == 0:  # the examples that will be met again
+            learner.fit(*few).remember()
+        else:  # one other example, or five
+            learner.fit(*of(chosen, 1, 1 if number % 3 == 1 else 5)).remember()
+    after = [learner.fit(*of(chosen, 0, 1)).score(*of(chosen, 6, 6)) for chosen in tasks]
+    gain = np.subtract(after, before).reshape(10, 3)
+    assert np.abs(gain[:, 0]).max() < 0.04, "evidence that was met before counts once"
+    assert gain[:, 1].mean() > 0.02
+    assert gain[:, 2].mean() > 0.05
+    assert gain.min() > -0.1, "of thirty questions, one or two more answers may be bad luck"
+
+
 def test_an_explanation_says_what_the_model_computed(
     opened: Callable[..., FewShotClassifier], tiny_dataset: ImageDataset
 ) -> None:
@@ -415,20 +439,38 @@ def test_prototypes_that_agree_leave_no_uncertainty_to_remove() -> None:
     assert epistemic.item() == pytest.approx(np.log(2))
 
 
-def test_a_temperature_divides_distances(
-    opened: Callable[..., FewShotClassifier], tiny_dataset: ImageDataset
+@pytest.mark.parametrize("method", ["vpn", "vsm"])
+def test_a_temperature_is_a_power_of_the_averaged_probabilities_and_no_answer_changes(
+    method: Method, opened: Callable[..., FewShotClassifier], tiny_dataset: ImageDataset
 ) -> None:
     asked = queries_of(tiny_dataset)[0]
-    classifier = opened().fit(*examples(tiny_dataset, EVEN))
-    assert classifier.encoder is not None
-    model = copy.deepcopy(classifier.encoder.model)
-    warm = opened(temperature=3.0).fit(*examples(tiny_dataset, EVEN)).predict_proba(asked)
-    with torch.no_grad():
-        model.classifier.log_temperature.add_(math.log(3.0))
-        queries = embedded(tiny_dataset, "vsm", dict.fromkeys(CLASSES, 4), 8).unsqueeze(0)
-        log_probabilities = model.classifier(queries, classifier._inferred.prototypes)
-    expected = predictive(log_probabilities).exp()[0].numpy()
-    np.testing.assert_allclose(warm, expected, rtol=1e-4, atol=1e-6)
+    plain = opened(method).fit(*examples(tiny_dataset, EVEN)).predict_proba(asked)
+    same = opened(method, temperature=1.0).fit(*examples(tiny_dataset, EVEN)).predict_proba(asked)
+    np.testing.assert_array_equal(plain, same)  # a run has no card
+    warm = opened(method, temperature=3.0).fit(*examples(tiny_dataset, EVEN))
+    expected = np.power(plain.astype(np.float64), 1 / 3)
+    expected /= expected.sum(1, keepdims=True)
+    np.testing.assert_allclose(warm.predict_proba(asked), expected, rtol=1e-4, atol=1e-6)
+    told = warm.explain(asked[0])
+    assert list(told.probabilities.values()) == pytest.approx(expected[0].tolist(), rel=1e-4)
+    assert (
+        warm.predict(asked).tolist()
+        == opened(method).fit(*examples(tiny_dataset, EVEN)).predict(asked).tolist()
+    )
+    for nonsense in (0.0, -1.0, math.inf, math.nan):
+        warm.set_params(temperature=nonsense)
+        wrong("temperature: expected a number above 0", lambda: warm.predict_proba(asked))
+
+
+def test_the_temperature_of_classes_that_differ_in_size_is_that_of_their_geometric_mean() -> None:
+    pretend = {"1": 1.6, "4": 0.4}
+    features, class_ids, _ = clustered_features(2, 8)
+    plain = FewShotClassifier(temperature=1.0).fit(features, class_ids)._opened
+    classifier = FewShotClassifier(replace(plain, temperatures=pretend))
+    fitted = torch.cat(
+        [torch.arange(1), torch.arange(8, 12)]
+    )  # one of the first, four of the other
+    assert classifier.fit(features[fitted], class_ids[fitted])._calibration() == pytest.approx(0.8)
 
 
 def test_a_memory_of_another_encoder_is_refused_with_both_names(

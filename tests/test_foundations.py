@@ -20,7 +20,14 @@ from vsm.seeding import (
     task_generators,
     uniform,
 )
-from vsm.statistics import class_bootstrap, estimate, reliability, spearman, student_quantile
+from vsm.statistics import (
+    auroc,
+    class_bootstrap,
+    estimate,
+    reliability,
+    spearman,
+    student_quantile,
+)
 
 
 def test_seeds_depend_on_every_part_and_their_order() -> None:
@@ -175,6 +182,17 @@ def test_rank_correlation_is_that_of_a_plain_loop_and_shares_ranks_among_ties() 
     assert spearman(rising, rising.exp()) == pytest.approx(1)
     assert spearman(rising, -(rising**3)) == pytest.approx(-1)
     assert math.isnan(spearman(rising, torch.ones(6)))
+
+
+def test_the_area_under_a_curve_counts_pairs_and_halves_ties(random: torch.Generator) -> None:
+    lower = torch.randint(0, 6, (3, 7), generator=random)
+    higher = torch.randint(2, 8, (3, 5), generator=random)
+    expected = [
+        mean((one < two) + (one == two) / 2 for one in row for two in other)
+        for row, other in zip(lower.tolist(), higher.tolist(), strict=True)
+    ]
+    assert auroc(lower, higher).tolist() == pytest.approx(expected)
+    assert auroc(torch.zeros(4), torch.ones(2)).item() == 1
 
 
 def test_calibration_error_equals_a_plain_loop(random: torch.Generator) -> None:

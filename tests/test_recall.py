@@ -431,3 +431,26 @@ def test_the_divergence_teaches_the_addressing_in_the_right_direction() -> None:
     [gradient] = torch.autograd.grad(estimate.sum(), logits)
     torch.testing.assert_close(gradient, exact_gradient, rtol=0.03, atol=0.01)
     assert exact_gradient.abs().min() > 0.05  # large enough for the comparison to mean something
+
+
+@pytest.mark.parametrize("kind", ["soft", "mixture"])
+def test_what_was_kept_of_a_memory_serves_that_memory_alone_and_never_training(
+    kind: str, support: Tensor, memory: SlotMemory
+) -> None:
+    recall = build("vsm", kind)
+    assert isinstance(recall, VariationalRecall)
+    given, other = SupportSet.of(support), slots_of(memory.content.flip(0) + 1)
+    with torch.no_grad():
+        expected = {id(one): recall.prior(given, one, None) for one in (memory, other)}
+        recall.keep(memory)
+        recall.network.first.weight += 1  # so that what is computed anew differs
+        kept, anew = recall.prior(given, memory, None), recall.prior(given, other, None)
+    for name in ("mean", "log_variance"):
+        before = getattr(expected[id(memory)].gaussian, name)
+        assert torch.equal(getattr(kept.gaussian, name), before)
+        before = getattr(expected[id(other)].gaussian, name)
+        assert not torch.equal(getattr(anew.gaussian, name), before)
+    assert torch.equal(kept.weights, expected[id(memory)].weights)
+    trained = recall.prior(given, memory, None).gaussian.mean
+    assert trained.requires_grad
+    assert not torch.equal(trained, kept.gaussian.mean)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,12 @@ from vsm import FewShotClassifier
 from vsm.cli import main
 from vsm.data import ImageDataset
 from vsm.errors import ClassifierError
-from vsm.rejection import LEVELS, Thresholds, conformal
+from vsm.memory import SupportSet
+from vsm.model import FewShotModel
+from vsm.rejection import LEVELS, Thresholds, class_scores, conformal, lowest_scores, slots_of
+from vsm.seeding import generator
+from vsm.serving import Pretrained
+from vsm.settings import ModelSettings, RunSettings
 
 
 def test_a_threshold_is_the_smallest_score_that_covers_so_many() -> None:
@@ -35,41 +41,121 @@ def test_a_threshold_is_the_smallest_score_that_covers_so_many() -> None:
     assert conformal(torch.zeros(10))[-1] == math.inf, "ten scores cannot promise 99.5%"
 
 
-def test_classes_have_the_threshold_of_their_number_of_images() -> None:
+def test_classes_have_the_threshold_of_their_number_of_images_and_of_classes() -> None:
     steps = {1: 100.0, 5: 0.0}
     thresholds = Thresholds(
-        {shot: tuple(base + level for level in range(1, LEVELS)) for shot, base in steps.items()}
+        {
+            shot: {
+                way: tuple(base + level - 0.5 * way for level in range(1, LEVELS)) for way in (1, 4)
+            }
+            for shot, base in steps.items()
+        }
     )
-    assert thresholds.at(0.9, [1, 4, 5, 99]).tolist() == [280.0, 280.0, 180.0, 180.0]
-    assert thresholds.at(0.9001, [5]).tolist() == [181.0]
+    assert thresholds.at(0.9, [1, 4, 5, 99]).tolist() == [278.0, 278.0, 178.0, 178.0]
+    assert thresholds.at(0.9, [1, 4, 5, 99, 1]).tolist() == [278.0, 278.0, 178.0, 178.0, 278.0]
+    assert thresholds.at(0.9, [1, 4, 5]).tolist() == [279.5, 279.5, 179.5]
+    assert thresholds.at(0.9001, [5]).tolist() == [180.5]
     for wrong in (0.0, 1.0, 90.0):
         with pytest.raises(ClassifierError, match="reject: expected a coverage between 0 and 1"):
             thresholds.at(wrong, [1])
 
 
-def learned() -> FewShotClassifier:
+@pytest.mark.parametrize("distance", ["squared_euclidean", "cosine"])
+@pytest.mark.parametrize("has_slots", [True, False])
+def test_a_score_is_the_distance_to_a_class_against_all_that_is_remembered_of_others(
+    distance: str, has_slots: bool, random: torch.Generator
+) -> None:
+    settings = RunSettings(
+        data="features:x",
+        method="protonet",
+        model=ModelSettings(distance=distance, temperature=0.7),  # type: ignore[arg-type]
+    )
+    model = FewShotModel(settings, (4,)).eval()
+    prototypes = torch.randn(2, 3, 5, 4, generator=random)
+    queries = torch.randn(2, 6, 4, generator=random)
+    slots = torch.randn(7, 4, generator=random)
+    hidden = torch.zeros(2, 7, dtype=torch.bool)
+    hidden[0, 2] = hidden[1, 5] = True
+    found = class_scores(model, prototypes, queries, slots if has_slots else None, hidden)
+
+    def apart(one: torch.Tensor, two: torch.Tensor) -> float:
+        if distance == "cosine":
+            return 1 - torch.cosine_similarity(one.double(), two.double(), dim=0).item()
+        return (one - two).square().sum().item()
+
+    for t, b, n in torch.cartesian_prod(torch.arange(2), torch.arange(6), torch.arange(3)):
+        query = queries[t, b]
+        near = np.mean([apart(query, sample) for sample in prototypes[t, n]]) / 0.7
+        others = [math.exp(-apart(query, slots[a]) / 0.7) for a in range(7) if not hidden[t, a]]
+        expected = near + (math.log(sum(others)) if has_slots else 0)
+        assert found[t, b, n].item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_the_lowest_scores_are_those_of_groups_of_classes() -> None:
+    encoder = learned_encoder()
+    assert encoder.memory is not None
+    features, _, _ = clustered_features(10, 9, seed=3)
+    rows = encoder.embed(features).view(2, 5, 9, -1)
+    support, queries = rows.split([2, 7], 2)
+    memory = encoder.memory.memory
+    found = lowest_scores(encoder.model, memory, support, queries, seed=0)
+    prototypes = encoder.model.infer(
+        SupportSet.of(support), memory, generator(0, "rejection-noise", 2)
+    ).prototypes
+    groups = {1: [[n] for n in range(5)], 2: [[0, 1], [2, 3]], 5: [[0, 1, 2, 3, 4]]}
+    assert found.keys() == groups.keys()
+    for way, listed in groups.items():
+        assert found[way].shape == (2, way, 7, len(listed))
+        for g, group in enumerate(listed):
+            for place, n in enumerate(group):
+                scores = class_scores(encoder.model, prototypes, queries[:, n], slots_of(memory))
+                torch.testing.assert_close(found[way][:, place, :, g], scores[..., group].amin(-1))
+
+
+def test_neither_what_people_added_nor_what_has_a_fitted_label_is_held_against_a_picture() -> None:
+    classifier = learned()
+    features, _, names = clustered_features(64, 20)
+    assert classifier.memory is not None
+    slots = slots_of(classifier.memory.memory)
+    assert slots is not None
+    new, _, _ = clustered_features(2, 5, seed=9)
+    classifier.fit(new, ["this"] * 5 + ["that"] * 5).remember()
+    classifier.fit(torch.cat([features[:4], new[:1]]), [names[0]] * 4 + ["other"])
+    kept = classifier._others()
+    assert classifier._recalled is not None
+    assert {"this", "that"} <= set(classifier._recalled.names)
+    assert kept is not None
+    torch.testing.assert_close(
+        kept, slots[[name != names[0] for name in classifier.memory.names[:64]]]
+    )
+
+
+@cache
+def learned_encoder() -> Pretrained:
     features, class_ids, names = clustered_features(64, 20)
-    return FewShotClassifier().learn_memory(features, [names[c] for c in class_ids])
+    encoder = FewShotClassifier().learn_memory(features, [names[c] for c in class_ids]).encoder
+    assert encoder is not None
+    return encoder
+
+
+def learned() -> FewShotClassifier:
+    return FewShotClassifier(learned_encoder())
 
 
 @pytest.mark.parametrize("coverage", [0.5, 0.9])
-def test_as_many_of_new_classes_are_near_enough_as_was_asked(coverage: float) -> None:
+def test_as_many_of_new_classes_are_answered_as_was_asked(coverage: float) -> None:
     classifier = learned()
-    assert classifier.encoder is not None
-    near, answered = [], []
-    for seed in range(30):
+    answered = []
+    for seed in range(40):
         features, class_ids, _ = clustered_features(5, 30, seed=200 + seed)
         shot = 1 + 4 * (seed % 2)  # one or five examples
+        way = 2 if seed % 4 < 2 else 5
         fitted = np.arange(150) % 30 < shot
-        classifier.fit(features[fitted], class_ids[fitted])
-        distances = classifier._distances(classifier.encoder.embed(features[~fitted]))
-        own = distances[torch.arange(len(distances)), class_ids[~fitted]]
-        limit = classifier.encoder.thresholds().at(coverage, [shot])
-        near.append((own <= limit).float().mean().item())
-        answered.append(np.mean(classifier.predict(features[~fitted], reject=coverage) != -1))
-    assert abs(np.mean(near) - coverage) < 0.08  # three standard errors over 30 tasks
-    assert all(some >= few - 1e-6 for some, few in zip(answered, near, strict=True))
-    assert np.mean(answered) < 1
+        known = (class_ids < way).numpy()
+        classifier.fit(features[fitted & known], class_ids[fitted & known])
+        answers = classifier.predict(features[~fitted & known], reject=coverage)
+        answered.append(np.mean(answers != -1))
+    assert abs(np.mean(answered) - coverage) < 0.08  # about three standard errors over 40 tasks
 
 
 def test_answers_that_are_given_stay_the_same_and_are_saved(tmp_path: Path) -> None:
@@ -96,6 +182,20 @@ def test_a_label_that_means_none_and_a_model_without_validation_are_refused() ->
         FewShotClassifier().fit(features, class_ids).predict(features, reject=0.9)
 
 
+def test_a_memory_that_grew_keeps_the_thresholds_and_another_does_not() -> None:
+    classifier = learned()
+    encoder, memory = classifier.encoder, classifier.memory
+    assert encoder is not None
+    assert memory is not None
+    features, class_ids, _ = clustered_features(2, 5, seed=9)
+    classifier.fit(features, class_ids).remember()
+    assert classifier.memory is not None
+    grown = encoder.with_memory(classifier.memory, "grown")
+    assert grown.known_thresholds == encoder.known_thresholds
+    fewer = encoder.with_memory(memory.without(memory.names[:1]), "fewer")
+    assert fewer.known_thresholds is None
+
+
 def test_a_run_measures_its_thresholds_on_validation_classes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -112,7 +212,9 @@ def test_a_run_measures_its_thresholds_on_validation_classes(
     assert 0.75 < answered.mean() <= 1
     assert (classifier.predict(strangers, reject=0.9) == "none of these").all()
     assert classifier.encoder is not None
-    assert sorted(classifier.encoder.thresholds().by_shot) == [1, 2, 5, 10]
+    known = classifier.encoder.thresholds().by_shot
+    assert list(known) == [1, 2, 5, 10]
+    assert all(list(ways) == [1, 2, 5] for ways in known.values())  # of eight validation classes
 
     support = write_folders(tmp_path / "support", tiny_dataset, 1)
     query = write_folders(tmp_path / "query", tiny_dataset, 7, first=5)

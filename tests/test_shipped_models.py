@@ -5,9 +5,11 @@ import json
 import subprocess
 import sys
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,7 +25,7 @@ from vsm.shipped_models import find_run, shipped_card, shipped_names, temperatur
 
 NAME = "glyphs-5w1s"
 KNOWN = ", ".join(shipped_names())
-FILES = {"config.yaml", "model.safetensors", "memory.safetensors", "card.json"}
+FILES = {"config.yaml", "model.safetensors", "memory.safetensors", "card.json", "rejection.json"}
 
 
 @pytest.mark.parametrize("name", shipped_names())
@@ -32,7 +34,10 @@ def test_the_package_holds_the_files_of_every_model(name: str) -> None:
     held = {file.name for file in folder.iterdir()}
     has_memory = shipped_card(name)["memory_slots"] is not None
     assert held == (FILES if has_memory else FILES - {"memory.safetensors"})
-    assert json.loads((folder / "card.json").read_text(encoding="utf-8"))["name"] == name
+    card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    assert card["name"] == name
+    sizes = {file.name: len(file.read_bytes()) for file in folder.iterdir()}
+    assert card["bytes"] == sum(sizes.values()) - sizes["card.json"]
 
 
 def test_the_wheel_is_told_to_hold_models_whatever_git_ignores() -> None:
@@ -149,9 +154,36 @@ def test_a_shipped_backbone_can_begin_a_run() -> None:
         assert torch.equal(value, expected[name]), name
 
 
-@pytest.mark.parametrize(("shot", "expected"), [(1, 0.9), (2, 0.9), (3, 0.5), (5, 0.5), (9, 0.5)])
-def test_the_temperature_is_that_of_the_nearest_shot(shot: int, expected: float) -> None:
-    assert temperature_for({"temperatures": {"1": 0.9, "5": 0.5}}, shot) == expected
+@pytest.mark.parametrize(
+    ("shot", "expected"),
+    [(0.5, 1.6), (1, 1.6), (2, 0.8), (2 * 2**0.5, 0.8 / 2**0.5), (4, 0.4), (9, 0.4)],
+)
+def test_a_temperature_between_two_shots_is_in_proportion(shot: float, expected: float) -> None:
+    facts = {"temperatures": {"4": 0.4, "1": 1.6}}
+    assert temperature_for(facts, shot) == pytest.approx(expected, rel=1e-12)
+    assert temperature_for({"temperatures": {"1": 0.9}}, shot) == 0.9
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_every_model_says_none_of_these_without_its_data(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for room in ("vsm.runs", "vsm.serving.pretrained"):
+        monkeypatch.setattr(f"{room}.open_dataset", None)
+    classifier = vsm.FewShotClassifier.from_pretrained(name)
+    pixels = torch.rand(7, *shipped_card(name)["input_shape"], generator=torch.manual_seed(0))
+    classifier.fit(pixels[:2], ["one", "two"])
+    assert set(classifier.predict(pixels, reject=0.9)) <= {"one", "two", "none of these"}
+    assert classifier.encoder is not None
+    known = classifier.encoder.known_thresholds
+    assert known is not None
+    assert list(known.by_shot) == [1, 2, 5, 10]
+    for ways in known.by_shot.values():
+        assert list(ways)[:3] == [1, 2, 5]
+        for fewer, more in pairwise(ways.values()):
+            assert list(fewer) == sorted(fewer)
+            nearer = np.mean(more) - np.mean(fewer)
+            assert nearer < 1e-3, "of more classes the nearest is nearer, but for ties"
 
 
 def test_without_a_fit_there_is_no_temperature() -> None:

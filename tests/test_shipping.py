@@ -27,6 +27,7 @@ from vsm.memory_files import EncoderIdentity
 from vsm.model import FewShotModel
 from vsm.pretraining import PretrainingDirectory
 from vsm.provenance import portable, training_commands
+from vsm.rejection import calibrate_on_validation
 from vsm.runs import (
     RunDirectory,
     TrainedModel,
@@ -45,7 +46,7 @@ SMALLEST_STEP = 2.0**-24
 @pytest.fixture(scope="module", autouse=True)
 def _tiny_data(tiny_dataset: ImageDataset) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("training", "runs", "comparison"):
+        for module in ("training", "runs", "comparison", "shipping", "serving.pretrained"):
             patch.setattr(f"vsm.{module}.open_dataset", lambda name: tiny_dataset)
         yield
 
@@ -332,6 +333,85 @@ def test_a_fitted_temperature_is_on_the_card_and_evaluations_can_use_it(
     assert "calibrated: a has no fitted temperature" in capsys.readouterr().err
     assert main(["evaluate", str(run), "--classifier", "cosine", "--calibrated"]) == 2
     assert "calibrated: the card's temperature is the model's" in capsys.readouterr().err
+
+
+def test_the_classifier_of_a_shipped_model_is_calibrated_by_its_card(
+    run: Path, tmp_path: Path, tiny_dataset: ImageDataset
+) -> None:
+    card = shipped(run, tmp_path, "--storage", "float32", "--calibrate", "--shots", "1,5")
+    chosen = tiny_dataset.classes("test")[:3].tolist()
+    pictures = [list(tiny_dataset.images[tiny_dataset.image_ids(c)]) for c in chosen]
+    asked = [picture for of_class in pictures for picture in of_class[5:]]
+
+    def probabilities(shot: int, temperature: float | None) -> torch.Tensor:
+        classifier = vsm.FewShotClassifier.from_pretrained(
+            tmp_path / "small", temperature=temperature
+        )
+        examples = [picture for of_class in pictures for picture in of_class[:shot]]
+        classifier.fit(examples, [c for c in chosen for _ in range(shot)])
+        return torch.from_numpy(classifier.predict_proba(asked)).double()
+
+    for shot in (1, 5):
+        plain = probabilities(shot, 1.0)
+        for given, used in ((None, card["temperatures"][str(shot)]), (3.0, 3.0)):
+            powers = plain ** (1 / used)
+            expected = powers / powers.sum(1, keepdim=True)
+            found = probabilities(shot, given)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+            assert torch.equal(found.argmax(1), plain.argmax(1))
+
+
+def test_when_to_answer_none_is_shipped_and_can_be_measured_again_alone(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_dataset: ImageDataset
+) -> None:
+    card = shipped(run, tmp_path, "--storage", "float32")
+    folder = tmp_path / "small"
+    first = (folder / "rejection.json").read_bytes()
+    trained = load_run(run)
+    measured = calibrate_on_validation(trained.model, trained.memory, tiny_dataset).by_shot
+    known = vsm.FewShotClassifier.from_pretrained(folder).encoder
+    assert known is not None
+    assert known.known_thresholds is not None
+    assert known.known_thresholds.by_shot.keys() == measured.keys() == {1, 2, 5, 10}
+    for shot, ways in measured.items():
+        for way, values in ways.items():
+            assert known.known_thresholds.by_shot[shot][way] == pytest.approx(values, rel=1e-4)
+
+    (folder / "rejection.json").unlink()
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    capsys.readouterr()
+    assert main(["ship", str(folder), "--rejection-only", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == card
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
+        **before,
+        "rejection.json": first,
+    }
+    for words in (["--rejection-only", "--name", "x"], []):
+        assert main(["ship", str(folder), *words]) == 2
+        assert "name: by which the model is to be loaded" in capsys.readouterr().err
+    assert main(["ship", str(run), "--rejection-only"]) == 2
+    assert "is no shipped model: it has no card.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (
+            {"encoder": "0" * 64},
+            "was measured with the encoder 000000000000, but model.safetensors",
+        ),
+        ({"thresholds": {"1": {"5": [1.0]}}}, r"rejection.json is damaged: .*expected 199 th"),
+        ({"thresholds": 3}, r"rejection.json is damaged"),
+    ],
+)
+def test_thresholds_of_another_model_or_damaged_ones_are_named(
+    change: dict[str, Any], named: str, run: Path, tmp_path: Path
+) -> None:
+    shipped(run, tmp_path, "--storage", "float32")
+    path = tmp_path / "small" / "rejection.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(RunError, match=named):
+        vsm.FewShotClassifier.from_pretrained(tmp_path / "small")
 
 
 def test_the_table_is_for_people(

@@ -33,6 +33,22 @@ def pairwise_distance(queries: Tensor, prototypes: Tensor, distance: Distance) -
     return query_norms + prototype_norms - 2 * products
 
 
+def mean_distance(queries: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
+    """D of Eq. 1 averaged over the samples of each prototype: ``[T, B, N]``.
+
+    Both distances are linear in what they need of a sample, z and |z|² or z / |z|, so these are
+    averaged first, and there is one product a class and not one a sample. Arguments are those of
+    :func:`pairwise_distance`.
+    """
+    if distance == "cosine":
+        queries, prototypes = F.normalize(queries, dim=-1), F.normalize(prototypes, dim=-1)
+    products = queries @ prototypes.mean(2).mT
+    if distance == "cosine":
+        return 1 - products
+    squares = prototypes.square().sum(-1).mean(-1).unsqueeze(1)  # [T, 1, N]
+    return queries.square().sum(-1, keepdim=True) + squares - 2 * products
+
+
 class PrototypeClassifier(nn.Module):
     """Softmax over negative distances; sample ℓ of all N classes forms one classifier."""
 

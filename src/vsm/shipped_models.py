@@ -8,6 +8,7 @@ takes a run directory therefore takes a shipped model. Nothing here imports torc
 import json
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from vsm.directories import CONFIG_NAME
 from vsm.errors import RunError
 
 MODELS = Path(__file__).parent / "models"
-CARD_NAME = "card.json"
+CARD_NAME, REJECTION_NAME = "card.json", "rejection.json"
 NEEDED_FACTS = ("name", "way", "shot", "encoder", "input_shape", "temperatures")
 """What code reads of a card; the rest is for people."""
 
@@ -78,14 +79,21 @@ def shipped_card(name: str) -> Card:
     return card
 
 
-def temperature_for(facts: Mapping[str, Any], shot: int) -> float | None:
-    """Return the fitted temperature of the nearest number of support images; nothing if none is.
+def temperature_for(facts: Mapping[str, Any], shot: float) -> float | None:
+    """Return the temperature for a number of support images; nothing if none was fitted.
 
-    Nearest by ratio: 3 is as far from 1 as from 9, and the smaller one wins.
+    Between two fitted ones log T is linear in log K; beyond the last it is that of the last.
     """
-    fitted = facts["temperatures"] or {}
-    nearest = min(fitted, key=lambda key: (abs(math.log(int(key) / shot)), int(key)), default=None)
-    return None if nearest is None else float(fitted[nearest])
+    fitted = {int(key): float(value) for key, value in (facts["temperatures"] or {}).items()}
+    if not fitted:
+        return None
+    shots = sorted(fitted)
+    for fewer, more in pairwise(shots):
+        if fewer < shot < more:
+            share = math.log(shot / fewer) / math.log(more / fewer)
+            low, high = math.log(fitted[fewer]), math.log(fitted[more])
+            return math.exp(low + share * (high - low))
+    return fitted[min(shots, key=lambda known: abs(known - shot))]
 
 
 def _known() -> str:

@@ -23,15 +23,16 @@ from vsm.comparison import (
     paired_differences,
 )
 from vsm.configuration import settings_to_yaml
-from vsm.data import Dataset
-from vsm.devices import Placement
+from vsm.data import Dataset, open_dataset
+from vsm.devices import ON_CPU, Placement
 from vsm.errors import RunError, SettingsError
 from vsm.evaluation import Advance, evaluate, unwatched
 from vsm.files import atomic_directory, write_text
 from vsm.provenance import portable, training_commands, versions
-from vsm.runs import RunDirectory, load_run, model_facts, save_trained
+from vsm.rejection import calibrate_on_validation
+from vsm.runs import RunDirectory, TrainedModel, load_run, model_facts, save_trained
 from vsm.settings import RunSettings
-from vsm.shipped_models import CARD_NAME, Card
+from vsm.shipped_models import CARD_NAME, Card, find_run, read_card
 
 LARGEST_CHANGE = 0.001  # of the accuracy, by storing
 LARGEST_HALF = torch.finfo(torch.float16).max
@@ -155,20 +156,55 @@ def ship(
         stored = _stored(original, folder, shipment, placement)
         pairs = [_measure_both(original, stored, one, shipment, advance) for one in protocols]
         temperatures = _temperatures(stored, validations, advance) if validations else None
+        _write_rejection(folder, stored.trained, stored.dataset)
         card = {
             "name": shipment.name,
             **model_facts(stored.trained, stored.dataset),
             "way": protocols[0].way,
             "shot": protocols[0].shot,
             "storage": shipment.storage,
-            "bytes": sum(file.stat().st_size for file in folder.iterdir()),
+            "bytes": _size(folder),
             "measurements": [_measurement(pair, stored, temperatures, advance) for pair in pairs],
             "temperatures": temperatures,
             **origin,
         }
-        write_text(folder / CARD_NAME, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+        _write_card(folder, card)
         load_run(folder)  # as whoever gets it will: without the data, by its card
     return card
+
+
+def add_rejection(source: str | Path, placement: Placement = ON_CPU) -> Card:
+    """Measure when a shipped model answers "none of these", and store that beside it.
+
+    Weights, memory and measurements stay as they are. Return the card, which knows the new size.
+
+    Args:
+        source: the name of a shipped model, or the folder of one.
+        placement: where the measuring is done.
+    """
+    folder = find_run(source)
+    card = read_card(folder)
+    if card is None:
+        raise RunError(f"run: {source} is no shipped model: it has no {CARD_NAME}; ship it first")
+    dataset = open_dataset(card["data"])
+    _write_rejection(folder, load_run(folder, dataset, placement=placement), dataset)
+    card = {**card, "bytes": _size(folder)}
+    _write_card(folder, card)
+    return card
+
+
+def _write_rejection(folder: Path, trained: TrainedModel, dataset: Dataset) -> None:
+    found = calibrate_on_validation(trained.model, trained.memory, dataset)
+    found.write(folder, trained.encoder.fingerprint)
+
+
+def _write_card(folder: Path, card: Card) -> None:
+    write_text(folder / CARD_NAME, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of all files of a model but its card."""
+    return sum(file.stat().st_size for file in folder.iterdir() if file.name != CARD_NAME)
 
 
 def _origin(run: Path, settings: RunSettings, shipment: Shipment) -> dict[str, Any]:

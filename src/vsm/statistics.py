@@ -1,4 +1,4 @@
-"""Means with 95% intervals, rank correlation, and calibration."""
+"""Means with 95% intervals, rank correlation, areas under curves, and calibration."""
 
 import math
 from dataclasses import dataclass
@@ -105,6 +105,20 @@ def class_bootstrap(
     means = (weights @ sums * weights).sum(1)[met > 0] / met[met > 0]
     factor = student_quantile(count - 1) * math.sqrt(count / (count - 1))
     return Estimate(mean, factor * (way - 1) * means.std().item())
+
+
+def auroc(lower: Tensor, higher: Tensor) -> Tensor:
+    """Area under the ROC curve: how often one of ``higher`` exceeds one of ``lower``, ties half.
+
+    Args:
+        lower: scores ``[..., P]``.
+        higher: scores ``[..., U]``; P·U comparisons are held at a time.
+
+    Returns:
+        ``[...]``, in double precision.
+    """
+    one, two = lower.unsqueeze(-1), higher.unsqueeze(-2)
+    return ((one < two).double() + (one == two).double() / 2).mean((-2, -1))
 
 
 def spearman(first: Tensor, second: Tensor) -> float:

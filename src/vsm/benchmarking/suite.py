@@ -13,11 +13,16 @@ from typing import Any
 
 from vsm.benchmarking.processes import Worker
 from vsm.benchmarking.timing import Advance, Spread, interleaved, ratios, spread
-from vsm.benchmarking.workloads import EvaluationWorkload, StepWorkload
+from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, StepWorkload
 from vsm.errors import SettingsError
 
 METHODS_SHOWN = ("protonet", "vpn", "vsm")
 MEMORY_WORKS = ("recall", "recall_with_gradient", "consolidation")
+CLASSIFIER_WORKS = ("embedding_alone", "fit_and_predict", "predict", "explain")
+CLASSIFIER_RATIOS = {
+    "classifying_vs_embedding": ("fit_and_predict", "embedding_alone"),
+    "explaining_vs_predicting": ("explain", "predict"),
+}
 
 Counting = Callable[[str, int], AbstractContextManager[Advance]]
 """Shows a title and counts rounds, see :func:`vsm.cli.output.counting`."""
@@ -68,6 +73,8 @@ class Plan:
         peer_sizes: images compared with a peer-style ProtoNet.
         shots: support images of the evaluations compared with a peer's.
         slots: sizes of the memory whose cost is measured.
+        classifier: what the classifiers of shipped models are asked, with each of ``models``.
+        models: names of shipped models.
         pairs: turns of a training step.
         evaluation_pairs: turns of an evaluation.
         memory_rounds: turns of recall and consolidation.
@@ -81,6 +88,8 @@ class Plan:
     peer_sizes: tuple[int, ...] = (28, 32)
     shots: tuple[int, ...] = (1, 5)
     slots: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
+    classifier: ClassifierWorkload = field(default_factory=ClassifierWorkload)
+    models: tuple[str, ...] = ("cifar-fs-vsm", "omniglot-vsm")
     pairs: int = 20
     evaluation_pairs: int = 3
     memory_rounds: int = 7
@@ -96,6 +105,7 @@ def measure(plan: Plan, counting: Counting = uncounted) -> dict[str, Any]:
             _evaluations(plan, shot, ours, peer, found, counting)
         for size in plan.peer_sizes:
             _against_peer(plan, size, ours, peer, found, counting)
+        _classifiers(plan, ours, found, counting)
         memory = _memory_sizes(plan, ours, counting)
         for size in plan.sizes:  # the largest images last: the allocator keeps what they took
             _against_backbone(plan, size, ours, found, counting)
@@ -106,8 +116,36 @@ def measure(plan: Plan, counting: Counting = uncounted) -> dict[str, Any]:
     found.add_worst(
         "evaluation_2k_vs_peer_600", *(f"evaluation_2k_vs_peer_600_{s}shot" for s in plan.shots)
     )
-    workload = {"step": asdict(plan.step), "evaluation": asdict(plan.evaluation)}
+    workload = {
+        "step": asdict(plan.step),
+        "evaluation": asdict(plan.evaluation),
+        "classifier": asdict(plan.classifier),
+    }
     return {**found.as_dict(), "memory_size": memory, "machine": machine, "workload": workload}
+
+
+def measure_classifiers(plan: Plan, counting: Counting = uncounted) -> dict[str, Any]:
+    """Measure the classifiers of ``plan`` alone."""
+    found = Measurements()
+    with _two_workers(plan.threads) as (ours, peer):
+        _classifiers(plan, ours, found, counting)
+        machine = _machine(ours, peer)
+    return {**found.as_dict(), "machine": machine, "workload": asdict(plan.classifier)}
+
+
+def _classifiers(plan: Plan, ours: Worker, found: Measurements, counting: Counting) -> None:
+    """Compare classifying with embedding alone, and explaining with predicting."""
+    for model in plan.models:
+        sizes = asdict(replace(plan.classifier, model=model))
+        works = {work: ours.prepare(work, **sizes) for work in CLASSIFIER_WORKS}
+        with counting(f"classifier, {model}", plan.pairs) as advance:
+            times = interleaved(works, plan.pairs, plan.warm_up, advance=advance)
+        for work in CLASSIFIER_WORKS:
+            found.add_times(f"{work}_{model}", times[work])
+        for name, (above, below) in CLASSIFIER_RATIOS.items():
+            found.add_ratio(f"{name}_{model}", times[above], times[below])
+    for name in CLASSIFIER_RATIOS:
+        found.add_worst(name, *(f"{name}_{model}" for model in plan.models))
 
 
 def _against_backbone(

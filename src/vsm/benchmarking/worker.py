@@ -19,12 +19,18 @@ from typing import Any, TextIO
 
 import torch
 
+from vsm.benchmarking.classifier import (
+    embedding_alone,
+    explanations,
+    fits_and_predictions,
+    predictions,
+)
 from vsm.benchmarking.evaluation import evaluations, peer_evaluations
 from vsm.benchmarking.memory_size import consolidations, recalls, recalls_with_gradient
 from vsm.benchmarking.peers import peer_steps
 from vsm.benchmarking.step import backbone_passes, embeddings, equal_arithmetic, training_steps
 from vsm.benchmarking.timing import Timed, Work, timed
-from vsm.benchmarking.workloads import EvaluationWorkload, StepWorkload
+from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, StepWorkload
 from vsm.errors import VsmError
 from vsm.runtime import keep_allocations
 
@@ -41,6 +47,10 @@ WORKS: dict[str, Callable[..., Work]] = {
     "recall": lambda **sizes: recalls(StepWorkload(**sizes)),
     "recall_with_gradient": lambda **sizes: recalls_with_gradient(StepWorkload(**sizes)),
     "consolidation": lambda **sizes: consolidations(StepWorkload(**sizes)),
+    "embedding_alone": lambda **sizes: embedding_alone(ClassifierWorkload(**sizes)),
+    "fit_and_predict": lambda **sizes: fits_and_predictions(ClassifierWorkload(**sizes)),
+    "predict": lambda **sizes: predictions(ClassifierWorkload(**sizes)),
+    "explain": lambda **sizes: explanations(ClassifierWorkload(**sizes)),
 }
 
 

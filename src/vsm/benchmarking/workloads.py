@@ -55,3 +55,13 @@ class EvaluationWorkload:
     remembered: int = 512
     episodes: int = 2000
     peer_episodes: int = 600
+
+
+@dataclass(frozen=True)
+class ClassifierWorkload:
+    """A shipped model is given N classes of K pictures each, and asked about B others."""
+
+    model: str = "omniglot-vsm"
+    way: int = 5
+    shot: int = 5
+    queries: int = 100

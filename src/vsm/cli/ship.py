@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jsonargparse
 
@@ -14,8 +14,10 @@ from vsm.errors import SettingsError
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare the run, the model's name, and how both are measured."""
-    parser.add_argument("run", type=Path, help="A run directory.")
-    parser.add_argument("--name", type=str, required=True, help="By which the model is loaded.")
+    parser.add_argument(
+        "run", type=Path, help="A run directory; or, with --rejection_only, a shipped model."
+    )
+    parser.add_argument("--name", type=str | None, help="By which the model is loaded.")
     parser.add_argument(
         "--output",
         type=Path,
@@ -44,6 +46,11 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         "--data_licence", type=str | None, help="Of the data; needed unless they are built in."
     )
     parser.add_argument("--overwrite", action="store_true", help="Replace the model of that name.")
+    parser.add_argument(
+        "--rejection_only",
+        action="store_true",
+        help="Only measure again when a shipped model answers 'none of these'; no weight changes.",
+    )
     add_placement_arguments(parser)
     parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
 
@@ -53,11 +60,24 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     parsed = parser.parse_args(arguments)
     shots = _numbers(parsed.shots)
 
+    if (parsed.name is None) != parsed.rejection_only:
+        raise SettingsError(
+            "name: by which the model is to be loaded, give --name; only with --rejection-only it "
+            "has one already"
+        )
+
     from vsm.devices import choose_placement
     from vsm.runtime import keep_allocations
-    from vsm.shipping import Shipment, ship
+    from vsm.shipping import Shipment, add_rejection, ship
 
     keep_allocations()
+    if parsed.rejection_only:
+        card = add_rejection(parsed.run, choose_placement(parsed.device, parsed.precision))
+        if parsed.json:
+            print_json(card)
+        else:
+            print(f"{card['name']}: {_size(card)}")
+        return
     chosen = parsed.as_dict()
     kept = ("name", "output", "way", "queries", "episodes", "seed", "storage", "calibrate")
     shipment = Shipment(
@@ -72,8 +92,12 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         print_measurements(card)
         for shot, temperature in (card["temperatures"] or {}).items():
             print(f"{shot}-shot temperature, fitted on validation classes: {temperature:.3f}")
-        size = f"{card['bytes'] / 1000:,.0f} kB"
-        print(f"{shipment.folder}: {size}; load it with vsm.load_model({str(shipment.folder)!r})")
+        where = f"vsm.load_model({str(shipment.folder)!r})"
+        print(f"{shipment.folder}: {_size(card)}; load it with {where}")
+
+
+def _size(card: dict[str, Any]) -> str:
+    return f"{card['bytes'] / 1000:,.0f} kB"
 
 
 def _numbers(listed: str) -> tuple[int, ...]:

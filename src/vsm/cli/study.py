@@ -78,8 +78,9 @@ def _measure(
             title = str(Condition(found["way"], found["shot"], found["batch_norm"]))
             scores, differences = score_table(found), difference_table(found)
             print_table(f"{study.settings.title}: {title}", scores.columns, scores.rows)
-            heading = f"{study.settings.reference} minus each other, in points"
-            print_table(heading, differences.columns, differences.rows)
+            if differences.rows:
+                heading = f"{study.settings.reference} minus each other, in points"
+                print_table(heading, differences.columns, differences.rows)
         made = f"{parts.measured} measurements made and {parts.kept} kept"
         console().print(f"{made}; {study.results}, {page}", highlight=False, soft_wrap=True)
     return {

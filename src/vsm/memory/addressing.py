@@ -1,6 +1,7 @@
 """Where to look in the memory: Eq. 9."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,18 @@ from torch.nn import functional as F
 from vsm.settings import MemorySettings
 
 DEFAULT_SCALE = {"cosine": 30.0, "dot": 1.0}
+
+
+class Keys(NamedTuple):
+    """Slots as supports are compared with them.
+
+    Attributes:
+        slots: M ``[A, D]``, less the centre, and of length one for a cosine.
+        centre: mean of all slots ``[D]``; nothing if it is not taken away.
+    """
+
+    slots: Tensor
+    centre: Tensor | None
 
 
 class Addressing(nn.Module):
@@ -34,38 +47,53 @@ class Addressing(nn.Module):
             torch.tensor(math.log(scale)), requires_grad=settings.learn_addressing_scale
         )
 
-    def logits(self, support_mean: Tensor, content: Tensor, hidden: Tensor | None) -> Tensor:
+    def keys(self, content: Tensor) -> Keys:
+        """Return what supports are compared with, of M ``[A, D]``."""
+        centre = content.mean(0) if self.centre and content.shape[0] else None
+        keys = content if centre is None else content - centre
+        return Keys(F.normalize(keys, dim=-1) if self.similarity == "cosine" else keys, centre)
+
+    def logits(self, support_mean: Tensor, keys: Keys, hidden: Tensor | None) -> Tensor:
         """Return scale · g with −∞ at slots that may not be addressed.
 
         Args:
             support_mean: ``[T, N, D]``.
-            content: M ``[A, D]``.
+            keys: of A slots.
             hidden: boolean ``[T, N, A]``, or nothing.
 
         Returns:
             ``[T, N, A]``.
         """
-        if self.centre and content.shape[0]:
-            centre = content.mean(0)
-            support_mean, content = support_mean - centre, content - centre
+        if keys.centre is not None:
+            support_mean = support_mean - keys.centre
         if self.similarity == "cosine":
-            support_mean, content = F.normalize(support_mean, dim=-1), F.normalize(content, dim=-1)
-        logits = self.log_scale.exp() * (support_mean @ content.mT)
+            support_mean = F.normalize(support_mean, dim=-1)
+        logits = self.log_scale.exp() * (support_mean @ keys.slots.mT)
+        num_slots = keys.slots.shape[0]
         if self.control == "uniform":
             logits = torch.zeros_like(logits)
         elif self.control == "permuted":
-            logits = logits.roll(content.shape[0] // 2, -1)
+            logits = logits.roll(num_slots // 2, -1)
         if hidden is not None:
             logits = logits.masked_fill(hidden, -torch.inf)
-        if self.top_k is not None and self.top_k < content.shape[0]:
+        if self.top_k is not None and self.top_k < num_slots:
             best = logits.topk(self.top_k, dim=-1).indices
             dropped = torch.ones_like(logits, dtype=torch.bool).scatter_(-1, best, False)
             logits = logits.masked_fill(dropped, -torch.inf)
         return logits
 
-    def forward(self, support_mean: Tensor, content: Tensor, hidden: Tensor | None) -> Tensor:
-        """Eq. 9: return λ ``[T, N, A]``; a row whose slots are all hidden is zero throughout."""
-        return masked_softmax(self.logits(support_mean, content, hidden))
+    def forward(
+        self, support_mean: Tensor, content: Tensor | Keys, hidden: Tensor | None
+    ) -> Tensor:
+        """Eq. 9: return λ ``[T, N, A]``; a row whose slots are all hidden is zero throughout.
+
+        Args:
+            support_mean: ``[T, N, D]``.
+            content: M ``[A, D]``, or the keys of it.
+            hidden: boolean ``[T, N, A]``, or nothing.
+        """
+        keys = content if isinstance(content, Keys) else self.keys(content)
+        return masked_softmax(self.logits(support_mean, keys, hidden))
 
 
 def masked_softmax(logits: Tensor) -> Tensor:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.memory.addressing import Addressing, entropy
+from vsm.memory.addressing import Addressing, Keys, entropy
 from vsm.memory.state import SlotMemory
 from vsm.networks import GaussianNetwork, LearnedVariance, Perceptron
 from vsm.probability import DiagonalGaussian
-from vsm.probability.mixture import pairwise_log_prob, weighted_moments
+from vsm.probability.mixture import SharedComponents, pairwise_log_prob, weighted_moments
 from vsm.seeding import Randomness, categorical, uniform
 from vsm.settings import MemorySettings, ModelSettings, ObjectiveSettings
 
@@ -235,6 +235,23 @@ class VariationalRecall(SlotRecall):
         self.soft_variance = memory.soft_variance
         self.gumbel_temperature = memory.gumbel_temperature
         self.kl = objective.kl
+        self._kept: tuple[Tensor, Keys, SharedComponents] | None = None
+
+    @torch.no_grad()
+    def keep(self, memory: SlotMemory) -> None:
+        """Prepare this memory's prior once, for a model that will never be trained again.
+
+        What is kept serves this very memory alone, and only where no gradient is asked for.
+        """
+        if self._kept is None or self._kept[0] is not memory.content:
+            self._kept = memory.content, *self._prepared(memory.content)
+
+    def _prepared(self, content: Tensor) -> tuple[Keys, SharedComponents]:
+        """Return the keys of all slots ``[A, D]`` and p_ψ(m | M_a), as kept or computed anew."""
+        kept = self._kept  # another thread may put something else there
+        if kept is not None and kept[0] is content and not torch.is_grad_enabled():
+            return kept[1:]
+        return self.addressing.keys(content), SharedComponents.of(self.network(content))
 
     def forward(
         self,
@@ -250,7 +267,8 @@ class VariationalRecall(SlotRecall):
         slots: DiagonalGaussian = self.network(content)  # [A, D]
         prior: DiagonalGaussian = self.network(support_mean)  # [T, N, D]
         if self.kind == "soft":
-            latent = self._soft(weights, slots).where(_addressed(weights), prior)
+            latent = self._soft(weights, SharedComponents.of(slots))
+            latent = latent.where(_addressed(weights), prior)
             return Recollection(latent.sample(num_samples, random), weights, latent.kl(prior))
         if self.kind == "mixture" or self.kl == "monte_carlo":
             ancestral, chosen = self._ancestral(weights, slots, prior, num_samples, random)
@@ -267,13 +285,13 @@ class VariationalRecall(SlotRecall):
 
     def prior(self, support: SupportSet, memory: SlotMemory, hidden: Tensor | None) -> MemoryPrior:
         """See :class:`Recall`: the mixture's mean and variance, however samples would be drawn."""
-        weights = self.addressing(support.mean, memory.content, hidden)
-        slots: DiagonalGaussian = self.network(memory.content)
-        return MemoryPrior(self._soft(weights, slots), weights, _addressed(weights))
+        keys, shared = self._prepared(memory.content)
+        weights = self.addressing(support.mean, keys, hidden)
+        return MemoryPrior(self._soft(weights, shared), weights, _addressed(weights))
 
-    def _soft(self, weights: Tensor, slots: DiagonalGaussian) -> DiagonalGaussian:
+    def _soft(self, weights: Tensor, slots: SharedComponents) -> DiagonalGaussian:
         """One Gaussian ``[T, N, D]``: mean Σλμ, variance Σλ(σ² + μ²) − (Σλμ)² or Σλσ²."""
-        moments = weighted_moments(weights, slots)
+        moments = slots.moments(weights)
         if self.soft_variance == "averaged":
             moments = moments._replace(variance_of_means=torch.zeros_like(moments.mean))
         # Unaddressed rows have no variance; they are replaced by the prior, and their log must

@@ -45,22 +45,49 @@ class Moments(NamedTuple):
         return DiagonalGaussian(self.mean, (self.mean_variance + self.variance_of_means).log())
 
 
-def weighted_moments(weights: Tensor, components: DiagonalGaussian) -> Moments:
-    """Moments of mixtures that share components: ``weights [..., C]`` over ``components [C, D]``.
+class SharedComponents(NamedTuple):
+    """Components of many mixtures, with all that their moments need of them.
 
     The variance of the means is taken about their plain average before weighting, because
     E[μ²] − E[μ]² of features far from zero cancels catastrophically in single precision.
+
+    Attributes:
+        centre: plain average of the means ``[D]``.
+        centred: means less that ``[C, D]``.
+        squares: of these ``[C, D]``.
+        variance: ``[C, D]``.
+        log_variance: ``[C, D]``.
     """
-    centre = _centre(components.mean, -2)
-    centred = components.mean - centre
-    mean = weights @ centred
-    variance_of_means = (weights @ centred.square() - mean.square()).clamp_min(0)
-    return Moments(
-        mean + centre,
-        weights @ components.variance,
-        variance_of_means,
-        weights @ components.log_variance,
-    )
+
+    centre: Tensor
+    centred: Tensor
+    squares: Tensor
+    variance: Tensor
+    log_variance: Tensor
+
+    @staticmethod
+    def of(components: DiagonalGaussian) -> "SharedComponents":
+        """Prepare ``components [C, D]``."""
+        centre = _centre(components.mean, -2)
+        centred = components.mean - centre
+        return SharedComponents(
+            centre, centred, centred.square(), components.variance, components.log_variance
+        )
+
+    def moments(self, weights: Tensor) -> Moments:
+        """Return the moments of the mixtures with ``weights [..., C]``, each ``[..., D]``."""
+        mean = weights @ self.centred
+        return Moments(
+            mean + self.centre,
+            weights @ self.variance,
+            (weights @ self.squares - mean.square()).clamp_min(0),
+            weights @ self.log_variance,
+        )
+
+
+def weighted_moments(weights: Tensor, components: DiagonalGaussian) -> Moments:
+    """Moments of mixtures with ``weights [..., C]`` that share ``components [C, D]``."""
+    return SharedComponents.of(components).moments(weights)
 
 
 def _centre(means: Tensor, axis: int) -> Tensor:

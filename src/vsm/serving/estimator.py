@@ -1,5 +1,7 @@
 """A few labelled pictures in, a classifier out, in the manner of scikit-learn."""
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
@@ -10,17 +12,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from vsm.calibration import tempered
 from vsm.checkpoints import below, load_tensors, save_tensors
-from vsm.classifier import pairwise_distance, predictive
+from vsm.classifier import mean_distance, predictive
 from vsm.devices import Placement, choose_placement
 from vsm.empirical_bayes import learn_feature_model
 from vsm.errors import ClassifierError, RunError
 from vsm.evaluation import ELEMENTS_AT_ONCE
-from vsm.memory import SupportSet
+from vsm.memory import SlotMemory, SupportSet
+from vsm.memory.recall import VariationalRecall
 from vsm.memory_files import Changes, NamedMemory, by_hand, restored_memory
 from vsm.model import FewShotModel, InferredPrototypes
+from vsm.rejection import class_scores, slots_of
 from vsm.seeding import generator
 from vsm.serving.explanation import (
     Explanation,
@@ -32,7 +36,7 @@ from vsm.serving.explanation import (
 from vsm.serving.pretrained import Pretrained, as_features, from_parts, open_pretrained
 from vsm.settings import RunSettings
 
-KIND, FORMAT = "classifier", 1
+KIND, FORMAT = "classifier", 2
 Labels = Sequence[Any] | npt.NDArray[Any] | Tensor
 PARAMETERS = ("encoder", "temperature", "seed")
 NONE_OF_THESE, NO_CLASS = "none of these", -1
@@ -48,8 +52,8 @@ class FewShotClassifier:
     Args:
         encoder: what :meth:`from_pretrained` opens. None takes rows of features that any encoder
             made; :meth:`learn_memory` then gives it a memory.
-        temperature: divides distances before the softmax, above 1 for less confidence; None is the
-            encoder's own.
+        temperature: T of the probabilities p^(1/T) / Z, above 1 for less confidence; answers stay.
+            None is the one on the model's card for so many examples, 1.0 leaves them as computed.
         seed: of the sampled prototypes.
 
     Attributes:
@@ -162,7 +166,8 @@ class FewShotClassifier:
             images: as in :meth:`fit`.
             reject: answer "none of these" (or -1 among integers) where a picture is too far from
                 all classes: that will befall about 1 − ``reject`` of the pictures of these classes.
-                The thresholds are measured on validation classes when first asked for.
+                Thresholds come with a shipped model; those of a run are measured on
+                validation classes when first asked for.
         """
         self._require_fitted()
         features = self._opened.embed(images)
@@ -174,9 +179,24 @@ class FewShotClassifier:
     @torch.no_grad()
     def accepted(self, features: Tensor, coverage: float) -> npt.NDArray[np.bool_]:
         """Tell which embedded pictures ``[n, D]`` are near enough to one of the classes ``[n]``."""
+        self._require_fitted()
         limits = self._opened.thresholds().at(coverage, self._shots)
-        near = [(self._distances(part).cpu() <= limits).any(-1) for part in self._parts(features)]
+        model, prototypes, slots = self._opened.model, self._inferred.prototypes, self._others()
+        at_once = self._parts(features, 1 if slots is None else len(slots))
+        near = [
+            (class_scores(model, prototypes, part.unsqueeze(0), slots)[0].cpu() <= limits).any(-1)
+            for part in at_once
+        ]
         return torch.cat(near).numpy()
+
+    def _others(self) -> Tensor | None:
+        """Return the slots that training left of classes that are not fitted: ``[A, D]``."""
+        if self._recalled is None or not self._recalled.names:
+            return None
+        slots = slots_of(self._recalled.memory)
+        known = self._recalled.added | {str(label) for label in self._labels}
+        kept = [slot for slot, name in enumerate(self._recalled.names) if name not in known]
+        return slots[kept].to(self._opened.model.device) if slots is not None and kept else None
 
     @property
     def _none_of_these(self) -> str | int:
@@ -196,10 +216,13 @@ class FewShotClassifier:
     def _distances(self, features: Tensor) -> Tensor:
         """Return distances to prototypes, averaged over their samples: ``[n, D]`` to ``[n, N]``."""
         prototypes, kind = self._inferred.prototypes, self._opened.model.classifier.distance
-        return pairwise_distance(features.unsqueeze(0), prototypes, kind).mean(-1)[0]
+        return mean_distance(features.unsqueeze(0), prototypes, kind)[0]
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float32]:
-        """Return ``[n, N]``, the probability of each of ``classes_``, averaged over prototypes."""
+        """Return ``[n, N]``, the probability of each of ``classes_``.
+
+        It is averaged over the sampled prototypes and calibrated by the temperature.
+        """
         self._require_fitted()
         return self._predict_features(self._opened.embed(images))
 
@@ -215,9 +238,12 @@ class FewShotClassifier:
             image: a picture, or one row of features ``[D]``.
             num_recalled: how many remembered classes to name for each class, at most.
         """
+        return self.explain_all(_as_batch(image), num_recalled)[0]
+
+    def explain_all(self, images: Any, num_recalled: int = 5) -> list[Explanation]:
+        """Explain many pictures at once, given as in :meth:`fit`."""
         self._require_fitted()
-        features = self._opened.embed(_as_batch(image))
-        return self.explain_features(features, num_recalled)[0]
+        return self.explain_features(self._opened.embed(images), num_recalled)
 
     @torch.no_grad()
     def explain_features(self, features: Tensor, num_recalled: int = 5) -> list[Explanation]:
@@ -228,24 +254,30 @@ class FewShotClassifier:
         ]
 
     def _explained(self, features: Tensor, num_recalled: int) -> list[Explanation]:
-        log_probabilities, distances = self._log_probabilities(features), self._distances(features)
-        uncertainty = torch.stack(split_uncertainty(log_probabilities))[:, 0]  # [3, n]
-        probabilities = predictive(log_probabilities).exp()[0]
-        spread = spread_of(log_probabilities)[0]
+        log_probabilities = self._log_probabilities(features)
         recalled, strength = self._recollected(num_recalled), self._strength()
+        shots = dict(zip(self._labels, map(len, self._support), strict=True))
+        remembered = dict(zip(self._labels, self._counted, strict=True))
+        by_picture = zip(
+            self._by_class(self._calibrated(log_probabilities)),
+            self._by_class(spread_of(log_probabilities)[0]),
+            self._by_class(self._distances(features)),
+            torch.stack(split_uncertainty(log_probabilities), -1)[0].tolist(),
+            strict=True,
+        )
         return [
             Explanation(
-                prediction=self._labels[int(probabilities[row].argmax())],
-                probabilities=self._by_class(probabilities[row]),
-                spread=self._by_class(spread[row]),
-                distances=self._by_class(distances[row]),
+                prediction=max(probabilities, key=probabilities.__getitem__),
+                probabilities=probabilities,
+                spread=spread,
+                distances=distances,
                 recalled=recalled,
                 memory_strength=strength,
-                shots=dict(zip(self._labels, map(len, self._support), strict=True)),
-                remembered=dict(zip(self._labels, self._counted, strict=True)),
-                uncertainty=Uncertainty(*uncertainty[:, row].tolist()),
+                shots=shots,
+                remembered=remembered,
+                uncertainty=Uncertainty(*uncertainty),
             )
-            for row in range(len(features))
+            for probabilities, spread, distances, uncertainty in by_picture
         ]
 
     def remember(self) -> Changes:
@@ -431,26 +463,28 @@ class FewShotClassifier:
         memory = hidden = None
         if self._recalled is not None:
             memory = self._recalled.memory.to(model.device)
+            if isinstance(model.recall, VariationalRecall) and isinstance(memory, SlotMemory):
+                model.recall.keep(memory)
             if self._recalled.names:
-                hidden = self._hidden().to(model.device)
+                hidden = self._hidden()
                 support = self._with_remembered(support)
         self._inferred = model.infer(support, memory, generator(self.seed, "classify"), hidden)
 
-    def _hidden(self) -> Tensor:
-        """Tell which slots a class must not recall by likeness: boolean ``[1, N, A]``.
+    def _hidden(self) -> Tensor | None:
+        """Tell which slots a class must not recall by likeness: boolean ``[1, N, A]``, or none.
 
         Those under the labels of other fitted classes, since it is none of them; and what people
         remembered under its own, which :meth:`_with_remembered` counts.
         """
         assert self._recalled is not None
         names, added = self._recalled.names, self._recalled.added
-        labels = [str(label) for label in self._labels]
-        fitted = frozenset(labels)
-        hidden = [
-            [name in fitted and (name != label or name in added) for name in names]
-            for label in labels
-        ]
-        return torch.tensor(hidden).unsqueeze(0)
+        place = {str(label): n for n, label in enumerate(self._labels)}
+        hidden = torch.zeros(1, len(place), len(names), dtype=torch.bool)
+        for slot, name in enumerate(names):
+            if name in place:
+                hidden[0, :, slot] = True
+                hidden[0, place[name], slot] = name in added
+        return hidden.to(self._opened.model.device) if hidden.any() else None
 
     def _with_remembered(self, support: SupportSet) -> SupportSet:
         """Count what was remembered under a class's own label as the images it was made of.
@@ -458,11 +492,14 @@ class FewShotClassifier:
         A slot of the very examples that are fitted tells nothing new, and is not counted.
         """
         assert self._recalled is not None
+        added = self._recalled.added
+        if not added:
+            return support
         slots, place = self._recalled.slots, dict(zip(self._recalled.names, count(), strict=False))
         means, counted = support.mean.clone(), []
         for n, (label, rows) in enumerate(zip(self._labels, self._support, strict=True)):
             counted.append(0)
-            if str(label) in self._recalled.added:
+            if str(label) in added:
                 slot = place[str(label)]
                 content = slots.content[slot].to(means.device)
                 difference = (content - means[0, n]).norm()
@@ -478,28 +515,45 @@ class FewShotClassifier:
 
     @torch.no_grad()
     def _log_probabilities(self, features: Tensor) -> Tensor:
-        """Eq. 1 at the chosen temperature: ``[n, D]`` to ``[1, n, N, L]``."""
+        """Eq. 1 for every sample of the prototypes: ``[n, D]`` to ``[1, n, N, L]``."""
         classifier = self._opened.model.classifier
         log_probabilities: Tensor = classifier(features.unsqueeze(0), self._inferred.prototypes)
-        chosen = self._opened.temperature if self.temperature is None else self.temperature
-        if chosen == 1:
-            return log_probabilities
-        return F.log_softmax(log_probabilities / chosen, dim=-2)
+        return log_probabilities
+
+    def _calibrated(self, log_probabilities: Tensor) -> Tensor:
+        """Average over samples, and calibrate: ``[1, n, N, L]`` to probabilities ``[n, N]``."""
+        return tempered(predictive(log_probabilities), self._calibration()).exp()[0]
+
+    def _calibration(self) -> float:
+        """Return the temperature given, or that of the model for so many examples.
+
+        Where classes differ in how many they have, it is that of their geometric mean.
+        """
+        if self.temperature is None:
+            return self._opened.temperature(statistics.geometric_mean(self._shots))
+        if not 0 < self.temperature < math.inf:
+            raise ClassifierError(
+                f"temperature: expected a number above 0, or None for the model's own, got "
+                f"{self.temperature!r}"
+            )
+        return self.temperature
 
     def _predict_features(self, features: Tensor) -> npt.NDArray[np.float32]:
         answers = [
-            predictive(self._log_probabilities(part)).exp()[0] for part in self._parts(features)
+            self._calibrated(self._log_probabilities(part)) for part in self._parts(features)
         ]
         return torch.cat(answers).cpu().numpy()
 
-    def _parts(self, features: Tensor) -> tuple[Tensor, ...]:
-        """Split rows into parts whose samples fit into memory."""
+    def _parts(self, features: Tensor, also: int = 1) -> tuple[Tensor, ...]:
+        """Split rows into parts whose samples, or ``also`` numbers a row, fit into memory."""
         _, way, samples, _ = self._inferred.prototypes.shape
-        parts: tuple[Tensor, ...] = features.split(max(1, ELEMENTS_AT_ONCE // (way * samples)))
+        per_row = max(way * samples, also)
+        parts: tuple[Tensor, ...] = features.split(max(1, ELEMENTS_AT_ONCE // per_row))
         return parts
 
-    def _by_class(self, values: Tensor) -> dict[Any, float]:
-        return dict(zip(self._labels, values.tolist(), strict=True))
+    def _by_class(self, values: Tensor) -> list[dict[Any, float]]:
+        """Name the numbers of each row by class: ``[n, N]``."""
+        return [dict(zip(self._labels, row, strict=True)) for row in values.tolist()]
 
     def _recollected(self, most: int) -> dict[Any, list[Recalled]]:
         """Name the remembered classes that each fitted class recalled, most weight first."""
@@ -521,7 +575,7 @@ class FewShotClassifier:
 
     def _strength(self) -> dict[Any, float] | None:
         kappa = self._inferred.strength
-        return None if kappa is None else self._by_class(kappa[0].mean(-1))
+        return None if kappa is None else self._by_class(kappa.mean(-1))[0]
 
 
 def _plain(features: Any) -> Pretrained:

@@ -1,12 +1,12 @@
 """Why a picture was classified as it was."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vsm.classifier import predictive
 from vsm.memory.addressing import entropy
 
 
@@ -39,14 +39,16 @@ class Explanation:
 
     Attributes:
         prediction: the answer.
-        probabilities: of each class, averaged over the sampled prototypes.
-        spread: standard deviation of that probability over the sampled prototypes.
+        probabilities: of each class, averaged over the sampled prototypes, and calibrated.
+        spread: standard deviation of that probability over the sampled prototypes, each as it is
+            before calibration.
         distances: from the picture to the prototype, averaged over its samples.
         recalled: what the memory was addressed with for each class, most weight first.
         memory_strength: support images that the memory counted for; nothing if that is not known.
         shots: examples of each class that were fitted.
         remembered: images that counted besides, since they were remembered under that very name.
-        uncertainty: of the answer.
+        uncertainty: of the answer, before calibration: a temperature would hide what part of it the
+            samples account for.
     """
 
     prediction: Any
@@ -79,13 +81,18 @@ def split_uncertainty(log_probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor
     H[E p] = E H[p] + I(answer; prototypes), with the expectation over the L samples.
 
     Args:
-        log_probabilities: ``[T, B, N, L]``.
+        log_probabilities: ``[T, B, N, L]``, none of them infinite.
     """
-    total = entropy(predictive(log_probabilities).exp())
-    aleatoric = entropy(log_probabilities.exp().mT).mean(-1)
+    probabilities = log_probabilities.exp()
+    total = entropy(probabilities.mean(-1))
+    samples = log_probabilities.shape[-1]
+    aleatoric = -(probabilities.mul_(log_probabilities)).sum((-1, -2)) / samples
     return total, aleatoric, (total - aleatoric).clamp_min(0)
 
 
 def spread_of(log_probabilities: Tensor) -> Tensor:
     """Return the standard deviation of probabilities over the samples: ``[T, B, N]``."""
-    return torch.std(log_probabilities.exp(), -1, correction=0)
+    probabilities = log_probabilities.exp()
+    apart = probabilities.sub_(probabilities.mean(-1, keepdim=True))
+    norms: Tensor = torch.linalg.vector_norm(apart, dim=-1)
+    return norms / math.sqrt(log_probabilities.shape[-1])

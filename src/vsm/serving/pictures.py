@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vsm.data.images import CHUNK, ImageFormat, decode_all, form_image
+from vsm.data.images import CHUNK, ImageFormat, decode_all, form_image, form_pixels
 from vsm.errors import ClassifierError, DataError
 
 Picture = str | Path | Image.Image | npt.NDArray[Any] | Tensor
@@ -131,7 +131,7 @@ def _formed(picture: Picture, place: int, form: ImageFormat) -> npt.NDArray[np.u
         raise DataError(
             f"{name}: expected a path, an image, an array or a tensor, got {type(picture).__name__}"
         )
-    return form_image(Image.fromarray(_bytes(picture, name)), name, form)
+    return form_pixels(_bytes(picture, name), name, form)
 
 
 def _bytes(values: npt.NDArray[Any], name: str) -> npt.NDArray[np.uint8]:

@@ -1,6 +1,6 @@
 """What a classifier begins with: a trained model, its memory, and how its inputs are prepared."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -11,19 +11,17 @@ from torch import Tensor
 
 from vsm.checkpoints import below, fit_weights
 from vsm.configuration import settings_from_dict, settings_to_dict
-from vsm.data import Dataset, EpisodeSampler, open_dataset
+from vsm.data import open_dataset
 from vsm.devices import ON_CPU, Placement
 from vsm.errors import ClassifierError, RunError
-from vsm.evaluation import EMBEDDING_BATCH, cached_embedder, evaluation_mode
+from vsm.evaluation import EMBEDDING_BATCH, evaluation_mode
 from vsm.memory import Memory
 from vsm.memory_files import EncoderIdentity, NamedMemory, read_memory, trained_memory
 from vsm.model import FewShotModel
-from vsm.rejection import SHOTS, Thresholds, calibrate
+from vsm.rejection import Thresholds, calibrate_on_validation
 from vsm.runs import RunDirectory, load_model, require_consent
 from vsm.serving.pictures import PictureFormat, as_list
-from vsm.shipped_models import find_run
-
-VALIDATION_WAY, VALIDATION_QUERIES, VALIDATION_EPISODES = 5, 10, 200
+from vsm.shipped_models import find_run, temperature_for
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,8 @@ class Pretrained:
         model: in evaluation mode.
         memory: with the names of its slots; nothing for methods without one.
         pictures: how pictures are prepared; nothing if the model takes features.
-        temperature: divides distances, on top of the model's own; chosen on validation classes.
+        temperatures: of calibrated probabilities, by the number of examples a class; as a card has
+            them, nothing where none were fitted.
         known_thresholds: when to answer "none of these", where it was measured before.
         find_thresholds: measures that otherwise; nothing if it cannot be.
     """
@@ -44,7 +43,7 @@ class Pretrained:
     model: FewShotModel
     memory: NamedMemory | None
     pictures: PictureFormat | None
-    temperature: float = 1.0
+    temperatures: Mapping[str, float] | None = None
     known_thresholds: Thresholds | None = None
     find_thresholds: Callable[["Pretrained"], Thresholds] | None = None
     _found: list[Thresholds] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -57,8 +56,16 @@ class Pretrained:
         """What makes the features."""
         return EncoderIdentity.of(self.model.settings, self.model.state_dict())
 
+    def temperature(self, shot: float) -> float:
+        """Return T of the calibrated probabilities p^(1/T); 1 where none was fitted."""
+        fitted = temperature_for({"temperatures": self.temperatures}, shot)
+        return 1.0 if fitted is None else fitted
+
     def with_memory(self, memory: NamedMemory, source: object) -> "Pretrained":
-        """Return the same model with another memory of its encoder."""
+        """Return the same model with another memory of its encoder.
+
+        When to answer "none of these" stays known if the memory has only grown.
+        """
         if self.memory is None:
             raise ClassifierError(
                 f"memory: the method {self.model.settings.method} of {self.name} has none; leave "
@@ -71,12 +78,15 @@ class Pretrained:
                 f"{self.name} was trained with {self.model.settings.method}"
             )
         on_device = replace(memory, memory=memory.memory.to(self.model.device))
-        return replace(self, memory=on_device, known_thresholds=None)
+        grown = bool(memory.names) and set(self.memory.names) <= set(memory.names)
+        return replace(
+            self, memory=on_device, known_thresholds=self.known_thresholds if grown else None
+        )
 
     def thresholds(self) -> Thresholds:
-        """Return when to answer "none of these", measured on validation classes when first asked.
+        """Return when to answer "none of these": what is stored with the model, or measured.
 
-        That embeds all pictures of these classes once.
+        Measuring needs the data, and embeds all pictures of the validation classes once.
         """
         if self.known_thresholds is not None:
             return self.known_thresholds
@@ -121,7 +131,7 @@ class Pretrained:
             "num_features": self.model.num_features,
             "pictures": None if self.pictures is None else asdict(self.pictures),
             "encoder": self.identity._asdict(),
-            "temperature": self.temperature,
+            "temperatures": self.temperatures,
             "thresholds": known and known.by_shot,
         }
 
@@ -146,8 +156,8 @@ class Pretrained:
         fit_weights(model, below(tensors, "model"), source)
         model.eval()
         found = facts.get("thresholds")
-        known = found and Thresholds({int(shot): tuple(found[shot]) for shot in found})
-        restored = Pretrained(facts["name"], model, None, pictures, facts["temperature"], known)
+        known = found and Thresholds.of(found)
+        restored = Pretrained(facts["name"], model, None, pictures, facts["temperatures"], known)
         own, named = restored.identity, EncoderIdentity(**facts["encoder"])
         if own.fingerprint != named.fingerprint:
             raise RunError(f"{source} says that its encoder is {named}, but it holds {own}")
@@ -178,32 +188,15 @@ def open_pretrained(
         model,
         own,
         PictureFormat.from_facts(facts),
-        find_thresholds=lambda used: _on_validation(used, open_dataset(facts["data"])),
+        temperatures=facts["temperatures"],
+        find_thresholds=lambda used: calibrate_on_validation(
+            used.model,
+            None if used.memory is None else used.memory.memory,
+            open_dataset(facts["data"]),
+        ),
     )
+    opened = replace(opened, known_thresholds=Thresholds.read(path, opened.identity.fingerprint))
     return opened if memory is None else opened.with_memory(read_memory(Path(memory)), memory)
-
-
-def _on_validation(opened: Pretrained, dataset: Dataset) -> Thresholds:
-    """Measure thresholds on episodes of the validation classes, which nothing was trained on."""
-    sizes = dataset.class_sizes[dataset.classes("validation")]
-    shots = [shot for shot in SHOTS if shot < sizes.min()]
-    way = min(VALIDATION_WAY, len(sizes))
-    model = opened.model
-
-    def sampler(shot: int) -> EpisodeSampler:
-        queries = min(VALIDATION_QUERIES, int(sizes.min()) - shot)
-        return EpisodeSampler(dataset, "validation", way, shot, queries)
-
-    embed = cached_embedder(model, sampler(1))
-
-    def episodes(shot: int) -> Iterator[tuple[Tensor, Tensor, None]]:
-        chosen = sampler(shot)
-        for block in chosen.evaluation_episodes(VALIDATION_EPISODES, 0):
-            support, queries = embed(block.image_ids).split([shot, chosen.queries], 2)
-            yield support, queries, None
-
-    memory = None if opened.memory is None else opened.memory.memory
-    return calibrate(model, memory, episodes, shots, 0)
 
 
 def from_parts(
@@ -216,7 +209,7 @@ def from_parts(
     named = None
     if memory is not None:
         named = trained_memory(model.settings, model.state_dict(), memory, names, 0)
-    return Pretrained(model.settings.data, model.eval(), named, None, 1.0, thresholds)
+    return Pretrained(model.settings.data, model.eval(), named, None, None, thresholds)
 
 
 def as_features(rows: Any, width: int | None = None) -> Tensor:

@@ -71,7 +71,8 @@ def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
         blocks += [Heading(3, f"{asked['title']}: {condition}"), score_table(found)]
         if len(asked["seeds"]) > 1:
             blocks += [Text("Each seed by itself:"), _seed_table(found)]
-        blocks += [Text(f"{asked['reference']} minus each other:"), difference_table(found)]
+        if found["differences"]:
+            blocks += [Text(f"{asked['reference']} minus each other:"), difference_table(found)]
         blocks += _memory_sizes(found) + _gains(found) + _chart(study, condition, found, page)
         blocks += _changes(study, condition, found, page)
     return [*blocks, Heading(3, f"{asked['title']}: runs"), *_runs(results)]
