@@ -111,6 +111,9 @@ def require_known_program(words: list[str], place: str) -> None:
         assert all(re.search(rf"^{name} = \[", project, re.M) for name in names), place
     elif program.endswith("python") and rest[0] == "-m":
         assert importlib.util.find_spec(rest[1]), place
+    elif program.endswith("python"):
+        options = re.findall(r"\"(--[\w-]+)\"", (ROOT / rest[0]).read_text(encoding="utf-8"))
+        assert {word for word in rest if word.startswith("--")} <= set(options), place
     else:
         raise ValueError(f"{place}: nothing knows how to check the program {program!r}")
 
