@@ -3,7 +3,7 @@
 They show figures of a result file and no image of any dataset. Needs matplotlib.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ def draw_chart(found: Mapping[str, Any], path: Path) -> bool:
     """Draw what a condition of a result file has to show as SVG; tell whether it has anything."""
     sizes = found.get("memory_sizes") or []
     gains = (found.get("gains") or {}).get("classes", [])
-    panels = [
+    panels: list[Callable[[Axes], None]] = [
         *([lambda axes: _accuracy_against_size(axes, sizes)] if len(sizes) >= FEWEST_SIZES else []),
         *([lambda axes: _gain_against_nearness(axes, gains)] if gains else []),
     ]
