@@ -4,13 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test bench lint types format clean
+.PHONY: demo test docs bench lint types format clean
 
 demo: $(INSTALLED)  ## train and compare on the built-in data, write runs/demo/report.html
 	$(BIN)/vsm demo --output runs/demo --overwrite
 
 test: $(INSTALLED) lint types  ## lint, types and tests
 	$(BIN)/python -m pytest
+
+docs: $(INSTALLED)  ## build the documentation into site/index.html; every warning is an error
+	rm -rf site
+	$(BIN)/python -m sphinx -q -W --keep-going -c website -d site/.doctrees docs site
+	rm -rf site/.doctrees
 
 bench: $(INSTALLED)  ## measure speed, write benchmarks/results.md and results.json
 	$(BIN)/python -m benchmarks.speed
@@ -29,8 +34,8 @@ format: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[plots,slurm,export,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[plots,slurm,export,docs,dev]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) site build dist .mypy_cache .ruff_cache .pytest_cache

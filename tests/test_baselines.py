@@ -1,7 +1,6 @@
 """Baselines on fixed features, against plain float64 loops, scikit-learn and each other."""
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -593,11 +592,3 @@ def test_help_names_baselines_without_torch() -> None:
     assert b"--baselines" in done.stdout
     assert b"--classifier" in done.stdout
     assert b"--baseline.dispersion" in done.stdout
-
-
-def test_the_page_about_baselines_has_code_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path(__file__).parents[1] / "docs" / "baselines.md"
-    [block] = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    assert "sampler, 100, 0" in block
-    exec(block.replace("sampler, 100, 0", "sampler, 4, 0"), {})
-    assert re.search(r"\d+\.\d% ± \d+\.\d%", capsys.readouterr().out)

@@ -39,24 +39,6 @@ def test_the_commands_of_the_custom_backbone_run(
     assert "5-way 1-shot" in capsys.readouterr().out
 
 
-def test_the_page_about_encoders_does_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = (EXAMPLES.parent / "docs" / "encoders.md").read_text(encoding="utf-8")
-    factory, storing = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "encoders.py").write_text(factory)
-    monkeypatch.chdir(tmp_path)
-    exec(storing, {})
-    commands = [shlex.split(line) for line in re.findall(r"^vsm (.+)$", page, re.M)]
-    small = {"train": SMALL, "evaluate": ["--queries", "2", "--episodes", "4"]}
-    done = [command for command in commands if command[0] in small and "--resume" not in command]
-    try:
-        assert all(main([*command, *small[command[0]]]) == 0 for command in done)
-    finally:
-        sys.modules.pop("encoders", None)
-    assert sorted(path.name for path in Path("runs").iterdir()) == ["birds", "own"]
-
-
 def test_features_are_stored_trained_on_and_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,24 +101,3 @@ def test_a_memory_grows_over_a_stream_of_alphabets(
         with_memory, without, difference = (float(numbers[place]) for place in (2, 4, 6))
         assert difference == pytest.approx(with_memory - without, abs=0.11)
         assert difference > 5
-
-
-def test_the_page_about_the_classifier_does_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset
-) -> None:
-    use_tiny_dataset(monkeypatch, tiny_dataset)
-    monkeypatch.chdir(tmp_path)
-    write_run(tmp_path / "runs" / "demo" / "vsm")
-    write_folders(tmp_path / "support", tiny_dataset, 2)
-    write_folders(tmp_path / "query", tiny_dataset, 2, first=5)
-    (tmp_path / "support" / "pattern38").rename(tmp_path / "support" / "anchor")
-    page = (EXAMPLES.parent / "docs" / "classifier.md").read_text(encoding="utf-8")
-    names: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(block, names)
-    commands = [shlex.split(line) for line in re.findall(r"^vsm (.+)$", page, re.M)]
-    assert {command[0] for command in commands} == {"classify", "memory"}
-    for command in commands:
-        assert main(command) == 0, command
-    assert (tmp_path / "answers.csv").is_file()
-    assert "anchor" not in (tmp_path / "both.csv").read_text()

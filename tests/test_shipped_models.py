@@ -2,7 +2,6 @@
 
 import importlib.resources
 import json
-import re
 import subprocess
 import sys
 import tomllib
@@ -185,14 +184,6 @@ def test_every_model_says_none_of_these_without_its_data(
             assert list(fewer) == sorted(fewer)
             nearer = np.mean(more) - np.mean(fewer)
             assert nearer < 1e-3, "of more classes the nearest is nearer, but for ties"
-
-
-def test_the_code_on_the_page_about_models_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path(__file__).parents[1] / "docs" / "models.md"
-    [block] = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    assert "200, seed=0" in block
-    exec(block.replace("200, seed=0", "4, seed=0"), {})
-    assert re.search(r"\d+\.\d% ± \d+\.\d%, 642 classes remembered", capsys.readouterr().out)
 
 
 def test_without_a_fit_there_is_no_temperature() -> None:

@@ -146,7 +146,7 @@ class NamedMemory:
         """Return the memory after it has taken in labelled features, and what became of them.
 
         Args:
-            consolidation: of the model whose memory this is, as :func:`by_hand` gives it.
+            consolidation: of the model whose memory this is, as ``by_hand`` gives it.
             features: ``[P, D]``.
             labels: P names; those of slots update them, others are appended.
             source: what the provenance says of it.

@@ -177,7 +177,7 @@ class Reliability(NamedTuple):
 
     @property
     def expected_calibration_error(self) -> float:
-        """Σ_b fraction_b · |accuracy_b − confidence_b|."""
+        """Σ_b fraction_b · ``|accuracy_b − confidence_b|``."""
         return (self.fraction * (self.accuracy - self.confidence).abs()).sum().item()
 
 

@@ -52,15 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [_with_underscores(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     if not words or words[0] not in COMMANDS:
         return _top_level(words)
-    import jsonargparse  # here, so that `vsm --help` answers at once
-
     name, *rest = words
-    module = cast(Command, importlib.import_module(f"vsm.cli.{name}"))
-    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = jsonargparse.ArgumentParser(
-        prog=f"vsm {name}", usage=f"vsm {name} ...", description=COMMANDS[name]
-    )
-    module.add_arguments(parser)
+    module, parser = open_command(name)
     try:
         if is_one_of_several() and name not in SHARED_COMMANDS:
             raise SettingsError(
@@ -83,6 +76,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"vsm {name}: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def open_command(name: str) -> tuple[Command, "ArgumentParser"]:
+    """Return the module of a command, and a parser that knows its arguments."""
+    import jsonargparse  # here, so that `vsm --help` answers at once
+
+    module = cast(Command, importlib.import_module(f"vsm.cli.{name}"))
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = jsonargparse.ArgumentParser(
+        prog=f"vsm {name}", usage=f"vsm {name} ...", description=COMMANDS[name]
+    )
+    module.add_arguments(parser)
+    return module, parser
 
 
 def _top_level(words: Sequence[str]) -> int:

@@ -131,7 +131,7 @@ def _quiet(what: str, done: int, total: int) -> None:
 
 
 def open_dataset(spec: str) -> Dataset:
-    """Open images by the names of :func:`open_images`, or stored features by ``features:PATH``.
+    """Open images by the names of ``open_images``, or stored features by ``features:PATH``.
 
     Raises:
         DataError: if the name is unknown, or not prepared; says what to run.

@@ -1,0 +1,163 @@
+"""`make docs` builds a whole site: nothing is missing, nothing is fetched, nothing is stale."""
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import vsm
+from vsm.cli.main import COMMANDS, open_command
+from website import pictures
+from website.navigation import NOTES, SECTIONS, START
+
+ROOT = Path(__file__).parents[1]
+LOADED = {  # what a browser fetches by itself, and where it says so
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+    "audio": "src",
+    "object": "data",
+    "embed": "src",
+}
+LINKS_THAT_LOAD = ("stylesheet", "icon", "preload", "prefetch", "preconnect", "manifest")
+
+
+class Page(HTMLParser):
+    """What a page of the site refers to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.loaded: list[str] = []
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = {name: value or "" for name, value in attrs}
+        self.anchors |= {named["id"]} if "id" in named else set()
+        if tag in LOADED and LOADED[tag] in named:
+            self.loaded.append(named[LOADED[tag]])
+        if tag == "link" and set(named.get("rel", "").split()) & set(LINKS_THAT_LOAD):
+            self.loaded.append(named["href"])
+        if tag == "a" and "href" in named:
+            self.links.append(named["href"])
+
+    def target(self, link: str) -> Path:
+        path = unquote(urlsplit(link).path)
+        return (self.path.parent / path).resolve() if path else self.path
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build as the Makefile does, in another folder."""
+    recipe = re.search(r"-m (sphinx .*) docs site$", (ROOT / "Makefile").read_text(), re.M)
+    assert recipe
+    folder = tmp_path_factory.mktemp("site")
+    words = recipe[1].replace("site/.doctrees", str(folder / ".doctrees")).split()
+    command = [sys.executable, "-m", *words, "docs", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def html(site: Path) -> dict[Path, Page]:
+    return {path: Page(path) for path in site.rglob("*.html")}
+
+
+def test_no_page_fetches_anything_from_elsewhere(site: Path, html: dict[Path, Page]) -> None:
+    for page in html.values():
+        for address in page.loaded:
+            assert not urlsplit(address).netloc, f"{page.path} loads {address}"
+            assert urlsplit(address).scheme in ("", "data"), f"{page.path} loads {address}"
+            assert address.startswith("data:") or page.target(address).is_file(), address
+    for style in site.rglob("*.css"):
+        text = style.read_text(encoding="utf-8")
+        assert not re.search(r"url\(\s*[\"']?(https?:)?//|@import", text), style
+
+
+def test_every_link_within_the_site_leads_somewhere(html: dict[Path, Page]) -> None:
+    for page in html.values():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = page.target(link)
+            assert target.is_file(), f"{page.path} links to {link}"
+            if parts.fragment and target in html:
+                anchors = html[target].anchors
+                assert unquote(parts.fragment) in anchors, f"{page.path} links to {link}"
+
+
+def test_every_page_of_the_documentation_is_in_the_navigation(
+    site: Path, html: dict[Path, Page]
+) -> None:
+    start = html[site / f"{START}.html"]
+    linked = {start.target(link) for link in start.links}
+    for source in (ROOT / "docs").rglob("*.md"):
+        page = site / source.relative_to(ROOT / "docs").with_suffix(".html")
+        if re.match(r"\d{4}-", source.name):
+            assert page in {
+                html[site / f"{NOTES}.html"].target(link)
+                for link in html[site / f"{NOTES}.html"].links
+            }
+        else:
+            assert page in linked, f"{page} is missing from the navigation"
+    listed = [page for pages in SECTIONS.values() for page in pages]
+    assert len(listed) == len(set(listed))
+
+
+def test_the_reference_of_commands_knows_every_argument(site: Path) -> None:
+    text = (site / "commands.html").read_text(encoding="utf-8")
+    for name in COMMANDS:
+        for title, parser in _parsers(name):
+            assert f">{title}<" in text, title
+            for action in parser._actions:
+                for option in action.option_strings[-1:]:
+                    written = option.replace("_", "-")
+                    assert written in text or action.dest == "help", f"{title} {option}"
+
+
+def _parsers(name: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    _, parser = open_command(name)
+    yield f"vsm {name}", parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for subcommand, subparser in action.choices.items():
+                yield f"vsm {name} {subcommand}", subparser
+
+
+def test_the_reference_of_python_knows_every_public_name(
+    html: dict[Path, Page],
+) -> None:
+    [page] = [page for path, page in html.items() if path.name == "api.html"]
+    assert {f"vsm.{name}" for name in vsm.__all__} <= page.anchors
+    expected = {"vsm.FewShotClassifier.partial_fit", "vsm.settings.MemorySettings.retention"}
+    assert expected <= page.anchors
+
+
+def test_settings_are_described_in_prose(site: Path) -> None:
+    text = re.sub(r"<[^>]+>", "", (site / "api.html").read_text(encoding="utf-8"))
+    assert "Feature extractor: conv4, resnet12, wrn28_10, or your own" in text
+
+
+def test_the_pictures_of_the_memory_can_be_drawn_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pictures, "TASKS", 2)
+    monkeypatch.setattr(pictures, "REMEMBERED", (0, 2))
+    pictures.main(tmp_path)
+    page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"\]\(images/(memory-.*?\.png)\)", page))
+    assert {path.name for path in tmp_path.iterdir()} == shown
+    assert all((pictures.FOLDER / name).is_file() for name in shown)
+    assert re.search(r"^2 remembered: \d+\.\d% ± ", capsys.readouterr().out, re.M)

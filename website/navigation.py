@@ -1,0 +1,27 @@
+"""The order of the pages. Links within pages are plain Markdown, which also works elsewhere."""
+
+START = "index"
+NOTES = "design/README"
+
+SECTIONS = {
+    "Begin": ["tutorial-practitioners", "tutorial-researchers", "memory"],
+    "Your own data": ["classifier", "models", "data", "encoders"],
+    "Research": ["pretraining", "baselines", "studies", "reproduction", "scaling", "benchmarks"],
+    "Findings": ["results", "smoke/report"],
+    "Reference": ["commands", "api", "equations", NOTES],
+}
+
+
+def contents_of_the_site() -> str:
+    """Return the tables of contents of the start page, which the navigation is made of."""
+    return "\n".join(_contents(pages, f":caption: {title}") for title, pages in SECTIONS.items())
+
+
+def contents_of_the_notes() -> str:
+    """Return the table of contents of the design notes, which finds them by their numbers."""
+    return _contents(["0*"], ":glob:")
+
+
+def _contents(pages: list[str], option: str) -> str:
+    listed = "\n".join(page if page.startswith("0") else f"/{page}" for page in pages)
+    return f"```{{toctree}}\n:hidden:\n:titlesonly:\n{option}\n\n{listed}\n```\n"

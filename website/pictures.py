@@ -1,0 +1,259 @@
+"""The pictures of "How the memory works": python -m website.pictures [FOLDER].
+
+The first and the fourth are drawings; the others show what the shipped model of glyphs computes.
+"""
+
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
+from PIL import Image
+from torch import Tensor
+
+import vsm
+from vsm.colours import COLOURS
+from vsm.comparison import EpisodeProtocol, LoadedRun, load_for, measure
+from vsm.data import ImageDataset
+from vsm.memory import SlotMemory
+from vsm.report.figures import recall_sheet, show_image
+from vsm.report.showcase import ShownEpisode, look_at_episodes
+from vsm.seeding import generator
+from vsm.serving import Pretrained, open_pretrained
+from vsm.statistics import estimate
+
+MODEL = "glyphs-5w1s"
+FOLDER = Path(__file__).parents[1] / "docs" / "images"
+EPISODE = 3  # of the list that evaluation uses
+REMEMBERED = (0, 1, 2, 4, 8)
+TASKS, QUERIES = 100, 5
+COLOURS_KEPT = 64  # of a picture file
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The shipped model, its data, and one episode of five new characters."""
+
+    run: LoadedRun
+    dataset: ImageDataset
+    episode: ShownEpisode
+
+    @property
+    def slots(self) -> Tensor:
+        """Contents of the memory ``[A, D]``."""
+        memory = self.run.trained.memory
+        assert isinstance(memory, SlotMemory)
+        return memory.content
+
+    @property
+    def slot_ids(self) -> list[int]:
+        """The class of each slot."""
+        names = {name: number for number, name in enumerate(self.dataset.class_names)}
+        return [names[name] for name in self.run.trained.slot_names]
+
+
+def look() -> Shown:
+    """Load the model, and run one episode."""
+    protocol = EpisodeProtocol("glyphs", "test", way=5, shot=1, queries=1, episodes=2, seed=0)
+    run = load_for(Path(MODEL), protocol)
+    assert isinstance(run.dataset, ImageDataset)
+    *_, episode = look_at_episodes(measure(run, protocol), run.dataset, EPISODE + 1, queries=1)
+    return Shown(run, run.dataset, episode)
+
+
+def flow() -> Figure:
+    """Show what depends on what, from pictures to answers and back into the memory."""
+    figure = Figure(figsize=(9.2, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set(xlim=(0, 92), ylim=(4, 40))
+    axes.axis("off")
+    _box(axes, 1, 24, "examples\nof a new class", "#eeeeee")
+    _box(axes, 20, 24, "features\nh", "#eeeeee")
+    _box(axes, 39, 24, "recollection\nm", "#c9ebf7")
+    _box(axes, 58, 24, "prototype\nz", "#f0e6b8")
+    _box(axes, 77, 24, "answer\ny", "#bfe0c4")
+    _box(axes, 39, 6, "memory\nM: a slot a class", "#c3d6ea")
+    _box(axes, 77, 6, "features of\na new picture", "#eeeeee")
+    for start in (15, 34, 53, 72):
+        _arrow(axes, (start, 28), (start + 4.6, 28))
+    _arrow(axes, (46, 15), (46, 23.6), "slots like h,\nweighed by λ (Eq. 9)")
+    _arrow(axes, (84, 15), (84, 23.6), "distance to z\n(Eq. 1)", left=True)
+    _arrow(axes, (27, 33), (64, 33), "what the examples say themselves (Eqs. 7, 10)", curve=-0.18)
+    _arrow(axes, (27, 23.6), (38.6, 11), "consolidate,\nafterwards\n(Eqs. 11-13)", dashed=True)
+    return figure
+
+
+def _box(axes: Axes, left: float, bottom: float, text: str, colour: str) -> None:
+    shape = FancyBboxPatch(
+        (left, bottom), 14, 9, boxstyle="round,pad=0,rounding_size=1.4", fc=colour, ec="#333333"
+    )
+    axes.add_patch(shape)
+    axes.text(left + 7, bottom + 4.5, text, ha="center", va="center", fontsize=9)
+
+
+def _arrow(
+    axes: Axes,
+    start: tuple[float, float],
+    end: tuple[float, float],
+    text: str = "",
+    curve: float = 0.0,
+    dashed: bool = False,
+    left: bool = False,
+) -> None:
+    style = {
+        "arrowstyle": "-|>",
+        "color": "#333333",
+        "linestyle": "--" if dashed else "-",
+        "connectionstyle": f"arc3,rad={curve}",
+    }
+    axes.annotate("", end, start, arrowprops=style)
+    middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
+    if curve:
+        axes.text(middle[0], middle[1] + 4, text, ha="center", fontsize=8)
+    elif dashed:
+        axes.text(middle[0] - 1.5, middle[1] - 2, text, ha="right", va="center", fontsize=8)
+    else:
+        side, alignment = (-1.2, "right") if left else (1.2, "left")
+        axes.text(middle[0] + side, middle[1], text, ha=alignment, va="center", fontsize=8)
+
+
+def bayes() -> Figure:
+    """Draw Bayes' rule for one feature: a recollection worth two examples, and one to five."""
+    recalled, mean, noise, strength = 0.0, 3.0, 1.0, 2.0
+    at = np.linspace(-3, 5.5, 400)
+    figure = Figure(figsize=(9.2, 2.8), layout="constrained")
+    for column, shot in enumerate((1, 5)):
+        axes = figure.add_subplot(1, 2, column + 1)
+        middle = (strength * recalled + shot * mean) / (strength + shot)
+        for name, centre, variance, colour in (
+            ("what was recalled", recalled, noise / strength, COLOURS[0]),
+            ("what the examples say", mean, noise / shot, COLOURS[6]),
+            ("both: the prototype", middle, noise / (strength + shot), COLOURS[1]),
+        ):
+            density = np.exp(-((at - centre) ** 2) / (2 * variance)) / np.sqrt(variance)
+            axes.fill_between(at, density, color=colour, alpha=0.35, lw=0)
+            axes.plot(at, density, color=colour, label=name)
+        axes.set_title(f"{shot} example{'s' if shot > 1 else ''}", fontsize=10)
+        axes.set(xticks=[], yticks=[], xlabel="one feature of the class")
+        if column == 0:
+            axes.legend(fontsize=8, frameon=False, loc="upper left")
+    return figure
+
+
+def memory_map(shown: Shown) -> Figure:
+    """Show all slots on the plane on which they differ most, and what new characters recall."""
+    weights = shown.episode.weights
+    assert weights is not None
+    centre = shown.slots.mean(0)
+    _, _, directions = torch.linalg.svd(shown.slots - centre, full_matrices=False)
+    plane = directions[:2].T
+    slots = ((shown.slots - centre) @ plane).numpy()
+    model = shown.run.trained.model
+    images = shown.dataset.normalise(shown.dataset.load(shown.episode.support_ids[:, 0]))
+    with torch.no_grad():
+        new = ((model.eval().embed(images) - centre) @ plane).numpy()
+
+    figure = Figure(figsize=(8.2, 5.4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.scatter(slots[:, 0], slots[:, 1], s=9, color="#bbbbbb", linewidths=0, label="slots")
+    for n, point in enumerate(new):
+        best = weights[n].topk(5)
+        for weight, slot in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            ends = np.stack([point, slots[slot]])
+            axes.plot(ends[:, 0], ends[:, 1], color=COLOURS[n], lw=5 * weight + 0.3, alpha=0.6)
+        axes.scatter(
+            point[0], point[1], marker="*", s=150, color=COLOURS[n], ec="black", lw=0.6, zorder=3
+        )
+    for n in range(len(new)):
+        inset = axes.inset_axes((0.01 + 0.11 * n, 0.88, 0.1, 0.11))
+        show_image(inset, shown.dataset, int(shown.episode.support_ids[n, 0]))
+        for spine in inset.spines.values():
+            spine.set(color=COLOURS[n], linewidth=2.5)
+    axes.set(xticks=[], yticks=[])
+    axes.margins(y=0.16)
+    return figure
+
+
+def remembering(shown: Shown) -> tuple[Figure, list[str]]:
+    """Measure one-shot accuracy when more or fewer other images of the classes are remembered.
+
+    Returns:
+        The picture, and a line for each of its points.
+    """
+    encoder = open_pretrained(MODEL)
+    means, intervals, told = [], [], []
+    for count in REMEMBERED:
+        accuracy = estimate(
+            torch.tensor([_accuracy(encoder, shown.dataset, task, count) for task in range(TASKS)])
+        )
+        means.append(100 * accuracy.mean)
+        intervals.append(100 * accuracy.ci95)
+        told.append(f"{count} remembered: {accuracy.mean:.1%} ± {accuracy.ci95:.1%}")
+    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.errorbar(REMEMBERED, means, intervals, marker="o", capsize=3, color=COLOURS[0])
+    axes.set(
+        xlabel="other images of each class that the memory holds",
+        ylabel="accuracy with one example (%)",
+        xticks=REMEMBERED,
+    )
+    axes.grid(alpha=0.25)
+    return figure, told
+
+
+def _accuracy(encoder: Pretrained, dataset: ImageDataset, task: int, count: int) -> float:
+    """Return how many of five new classes' pictures are told apart, ``count`` images later."""
+    random = generator(0, "pictures", task)
+    drawn = torch.randperm(len(dataset.classes("test")), generator=random)[:5].tolist()
+    chosen = [(f"new {c}", dataset.image_ids(dataset.classes("test")[c])) for c in drawn]
+    classifier = vsm.FewShotClassifier(encoder)
+    if count:
+        classifier.fit(*_labelled(dataset, chosen, 1 + QUERIES, count))
+        classifier.remember()
+    classifier.fit(*_labelled(dataset, chosen, 0, 1))
+    return float(classifier.score(*_labelled(dataset, chosen, 1, QUERIES)))
+
+
+def _labelled(
+    dataset: ImageDataset,
+    chosen: Sequence[tuple[str, npt.NDArray[np.int64]]],
+    first: int,
+    count: int,
+) -> tuple[list[npt.NDArray[np.uint8]], list[str]]:
+    pictures = [
+        dataset.images[image_id] for _, ids in chosen for image_id in ids[first : first + count]
+    ]
+    return pictures, [name for name, _ in chosen for _ in range(count)]
+
+
+def main(folder: Path = FOLDER) -> None:
+    """Draw all pictures."""
+    shown = look()
+    remembered, told = remembering(shown)
+    figures = {
+        "flow": flow(),
+        "recall": recall_sheet(shown.episode, shown.dataset, shown.slot_ids),
+        "map": memory_map(shown),
+        "bayes": bayes(),
+        "remembering": remembered,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context({"savefig.facecolor": "white"}):
+        for name, figure in figures.items():
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format="png", dpi=90)
+            small = Image.open(drawn).convert("RGB").quantize(COLOURS_KEPT)
+            small.save(folder / f"memory-{name}.png", optimize=True)
+    print("\n".join(told))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
