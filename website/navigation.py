@@ -5,9 +5,9 @@ NOTES = "design/README"
 
 SECTIONS = {
     "Begin": ["tutorial-practitioners", "tutorial-researchers", "memory"],
-    "Your own data": ["classifier", "models", "data", "encoders"],
+    "Your own data": ["classifier", "models", "data", "encoders", "export"],
     "Research": ["pretraining", "baselines", "studies", "reproduction", "scaling", "benchmarks"],
-    "Findings": ["results", "smoke/report"],
+    "Findings": ["results", "uncertainty", "smoke/report"],
     "Reference": ["commands", "api", "equations", NOTES],
 }
 

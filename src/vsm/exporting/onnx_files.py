@@ -60,7 +60,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Exported:
-    """What :func:`export_onnx` wrote.
+    """What :func:`vsm.export_onnx` wrote.
 
     Attributes:
         encoder: images to features.
