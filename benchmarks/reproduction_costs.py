@@ -44,7 +44,10 @@ def megapixel_seconds(backbone: str, channels: int, side: int, images: int) -> f
 def head_seconds(num_memories: int, num_prototypes: int) -> float:
     """Time recall, inference, classification, objective and their backward pass."""
     sampling = SamplingSettings(train_memory=num_memories, train_prototypes=num_prototypes)
-    settings = RunSettings(tasks=TASKS, way=WAY, queries=QUERIES, sampling=sampling)
+    inference = ModelSettings(inference="network")  # as all budgets have it
+    settings = RunSettings(
+        tasks=TASKS, way=WAY, queries=QUERIES, model=inference, sampling=sampling
+    )
     model = FewShotModel(settings, (1, 28, 28))
     random = generator(0, "costs")
     features = torch.rand(TASKS, WAY, 1 + QUERIES, model.num_features, generator=random)

@@ -125,6 +125,10 @@ def test_mistakes_are_one_line_and_exit_with_two(
         [line] = capsys.readouterr().err.splitlines()
         assert line.startswith("vsm classify: ")
         assert message in line
+    bad.unlink()
+    (Path(support) / f"pattern{CLASSES[0]}").rename(Path(support) / "none of these")
+    assert main(arguments(folders, "--reject", "0.9")) == 2
+    assert "a folder has that name" in capsys.readouterr().err
     both = ["--json", "--csv", str(tmp_path / "out.csv")]
     assert main(arguments(folders, *both)) == 2
     assert "give one of them" in capsys.readouterr().err

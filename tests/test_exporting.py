@@ -1,7 +1,6 @@
 """ONNX files answer as the classifier does, for other sizes than they were traced with."""
 
 import json
-import re
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import vsm
 from serving_helpers import CLASSES, examples, use_tiny_dataset, write_run, write_run_of
 from tiny import make_dataset, make_settings
 from vsm import FewShotClassifier, export_onnx
@@ -175,22 +173,6 @@ def test_noise_is_stored_for_five_classes_and_then_answers_need_no_other_inputs(
     given = np.float32(3.0)
     tempered = graph(**task, temperature=np.asarray(given))["probabilities"]
     np.testing.assert_allclose(tempered, cooler, atol=1e-4)
-
-
-def test_the_pages_code_runs(
-    glyphs_export: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "export.md").read_text(encoding="utf-8")
-    exporting, using = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    monkeypatch.chdir(glyphs_export.parent)
-    done = onnx_files.Exported(Path("encoder.onnx"), Path("classifier.onnx"), {})
-    monkeypatch.setattr(vsm, "export_onnx", lambda *_: done, raising=False)
-    namespace: dict[str, Any] = {}
-    exec(exporting, namespace)
-    exec(using, namespace)
-    assert capsys.readouterr().out.startswith("encoder.onnx classifier.onnx {}\n[[")
-    np.testing.assert_allclose(namespace["probabilities"].sum(1), 1, atol=1e-5)
-    np.testing.assert_allclose(namespace["exactly"][0], namespace["probabilities"], atol=0.2)
 
 
 def test_graphs_say_what_they_are(glyphs_export: Path) -> None:
@@ -356,6 +338,13 @@ def test_a_graph_that_does_not_run_is_one_line(glyphs_export: Path) -> None:
     with pytest.raises(ExportError, match="ONNX Runtime cannot run the graph") as told:
         run({"images": torch.zeros(1, 3, 28, 28)})
     assert "\n" not in str(told.value)
+    with pytest.raises(ExportError, match="ONNX Runtime cannot load the graph"):
+        onnx_files._session(b"no graph")
+
+
+def test_an_answer_that_is_no_number_is_infinitely_wrong() -> None:
+    wrong = torch.tensor([0.0, torch.nan])
+    assert onnx_files._difference("probabilities", wrong, torch.zeros(2)) == float("inf")
 
 
 def test_what_cannot_be_exported_is_one_line(

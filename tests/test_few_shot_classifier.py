@@ -383,6 +383,25 @@ def test_a_shipped_model_never_does_worse_on_classes_that_it_remembers() -> None
     assert gain.min() > -0.1, "of thirty questions, one or two more answers may be bad luck"
 
 
+def test_remembering_under_the_name_of_a_trained_class_never_does_harm() -> None:
+    glyphs = open_images("glyphs")
+    learner = FewShotClassifier.from_pretrained("glyphs-5w1s")
+    assert learner.encoder is not None
+    assert learner.encoder.memory is not None
+    names = learner.encoder.memory.names[:25]  # whose slots are made of other characters
+    before, after = [], []
+    for number, chosen in enumerate(np.split(np.asarray(glyphs.classes("test"))[:25], 5)):
+        shots = dict.fromkeys(chosen.tolist(), 2)
+        taken = [names[5 * number + n] for n in range(5) for _ in range(2)]
+        asked = examples(glyphs, shots, 6)[0]
+        before.append(learner.fit(examples(glyphs, shots, 2)[0], taken).score(asked, taken))
+        learner.fit(examples(glyphs, shots)[0], taken).remember()
+        again = learner.fit(examples(glyphs, shots, 2)[0], taken)
+        assert again._shots == [2] * 5, "the slot is not made of these images"
+        after.append(again.score(asked, taken))
+    assert np.mean(after) > np.mean(before) - 0.05
+
+
 def test_an_explanation_says_what_the_model_computed(
     opened: Callable[..., FewShotClassifier], tiny_dataset: ImageDataset
 ) -> None:

@@ -123,6 +123,15 @@ def test_forgetting_drops_the_slots_and_nothing_else(tmp_path: Path) -> None:
     assert (run / "memory.safetensors").read_bytes() == stored
 
 
+def test_a_memory_is_whole_while_nothing_is_lost_that_training_left(tmp_path: Path) -> None:
+    memory = read_memory(write_run(tmp_path / "run"))
+    grown = taken_in(memory, values(2), ["mine", memory.names[0]])
+    assert grown.added == {"mine"}
+    assert memory.is_whole
+    assert grown.without(["mine"]).is_whole
+    assert not grown.without([memory.names[0]]).is_whole
+
+
 def test_merged_memories_are_means_by_counts_of_what_both_have(tmp_path: Path) -> None:
     memory = read_memory(write_run(tmp_path / "run")).without([])
     rows = values(6)
@@ -275,6 +284,8 @@ def test_the_command_refuses_in_one_line_and_changes_nothing(
     for arguments, message in (
         (["forget", run, "unicorn"], "no class 'unicorn'"),
         (["merge", run, other, "--output", run], "use the memory of one encoder"),
+        (["merge", other, other, "--output", kept], "there is a memory at"),
+        (["merge", other, other, "--output", run, "--overwrite"], "features of the encoder"),
         (["add", run, "--images", images, "--model", other], "holds features of the encoder"),
         (["add", kept, "--images", images], "name the run whose encoder"),
         (["add", run, "--images", tmp_path / "empty"], "has no class folders"),

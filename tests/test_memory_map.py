@@ -57,6 +57,11 @@ def test_names_do_not_touch_and_are_not_too_many(names: list[str]) -> None:
         assert not one.overlaps(other)
 
 
+def test_names_are_no_formulas(tmp_path: Path) -> None:
+    write_memory_map(memory_of(["$5^$", "b", "c_$"]), tmp_path / "map.svg", "of $x^$")
+    assert (tmp_path / "map.svg").is_file()
+
+
 def test_what_is_no_map_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MemoryFileError, match="at least three slots, got 2"):
         write_memory_map(memory_of(["a", "b"]), tmp_path / "map.png", "a title")

@@ -55,6 +55,7 @@ def test_classes_have_the_threshold_of_their_number_of_images_and_of_classes() -
     assert thresholds.at(0.9, [1, 4, 5, 99, 1]).tolist() == [278.0, 278.0, 178.0, 178.0, 278.0]
     assert thresholds.at(0.9, [1, 4, 5]).tolist() == [279.5, 279.5, 179.5]
     assert thresholds.at(0.9001, [5]).tolist() == [180.5]
+    assert thresholds.at(0.999, [1, 5]).tolist() == [math.inf, math.inf], "beyond what is known"
     for wrong in (0.0, 1.0, 90.0):
         with pytest.raises(ClassifierError, match="reject: expected a coverage between 0 and 1"):
             thresholds.at(wrong, [1])

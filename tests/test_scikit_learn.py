@@ -72,7 +72,13 @@ def test_a_classifier_that_is_not_fitted_raises_scikit_learns_error_and_ours() -
 
 def test_labels_are_strings_or_whole_numbers() -> None:
     rows = np.arange(6.0).reshape(3, 2)
-    kinds: list[Any] = [[0.0, 2.0, 2.0], np.asarray([0, 2, 2], object), np.asarray([0, 2, 2])]
+    kinds: list[Any] = [
+        [0.0, 2.0, 2.0],
+        np.asarray([0, 2, 2], object),
+        np.asarray([0, 2, 2]),
+        np.asarray([0, 2, 2], np.uint8),
+        np.asarray([*np.asarray([0, 2, 2])], object),
+    ]
     for labels in kinds:
         fitted = FewShotClassifier().fit(rows, labels)
         assert fitted.classes_.tolist() == [0, 2]
@@ -82,6 +88,17 @@ def test_labels_are_strings_or_whole_numbers() -> None:
             FewShotClassifier().fit(rows, wrong)
     with pytest.raises(ClassifierError, match=r"all strings or all integers, got a mixture"):
         FewShotClassifier().fit(rows, np.asarray(["a", 1, 2], object))
+
+
+def test_rows_may_be_of_any_real_type() -> None:
+    rows = np.eye(3)
+    for kind in (">f4", np.longdouble, np.float16, np.int8, bool):
+        given = rows.astype(kind)
+        if kind is bool:
+            with pytest.raises(ClassifierError, match="expected numbers"):
+                FewShotClassifier().fit(given, [0, 1, 2])
+        else:
+            assert FewShotClassifier().fit(given, [0, 1, 2]).predict(rows).tolist() == [0, 1, 2]
 
 
 def test_a_classifier_of_pictures_is_pickled_with_all_it_knows() -> None:

@@ -12,6 +12,7 @@ from vsm.configuration import (
     settings_to_yaml,
 )
 from vsm.errors import SettingsError
+from vsm.runs import RunDirectory
 from vsm.settings import (
     MemorySettings,
     ModelSettings,
@@ -71,6 +72,20 @@ def test_settings_survive_a_round_trip_through_yaml(tmp_path: Path) -> None:
     )
     (tmp_path / "a.yaml").write_text(settings_to_yaml(settings))
     assert settings_from_files(tmp_path / "a.yaml") == settings
+
+
+def test_a_run_older_than_a_setting_keeps_what_it_was_made_with(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.create(RunSettings(model=ModelSettings(inference="network", residual=False)))
+    assert "  inference: network\n" in run.config.read_text()
+    run.config.write_text(run.config.read_text().replace("  inference: network\n", ""))
+    assert run.settings().model.inference == "network"
+    run.config.write_text("steps: many\n")
+    with pytest.raises(SettingsError, match=r"config\.yaml: .*steps"):
+        run.settings()
+    run.config.write_text("- a list\n")
+    with pytest.raises(SettingsError, match=r"config\.yaml"):
+        run.settings()
 
 
 def test_later_files_override_earlier_ones(tmp_path: Path) -> None:

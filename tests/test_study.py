@@ -328,7 +328,10 @@ def test_a_page_has_charts_of_memory_sizes_and_gains_beside_it(
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
     assert charts
     assert all(f"](charts/{chart.name})" in page for chart in charts)
-    assert all("<svg" in chart.read_text(encoding="utf-8") for chart in charts)
+    drawn = [chart.read_text(encoding="utf-8") for chart in charts]
+    assert all("<svg" in text for text in drawn)
+    write_page([study], tmp_path / "page.md")
+    assert [chart.read_text(encoding="utf-8") for chart in charts] == drawn, "nothing new to commit"
 
 
 def test_a_condition_without_sizes_and_gains_has_no_chart(tmp_path: Path) -> None:

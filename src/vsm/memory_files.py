@@ -127,6 +127,16 @@ class NamedMemory:
         return frozenset(self.names) & frozenset(_added(self.provenance))
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all that training left is still there."""
+        added: set[str] = set()
+        for event in self.provenance:
+            if event["action"] == "forgot" and not added.issuperset(event["classes"]):
+                return False
+            added.update(_added([event]))
+        return True
+
+    @property
     def slots(self) -> SlotMemory:
         """The memory, where it has a slot a class; else a refusal."""
         if not isinstance(self.memory, SlotMemory):
@@ -170,6 +180,7 @@ class NamedMemory:
             tuple(name for name in ids if name not in names) if names else (),
         )
         event = {"action": "added", "classes": given, "images": len(labels), **source}
+        event["new"] = list(changes.added)  # others are still what training left, in the main
         return self._after(memory, names, event), changes
 
     def without(self, classes: Sequence[str]) -> "NamedMemory":
@@ -263,7 +274,7 @@ def _added(provenance: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the names of all classes that were ever added, also to memories that were merged."""
     for event in provenance:
         if event["action"] == "added":
-            yield from event["classes"]
+            yield from event.get("new", event["classes"])
         elif event["action"] == "merged":
             yield from _added(event["with"])
 

@@ -60,7 +60,9 @@ class Thresholds:
         """
         if not 0 < coverage < 1:
             raise ClassifierError(f"reject: expected a coverage between 0 and 1, got {coverage}")
-        level = min(math.ceil(coverage * LEVELS - 1e-9), LEVELS - 1) - 1
+        level = math.ceil(coverage * LEVELS - 1e-9) - 1
+        if level >= LEVELS - 1:
+            return torch.full((len(shots),), math.inf)  # more than any threshold can promise
         chosen = [self.by_shot[_not_above(shot, self.by_shot)] for shot in shots]
         return torch.tensor([ways[_not_above(len(shots), ways)][level] for ways in chosen])
 

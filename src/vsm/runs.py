@@ -25,7 +25,7 @@ from vsm.checkpoints import (
     restore_learning,
     save_tensors,
 )
-from vsm.configuration import settings_from_files
+from vsm.configuration import stored_settings
 from vsm.data import Dataset, ImageDataset, open_dataset
 from vsm.devices import ON_CPU, Placement
 from vsm.directories import Directory
@@ -82,7 +82,7 @@ class RunDirectory(Directory):
     def settings(self) -> RunSettings:
         """Read the run's settings, or say that there is no run."""
         self.require()
-        return settings_from_files(self.config)
+        return stored_settings(self.config)
 
 
 def save_best(

@@ -77,7 +77,7 @@ class MemorySettings:
     """How the memory is addressed, recalled, updated and bounded."""
 
     recall: Literal["soft", "mixture", "gumbel"] = "soft"
-    """How the latent memory m is drawn: from one Gaussian, ancestrally, or by Gumbel-softmax."""
+    """How the network's memory m is drawn: from one Gaussian, ancestrally, or by Gumbel-softmax."""
     soft_variance: Literal["moment_matched", "averaged"] = "moment_matched"
     """Variance of soft recall: the mixture's, or the plain average of the slots' variances."""
     gumbel_temperature: float = 0.5
@@ -163,7 +163,7 @@ class SamplingSettings:
     """Monte Carlo samples, separately for training and for evaluation."""
 
     train_memory: int = 150
-    """Latent memories m drawn for a class in training (J)."""
+    """Memories m drawn for a class in training (J); conjugate inference draws none."""
     train_prototypes: int = 100
     """Prototypes z drawn for a class in training (L)."""
     evaluation_memory: int = 150
@@ -184,7 +184,7 @@ class ObjectiveSettings:
     beta_z: float = 1e-3
     """Weight of the KL of the prototypes (its KL is summed over features)."""
     beta_m: float = 1e-3
-    """Weight of the KL of the latent memory."""
+    """Weight of the KL of the latent memory, which conjugate inference does not have."""
     kl: Literal["bound", "monte_carlo"] = "bound"
     """KL of a mixture: the convexity bound, or an unbiased Monte Carlo estimate."""
     likelihood: Literal["mean_of_logs", "log_of_mean"] = "mean_of_logs"
@@ -239,7 +239,7 @@ class RunSettings:
     data: str = "glyphs"
     """Dataset by name (see `vsm data list`), folder:PATH, or features:PATH."""
     method: Method = "vsm"
-    """protonet (means), vpn (Eq. 4), or a memory: rote, transformed, vsm, mann, kanerva."""
+    """protonet (means), vpn (no memory), or a memory: rote, transformed, vsm, mann, kanerva."""
     way: int = 5
     """Classes of an episode (N)."""
     shot: int = 1

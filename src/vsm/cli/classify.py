@@ -73,6 +73,11 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
             f"model: {parsed.model} was trained on features, not on pictures; use "
             "vsm.FewShotClassifier from Python"
         )
+    if parsed.reject is not None and NONE_OF_THESE in labels:
+        raise SettingsError(
+            f"reject: {NONE_OF_THESE!r} means that a picture is none of the classes, but a folder "
+            "has that name; give it another"
+        )
     classifier.fit(examples, labels)
     with counting("classify", len(queries), quiet=parsed.json or len(queries) < 50) as advance:
         features = encoder.embed(queries, advance)

@@ -51,6 +51,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     merging.add_argument("first", type=Path, help=SOURCE)
     merging.add_argument("second", type=Path, help=SOURCE)
     merging.add_argument("--output", type=Path, required=True, help="The file to write.")
+    merging.add_argument("--overwrite", action="store_true", help="Replace what is there.")
     add_json_argument(merging)
 
     exporting = _action(actions, "export", "Write slots as .npz or .csv.")
@@ -170,12 +171,21 @@ def _forget(chosen: jsonargparse.Namespace) -> None:
 
 
 def _merge(chosen: jsonargparse.Namespace) -> None:
+    from vsm.errors import MemoryFileError
     from vsm.files import locked
-    from vsm.memory_files import own_memory_path, read_memory
+    from vsm.memory_files import memory_path, own_memory_path, read_memory
 
     output = own_memory_path(chosen.output)
+    inputs = [memory_path(path).resolve() for path in (chosen.first, chosen.second)]
+    if output.exists() and output.resolve() not in inputs and not chosen.overwrite:
+        raise MemoryFileError(
+            f"output: there is a memory at {chosen.output} already; name another, or replace it "
+            "with --overwrite"
+        )
     with locked(output):
         after = read_memory(chosen.first).merged_with(read_memory(chosen.second))
+        if chosen.output.is_dir() and output.exists():
+            read_memory(chosen.output).require_encoder(after.encoder, "output")
         after.write(output)
     _tell(chosen, f"{chosen.output}: {chosen.first} and {chosen.second}", after)
 

@@ -7,6 +7,7 @@ inputs of other sizes, and compared with what the same model answers in PyTorch.
 import importlib.util
 import json
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -158,7 +159,9 @@ def _require_exportable(opened: Pretrained) -> None:
             f"onnx: the memory of {opened.name} is empty, and a graph needs at least one slot; "
             "give one with --memory"
         )
-    if settings.memory.recall == "gumbel" and settings.objective.kl == "monte_carlo":
+    draws_memories = settings.method == "vsm" and settings.model.inference == "network"
+    both = settings.memory.recall == "gumbel" and settings.objective.kl == "monte_carlo"
+    if draws_memories and both:
         raise ExportError(
             f"onnx: {opened.name} draws Gumbel recall and a Monte Carlo KL together, which is not "
             "supported; export a run with objective.kl bound"
@@ -374,7 +377,12 @@ def _session(converted: bytes) -> Callable[[Mapping[str, Tensor]], dict[str, Ten
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what goes wrong is raised as well
     options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(converted, options, providers=["CPUExecutionProvider"])
+    providers = ["CPUExecutionProvider"]
+    try:
+        session = onnxruntime.InferenceSession(converted, options, providers=providers)
+    except Exception as error:
+        first = str(error).partition("\n")[0]
+        raise ExportError(f"onnx: ONNX Runtime cannot load the graph ({first})") from error
     outputs = [output.name for output in session.get_outputs()]
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -392,4 +400,5 @@ def _session(converted: bytes) -> Callable[[Mapping[str, Tensor]], dict[str, Ten
 def _difference(name: str, ours: Tensor, expected: Tensor) -> float:
     """Return the largest difference; of features and distances as a share of the largest."""
     scale = expected.abs().amax().clamp_min(1e-12).item() if name in SCALED else 1.0
-    return (ours - expected).abs().amax().item() / scale
+    largest = (ours - expected).abs().amax().item() / scale
+    return largest if math.isfinite(largest) else math.inf

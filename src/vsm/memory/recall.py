@@ -235,22 +235,28 @@ class VariationalRecall(SlotRecall):
         self.soft_variance = memory.soft_variance
         self.gumbel_temperature = memory.gumbel_temperature
         self.kl = objective.kl
-        self._kept: tuple[Tensor, Keys, SharedComponents] | None = None
+        self._kept: tuple[list[Tensor], list[int], Keys, SharedComponents] | None = None
 
     @torch.no_grad()
     def keep(self, memory: SlotMemory) -> None:
         """Prepare this memory's prior once, for a model that will never be trained again.
 
-        What is kept serves this very memory alone, and only where no gradient is asked for.
+        What is kept serves this very memory with these very weights alone, and only where no
+        gradient is asked for.
         """
-        if self._kept is None or self._kept[0] is not memory.content:
-            self._kept = memory.content, *self._prepared(memory.content)
+        prepared = self._prepared(memory.content)
+        made_of = [memory.content, *self.parameters()]
+        self._kept = made_of, [one._version for one in made_of], *prepared
 
     def _prepared(self, content: Tensor) -> tuple[Keys, SharedComponents]:
         """Return the keys of all slots ``[A, D]`` and p_ψ(m | M_a), as kept or computed anew."""
         kept = self._kept  # another thread may put something else there
-        if kept is not None and kept[0] is content and not torch.is_grad_enabled():
-            return kept[1:]
+        if kept is not None and not torch.is_grad_enabled():
+            made_of, versions, keys, shared = kept
+            now = [content, *self.parameters()]
+            unchanged = all(one is other for one, other in zip(made_of, now, strict=True))
+            if unchanged and versions == [one._version for one in now]:  # none was written to
+                return keys, shared
         return self.addressing.keys(content), SharedComponents.of(self.network(content))
 
     def forward(

@@ -83,7 +83,7 @@ def _frame(axes: Axes, shares: Sequence[float], title: str) -> None:
         axis.set_label_text(f"{share:.0%} of the variance", fontsize=8, color="#666666")
     for spine in axes.spines.values():
         spine.set_color(QUIET)
-    axes.set_title(title, fontsize=11)
+    axes.set_title(title, fontsize=11, parse_math=False)
 
 
 def _areas(counts: Points) -> Points:
@@ -167,6 +167,7 @@ class _Room:
             va="center",
             color=colour,
             path_effects=[withStroke(linewidth=2, foreground="white")],
+            parse_math=False,  # names are nobody's formulas
             **font,
         )
 

@@ -36,7 +36,8 @@ def as_features(rows: Any, width: int | None = None) -> Tensor:
             f"features: X has {given.shape[1]} features, but FewShotClassifier is expecting "
             f"{width} features as input"
         )
-    features = torch.tensor(given, dtype=torch.float32)
+    with np.errstate(over="ignore"):  # named below
+        features = torch.from_numpy(given.astype(np.float32))
     finite = features.isfinite().all(1)
     if not finite.all():
         raise ClassifierError(
@@ -84,14 +85,14 @@ def as_labels(labels: Labels, count: int) -> npt.NDArray[Any]:
     ):
         kind = "continuous" if given.dtype.kind == "f" else str(given.dtype)
         raise ClassifierError(f"labels: Unknown label type: {kind}, like {given[0]!r}; {LABELS}")
-    return given
+    return given.astype(np.int64) if given.dtype.kind == "u" else given
 
 
 def _of_one_kind(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Turn objects into an array of strings or of integers."""
     if all(isinstance(label, str) for label in labels):
         return labels.astype(np.str_)
-    if all(isinstance(label, int) and not isinstance(label, bool) for label in labels):
+    if all(isinstance(label, int | np.integer) and not isinstance(label, bool) for label in labels):
         return labels.astype(np.int64)
     raise ClassifierError(f"labels: Unknown label type: {LABELS}, got a mixture")
 

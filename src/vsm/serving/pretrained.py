@@ -192,12 +192,16 @@ def open_pretrained(
         temperatures=facts["temperatures"],
         find_thresholds=partial(_on_validation, facts["data"]),
     )
-    opened = replace(opened, known_thresholds=Thresholds.read(path, opened.identity.fingerprint))
+    if own is None or own.is_whole:
+        known = Thresholds.read(path, opened.identity.fingerprint)
+        opened = replace(opened, known_thresholds=known)
     return opened if memory is None else opened.with_memory(read_memory(Path(memory)), memory)
 
 
 def _on_validation(data: str, used: Pretrained) -> Thresholds:
-    memory = None if used.memory is None else used.memory.memory
+    memory = None
+    if used.memory is not None:  # what people added counts neither for nor against a picture
+        memory = used.memory.without(sorted(used.memory.added)).memory
     return calibrate_on_validation(used.model, memory, open_dataset(data))
 
 

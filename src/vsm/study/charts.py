@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -33,7 +34,7 @@ def draw_chart(found: Mapping[str, Any], path: Path) -> bool:
         axes.grid(alpha=0.3)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    with atomic_path(path) as temporary:
+    with atomic_path(path) as temporary, rc_context({"svg.hashsalt": path.stem}):
         figure.savefig(temporary, format="svg", metadata={"Date": None})
     return True
 
