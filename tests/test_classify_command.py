@@ -105,6 +105,20 @@ def test_files_can_be_asked_for_by_name_and_a_single_class_be_fitted(
     assert "100.0%" in capsys.readouterr().out
 
 
+def test_names_are_shown_as_they_are(
+    folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    support, query, _ = folders
+    (Path(support) / f"pattern{CLASSES[0]}").rename(Path(support) / "[red]")
+    picture = sorted(Path(query).glob("**/*.png"))[0]
+    picture.rename(picture.with_name("in[z] [/b].png"))
+    monkeypatch.setenv("COLUMNS", "150")
+    assert main(arguments(folders, "--explain")) == 0
+    printed = capsys.readouterr().out
+    assert "│ [red] " in printed
+    assert "in[z] [/b].png" in printed
+
+
 def test_mistakes_are_one_line_and_exit_with_two(
     folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +139,14 @@ def test_mistakes_are_one_line_and_exit_with_two(
         [line] = capsys.readouterr().err.splitlines()
         assert line.startswith("vsm classify: ")
         assert message in line
+    (Path(query) / "worse.png").write_text("nor this")
+    assert main(["classify", "--support", support, "--query", query, "--model", run]) == 2
+    assert "(and 1 more: " in (line := capsys.readouterr().err)
+    assert "worse.png" in line
+    assert "BytesIO" not in line
+    (Path(query) / "worse.png").unlink()
+    assert main(arguments(folders, "--query", query)) == 2
+    assert "after one --query" in capsys.readouterr().err
     bad.unlink()
     (Path(support) / f"pattern{CLASSES[0]}").rename(Path(support) / "none of these")
     assert main(arguments(folders, "--reject", "0.9")) == 2

@@ -383,6 +383,17 @@ def test_a_shipped_model_never_does_worse_on_classes_that_it_remembers() -> None
     assert gain.min() > -0.1, "of thirty questions, one or two more answers may be bad luck"
 
 
+def test_one_picture_is_no_batch_and_a_saved_classifier_no_run(tmp_path: Path) -> None:
+    glyphs = open_images("glyphs")
+    pictures, labels = examples(glyphs, {0: 1, 1: 1})
+    classifier = FewShotClassifier.from_pretrained("glyphs-5w1s").fit(pictures, labels)
+    with pytest.raises(ClassifierError, match="got one; put it into a list"):
+        classifier.predict(np.zeros((28, 28, 3), np.uint8))
+    classifier.save(tmp_path / "mine.vsm")
+    with pytest.raises(RunError, match=r"mine\.vsm is a file; .* FewShotClassifier\.load"):
+        FewShotClassifier.from_pretrained(tmp_path / "mine.vsm")
+
+
 def test_remembering_under_the_name_of_a_trained_class_never_does_harm() -> None:
     glyphs = open_images("glyphs")
     learner = FewShotClassifier.from_pretrained("glyphs-5w1s")

@@ -149,6 +149,15 @@ def test_merged_memories_are_means_by_counts_of_what_both_have(tmp_path: Path) -
     assert emptied.names == one.names
 
 
+def test_what_is_the_same_in_two_memories_counts_once(tmp_path: Path) -> None:
+    memory = read_memory(write_run(tmp_path / "run"))
+    grown = taken_in(memory, values(3), ["mine"] * 3)
+    merged = grown.merged_with(memory).merged_with(grown)
+    assert merged.names == grown.names
+    assert torch.equal(merged.slots.counts, grown.slots.counts)
+    assert torch.equal(merged.slots.content, grown.slots.content)
+
+
 def test_memories_of_different_encoders_are_not_merged(tmp_path: Path) -> None:
     one = read_memory(write_run(tmp_path / "a"))
     other = read_memory(write_run(tmp_path / "b", seed=1))

@@ -199,7 +199,8 @@ class NamedMemory:
     def merged_with(self, other: "NamedMemory") -> "NamedMemory":
         """Return both memories as one.
 
-        A class that both have becomes the mean of its two slots, weighted by their counts.
+        A class that both have becomes the mean of its two slots, weighted by their counts; slots
+        that are the same in both are the same evidence, and stay as they are.
         """
         other.require_encoder(self.encoder, "merge")
         first, second = self.slots, other.slots
@@ -208,7 +209,7 @@ class NamedMemory:
         last_update = first.last_update.clone()
         fresh = [slot for slot, name in enumerate(other.names) if name not in place]
         for slot, name in enumerate(other.names):
-            if name in place:
+            if name in place and not _is_same(first, place[name], second, slot):
                 own = place[name]
                 total = counts[own] + second.counts[slot]
                 weight = second.counts[slot] / total
@@ -268,6 +269,12 @@ class NamedMemory:
         return replace(
             self, memory=memory, names=names, provenance=(*self.provenance, event | when)
         )
+
+
+def _is_same(first: SlotMemory, slot: int, second: SlotMemory, other: int) -> bool:
+    """Whether two slots hold the same mean of as many images."""
+    equal = torch.equal(first.content[slot], second.content[other])
+    return equal and bool(first.counts[slot] == second.counts[other])
 
 
 def _added(provenance: Iterable[Mapping[str, Any]]) -> Iterator[str]:

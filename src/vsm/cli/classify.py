@@ -23,7 +23,11 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         "--support", type=Path, required=True, help="A folder with a folder of examples a class."
     )
     parser.add_argument(
-        "--query", type=Path, nargs="+", required=True, help="Pictures to classify, or folders."
+        "--query",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="Pictures to classify, or folders; all after one --query.",
     )
     parser.add_argument(
         "--model", type=str, required=True, help="A run directory, or a name that vsm models lists."
@@ -46,6 +50,8 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Fit to the support, classify the queries, tell."""
+    if list(arguments).count("--query") > 1:
+        raise SettingsError("query: name all pictures and folders after one --query")
     parsed = parser.parse_args(arguments)
     if parsed.json and parsed.csv is not None:
         raise SettingsError("csv: goes to a file and --json to the screen; give one of them")
@@ -90,6 +96,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         ]
     if parsed.csv is not None:
         write_text(parsed.csv, _as_csv(queries, answers))
+        print(f"{parsed.csv}: {len(answers):,} answers")
     elif parsed.json:
         print_json(
             {
@@ -133,11 +140,16 @@ def _print(names: Sequence[str], answers: "Sequence[Explanation]", explain: bool
             row += [label, "" if chance is None else f"{chance:.1%}"]
         row += [""] * (5 - len(row))
         rows.append(row)
-    title = f"{len(names)} pictures, {len(answers[0].shots)} classes"
+    title = f"{_counted(len(names), 'picture')}, {_counted(len(answers[0].shots), 'class')}"
     print_table(title, ["picture", "answer", "chance", "or else", "chance"], rows)
     if explain:
         _print_reasons(names, answers)
         _print_recalled(answers[0])
+
+
+def _counted(count: int, what: str) -> str:
+    ending = "" if count == 1 else "es" if what.endswith("s") else "s"
+    return f"{count:,} {what}{ending}"
 
 
 def _print_reasons(names: Sequence[str], answers: "Sequence[Explanation]") -> None:

@@ -102,11 +102,11 @@ def _show(chosen: jsonargparse.Namespace) -> None:
             f"{slot['last_update']:,}",
             "".join(f"{near['name']} ({near['similarity']:.2f})" for near in slot["nearest"][:1]),
         ]
-        for slot in slots[:SHOWN]
+        for slot in sorted(slots, key=lambda slot: -slot["last_update"])[:SHOWN]
     ]
     if len(slots) > SHOWN:
         rows.append([f"… {len(slots) - SHOWN:,} more in --json", "", "", ""])
-    print_table(_title(memory), ["class", "images", "last update", "nearest"], rows)
+    print_table(_title(memory), ["class, newest first", "images", "last update", "nearest"], rows)
 
 
 def _plot(memory: "NamedMemory", path: Path) -> None:

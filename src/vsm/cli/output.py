@@ -19,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from vsm.errors import SettingsError
 
@@ -34,19 +35,19 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def console() -> Console:
-    """Return the console for everything that is not a result."""
-    return Console(file=sys.stderr)
+    """Return the console for everything that is not a result; square brackets are just that."""
+    return Console(file=sys.stderr, markup=False)
 
 
 def _bar(quiet: bool) -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         console=console(),
         disable=quiet,
     )
@@ -151,12 +152,12 @@ def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: bool = False
 ) -> None:
     """Print a table on standard output: names in the first column, then numbers, or words."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(title, "italic"), title_justify="left")
     for position, column in enumerate(columns):
         justify: Literal["left", "right"] = "right" if position and not words else "left"
-        table.add_column(column, justify=justify, overflow="fold")
+        table.add_column(Text(column), justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # names are no markup
     Console(file=sys.stdout).print(table)
 
 

@@ -230,7 +230,7 @@ class _Watcher:
     def say(self, line: str) -> None:
         """Print a line, unless only JSON is wanted."""
         if not self._quiet:
-            console().print(f"vsm reproduce: {line}", highlight=False, markup=False, soft_wrap=True)
+            console().print(f"vsm reproduce: {line}", highlight=False, soft_wrap=True)
 
     def began(self, job: "Job") -> None:
         """Say nothing: the line comes when it ends."""

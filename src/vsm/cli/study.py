@@ -101,6 +101,6 @@ def _draw(study: Study, results: dict[str, Any], quiet: bool) -> int:
             hint = (
                 "no pictures without matplotlib: pip install 'variational-semantic-memory[plots]'"
             )
-            console().print(hint, highlight=False, markup=False, soft_wrap=True)
+            console().print(hint, highlight=False, soft_wrap=True)
         return 0
     return draw_pictures(study, results, dataset)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vsm.errors import DataError
 
@@ -39,6 +39,7 @@ UNREADABLE = (
     struct.error,
     zlib.error,
 )
+MOST_NAMED = 10
 TOO_LARGE = (Image.DecompressionBombWarning, Image.DecompressionBombError)
 
 
@@ -134,12 +135,31 @@ def decode_all(
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for start in range(0, len(items), CHUNK):
             with _bombs_refused():
-                decoded = pool.map(
-                    lambda item: decode(read(item), label(item), form),
-                    items[start : start + CHUNK],
+                decoded = list(
+                    pool.map(
+                        lambda item: _attempted(lambda: decode(read(item), label(item), form)),
+                        items[start : start + CHUNK],
+                    )
                 )
-                batch = np.stack(list(decoded))
-            yield batch
+            _require_no_errors([one for one in decoded if isinstance(one, DataError)])
+            yield np.stack([one for one in decoded if not isinstance(one, DataError)])
+
+
+def _attempted(
+    make: Callable[[], npt.NDArray[np.uint8]],
+) -> npt.NDArray[np.uint8] | DataError:
+    try:
+        return make()
+    except DataError as error:
+        return error
+
+
+def _require_no_errors(errors: Sequence[DataError]) -> None:
+    """Raise the first one, and name the files of the others, so that all are mended at once."""
+    if errors:
+        names = [str(error).split(": ", maxsplit=1)[0] for error in errors[1 : 1 + MOST_NAMED]]
+        also = f" (and {len(errors) - 1} more: {', '.join(names)})" if names else ""
+        raise DataError(f"{errors[0]}{also}") from errors[0]
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
@@ -173,6 +193,7 @@ def _reporting(name: str) -> Iterator[None]:
             "remove it or scale it down"
         ) from error
     except UNREADABLE as error:
+        reason = "no image" if isinstance(error, UnidentifiedImageError) else error
         raise DataError(
-            f"{name}: unreadable or truncated image ({error}); replace or remove it"
+            f"{name}: unreadable or truncated image ({reason}); replace or remove it"
         ) from error

@@ -237,6 +237,7 @@ def _encoder_facts(opened: Pretrained) -> dict[str, Any]:
     return facts | {
         "input_shape": opened.pictures.input_shape,
         "input_range": (0, 1),
+        "input_resizing": "lanczos",
         "input_ink": "high" if opened.pictures.ink else "as it is",
     }
 

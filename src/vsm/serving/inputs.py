@@ -83,7 +83,8 @@ def as_labels(labels: Labels, count: int) -> npt.NDArray[Any]:
     if given.dtype.kind not in "iuU" or (
         given.dtype.kind == "U" and not all(isinstance(label, str) for label in labels)
     ):
-        kind = "continuous" if given.dtype.kind == "f" else str(given.dtype)
+        kinds = {"f": "continuous", "U": "a mixture"}
+        kind = kinds.get(given.dtype.kind, str(given.dtype))
         raise ClassifierError(f"labels: Unknown label type: {kind}, like {given[0]!r}; {LABELS}")
     return given.astype(np.int64) if given.dtype.kind == "u" else given
 

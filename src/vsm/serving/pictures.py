@@ -97,7 +97,8 @@ class PictureFormat:
 
 def as_list(pictures: Any) -> list[Picture]:
     """Return the pictures of a list, of an array ``[n, H, W(, C)]``, or of ``[n, C, H, W]``."""
-    if isinstance(pictures, str | Path | Image.Image):
+    is_one = isinstance(pictures, np.ndarray) and pictures.ndim == 3 and pictures.shape[2] in (3, 4)
+    if is_one or isinstance(pictures, str | Path | Image.Image):
         raise ClassifierError(
             "images: expected several pictures, got one; put it into a list: [picture]"
         )

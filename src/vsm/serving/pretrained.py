@@ -180,6 +180,11 @@ def open_pretrained(
         placement: where to compute.
     """
     path = find_run(source)
+    if path.is_file():
+        raise RunError(
+            f"model: {source} is a file; open a saved classifier with FewShotClassifier.load, or "
+            "name a run directory"
+        )
     if not RunDirectory(path).exists():
         raise RunError(f"model: {source} is not a run directory; make one with vsm train")
     model, remembered, facts = load_model(path, backbone=backbone, placement=placement)
