@@ -105,13 +105,6 @@ def broadcast_bound(posterior: GaussianMixture, prior: DiagonalGaussian) -> Tens
     return components.kl(prior.unsqueeze(-3)).mean(-2)  # [T, N, C, Q] → [T, N, Q]
 
 
-def made_apart(
-    mixture: GaussianMixture, num_samples: int, random: Randomness
-) -> tuple[Tensor, GaussianMixture]:
-    """Draw prototypes, and leave the moments to be made when they are asked for."""
-    return mixture.sample(num_samples, random), mixture
-
-
 def embedding_every_episode(model: FewShotModel, sampler: EpisodeSampler) -> Embedder:
     """Embed the images of each episode when it comes."""
 
@@ -163,10 +156,6 @@ OPTIMISATIONS: dict[str, Undoing] = {
     "moments": Undoing(
         "bound on KL_z by broadcasting components × queries",
         lambda: mock.patch("vsm.objective.prototype_kl_bound", broadcast_bound),
-    ),
-    "samples_with_moments": Undoing(
-        "prototypes and moments of the posterior made apart",
-        lambda: mock.patch.object(GaussianMixture, "sample_with_moments", made_apart),
     ),
     "cached_features": Undoing(
         "evaluation that embeds every episode anew",

@@ -288,7 +288,6 @@ REPLACEMENTS = {
     "tasks_together": (optimisations, "one_task_at_a_time"),
     "split_first_layer": (optimisations, "concatenated_first_layer"),
     "moments": (optimisations, "broadcast_bound"),
-    "samples_with_moments": (optimisations, "made_apart"),
     "cached_features": (optimisations, "embedding_every_episode"),
 }
 

@@ -157,30 +157,6 @@ def test_samples_follow_the_mixture(mixture: GaussianMixture, random: torch.Gene
     torch.testing.assert_close(samples.var(-2), matched.variance, rtol=0.05, atol=0)
 
 
-@pytest.mark.parametrize("num_samples", [2, 5, 8])
-def test_samples_and_moments_made_together_are_those_made_apart(num_samples: int) -> None:
-    values, log_variances = (
-        torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        for seed in (0, 1)
-    )
-
-    def both(together: bool) -> list[torch.Tensor]:
-        leaves = [tensor.clone().requires_grad_() for tensor in (values, log_variances)]
-        mixture = GaussianMixture(DiagonalGaussian(*leaves))
-        random = torch.Generator().manual_seed(2)
-        if together:
-            samples, mixture = mixture.sample_with_moments(num_samples, random)
-        else:
-            samples = mixture.sample(num_samples, random)
-        outputs = [samples, *mixture.moments()]
-        weighted = [(output.sin() * (1 + index)).sum() for index, output in enumerate(outputs)]
-        torch.stack(weighted).sum().backward()
-        return [*outputs, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
-
-    for one, two in zip(both(together=True), both(together=False), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
-
-
 def test_the_gradient_of_samples_and_moments_is_that_of_finite_differences() -> None:
     random = torch.Generator().manual_seed(1)
     leaves = [torch.randn(2, 3, 2, generator=random, dtype=torch.float64) for _ in range(2)]
@@ -189,7 +165,6 @@ def test_the_gradient_of_samples_and_moments_is_that_of_finite_differences() -> 
 
     def outputs(mean: torch.Tensor, log_variance: torch.Tensor) -> tuple[torch.Tensor, ...]:
         mixture = GaussianMixture(DiagonalGaussian(mean, log_variance))
-        samples, known = mixture.sample_with_moments(2, torch.Generator().manual_seed(0))
-        return samples, *known.moments()
+        return mixture.sample(2, torch.Generator().manual_seed(0)), *mixture.moments()
 
     assert torch.autograd.gradcheck(outputs, leaves)

@@ -184,9 +184,6 @@ class FewShotModel(nn.Module):
             posterior, strength = self._by_network(given.mean, recollection), None  # Eqs. 7, 10
         if posterior is None:
             prototypes = given.mean.unsqueeze(-2)  # [T, N, 1, D]
-        elif self.training:
-            count = self.num_prototype_samples
-            prototypes, posterior = posterior.sample_with_moments(count, random)
         else:
             prototypes = posterior.sample(self.num_prototype_samples, random)  # [T, N, L, D]
         return InferredPrototypes(prototypes, posterior, recollection, strength)

@@ -8,8 +8,8 @@ KL(mixture ‖ Gaussian) has no closed form. Two estimates are offered:
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,11 +102,9 @@ class GaussianMixture:
 
     Attributes:
         components: mean and log-variance ``[..., C, D]``.
-        known_moments: what :meth:`moments` returns, if it was made already.
     """
 
     components: DiagonalGaussian
-    known_moments: Moments | None = None
 
     @property
     def num_components(self) -> int:
@@ -115,8 +113,6 @@ class GaussianMixture:
 
     def moments(self) -> Moments:
         """Return the equally weighted moments over the components, each ``[..., D]``."""
-        if self.known_moments is not None:
-            return self.known_moments
         mean = self.components.mean.mean(-2)
         return Moments(
             mean,
@@ -143,64 +139,10 @@ class GaussianMixture:
         noise = normal(random, *mean.shape).to(mean)
         return torch.addcmul(mean, (0.5 * log_variance).exp(), noise)
 
-    def sample_with_moments(
-        self, num_samples: int, random: Randomness
-    ) -> tuple[Tensor, "GaussianMixture"]:
-        """Return what :meth:`sample` gives, and this mixture with its moments known.
-
-        Training needs both of the same J·D numbers a class, and each pass over them counts.
-        """
-        if num_samples > self.num_components:
-            return self.sample(num_samples, random), self
-        mean, log_variance = self.components.mean, self.components.log_variance
-        noise = normal(random, *mean.shape[:-2], num_samples, mean.shape[-1]).to(mean)
-        samples, *moments = _SamplesAndMoments.apply(mean, log_variance, noise)  # type: ignore[no-untyped-call]  # torch's
-        return samples, replace(self, known_moments=Moments(*moments))
-
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log-density of ``value`` ``[..., L, D]``: ``[..., L]``."""
         log_densities = pairwise_log_prob(value, self.components)  # [..., L, C]
         return torch.logsumexp(log_densities, -1) - math.log(self.num_components)
-
-
-class _SamplesAndMoments(torch.autograd.Function):
-    """z_ℓ = μ_ℓ + σ_ℓ ε_ℓ for the first L of J components, and the moments over all J.
-
-    With d_j = μ_j − μ̄ and gradients g of the outputs, each broadcast over j or zero beyond L::
-
-        ∂μ_j      = g_z + (g_μ̄ + 2 d_j g_V) / J
-        ∂log σ_j² = σ_j (ε_j g_z / 2 + σ_j g_σ² / J) + g_log / J
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, mean: Tensor, log_variance: Tensor, noise: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        used = noise.shape[-2]
-        deviation = (0.5 * log_variance).exp_()
-        samples = torch.addcmul(mean[..., :used, :], deviation[..., :used, :], noise)
-        centre = mean.mean(-2)
-        distance = mean - centre.unsqueeze(-2)
-        ctx.save_for_backward(distance, deviation, noise)
-        return (
-            samples,
-            centre,
-            deviation.square().mean(-2),
-            distance.square().mean(-2),
-            log_variance.mean(-2),
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        distance, deviation, noise = ctx.saved_tensors
-        of_samples, *of_moments = gradients
-        count, used = distance.shape[-2], noise.shape[-2]
-        of_centre, of_variance, of_spread, of_log = (g.unsqueeze(-2) / count for g in of_moments)
-        of_mean = torch.addcmul(of_centre, distance, 2 * of_spread)
-        of_mean[..., :used, :] += of_samples
-        of_deviation = deviation * of_variance
-        of_deviation[..., :used, :].addcmul_(of_samples, noise, value=0.5)
-        return of_mean, torch.addcmul(of_log, of_deviation, deviation), None
 
 
 def pairwise_log_prob(values: Tensor, components: DiagonalGaussian) -> Tensor:
