@@ -124,7 +124,7 @@ class NamedMemory:
     @property
     def added(self) -> frozenset[str]:
         """Names of slots that people added, in contrast to those that training left."""
-        return frozenset(self.names) & frozenset(_added(self.provenance))
+        return frozenset(_added(self.provenance)).intersection(self.names)
 
     @property
     def is_whole(self) -> bool:

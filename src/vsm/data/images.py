@@ -94,15 +94,15 @@ def form_image(image: Image.Image, name: str, form: ImageFormat) -> npt.NDArray[
         return _formed(image, form)
 
 
-def form_pixels(
-    pixels: npt.NDArray[np.uint8], name: str, form: ImageFormat
-) -> npt.NDArray[np.uint8]:
-    """Do the same with uint8 ``[H, W]`` or ``[H, W, 3 or 4]``; the right size needs no Pillow."""
-    wanted = form.shape if form.channels == 3 else form.shape[:2]
-    if pixels.shape != wanted:
-        return form_image(Image.fromarray(pixels), name, form)
-    is_light = form.ink and not (form.any_paper and pixels.mean() < DARK)
-    return (255 - pixels if is_light else pixels).reshape(form.shape)
+def form_pixels(pixels: npt.NDArray[np.uint8], form: ImageFormat) -> npt.NDArray[np.uint8]:
+    """Do the same with many that have the right size and channels already, ``[n, …]``."""
+    formed = pixels.reshape(-1, *form.shape)
+    if not form.ink:
+        return formed
+    if not form.any_paper:
+        return 255 - formed
+    is_light = formed.mean((1, 2, 3), keepdims=True) >= DARK
+    return np.where(is_light, 255 - formed, formed)
 
 
 def _formed(image: Image.Image, form: ImageFormat) -> npt.NDArray[np.uint8]:

@@ -297,13 +297,13 @@ class VariationalRecall(SlotRecall):
 
     def _soft(self, weights: Tensor, slots: SharedComponents) -> DiagonalGaussian:
         """One Gaussian ``[T, N, D]``: mean Σλμ, variance Σλ(σ² + μ²) − (Σλμ)² or Σλσ²."""
-        moments = slots.moments(weights)
-        if self.soft_variance == "averaged":
-            moments = moments._replace(variance_of_means=torch.zeros_like(moments.mean))
+        mean, within, between = slots.spread(weights)
         # Unaddressed rows have no variance; they are replaced by the prior, and their log must
         # not poison the gradient.
-        safe = moments.mean_variance.masked_fill(~_addressed(weights).unsqueeze(-1), 1.0)
-        return moments._replace(mean_variance=safe).matched()
+        variance = within.masked_fill(~_addressed(weights).unsqueeze(-1), 1.0)
+        if self.soft_variance == "moment_matched":
+            variance = variance + between
+        return DiagonalGaussian(mean, variance.log())
 
     def _ancestral(
         self,

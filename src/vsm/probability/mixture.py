@@ -74,15 +74,19 @@ class SharedComponents(NamedTuple):
             centre, centred, centred.square(), components.variance, components.log_variance
         )
 
-    def moments(self, weights: Tensor) -> Moments:
-        """Return the moments of the mixtures with ``weights [..., C]``, each ``[..., D]``."""
+    def spread(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the mean, the mean variance and the variance of the means, each ``[..., D]``.
+
+        Args:
+            weights: of the mixtures ``[..., C]``.
+        """
         mean = weights @ self.centred
-        return Moments(
-            mean + self.centre,
-            weights @ self.variance,
-            (weights @ self.squares - mean.square()).clamp_min(0),
-            weights @ self.log_variance,
-        )
+        between = (weights @ self.squares - mean.square()).clamp_min(0)
+        return mean + self.centre, weights @ self.variance, between
+
+    def moments(self, weights: Tensor) -> Moments:
+        """Return all moments of the mixtures with ``weights [..., C]``, each ``[..., D]``."""
+        return Moments(*self.spread(weights), weights @ self.log_variance)
 
 
 def weighted_moments(weights: Tensor, components: DiagonalGaussian) -> Moments:

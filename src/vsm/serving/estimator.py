@@ -496,12 +496,14 @@ class FewShotClassifier:
         assert self._recalled is not None
         names, added = self._recalled.names, self._recalled.added
         place = {str(label): n for n, label in enumerate(self._labels)}
+        if place.keys().isdisjoint(names):
+            return None
         hidden = torch.zeros(1, len(place), len(names), dtype=torch.bool)
         for slot, name in enumerate(names):
             if name in place:
                 hidden[0, :, slot] = True
                 hidden[0, place[name], slot] = name in added
-        return hidden.to(self._opened.model.device) if hidden.any() else None
+        return hidden.to(self._opened.model.device)
 
     def _with_remembered(self, support: SupportSet) -> SupportSet:
         """Count what was remembered under a class's own label as the images it was made of.

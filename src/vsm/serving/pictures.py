@@ -81,8 +81,7 @@ class PictureFormat:
                 advance(len(batch))
         else:
             for start in range(0, len(pictures), CHUNK):
-                part = enumerate(pictures[start : start + CHUNK], start)
-                batches.append(np.stack([_formed(p, place, form) for place, p in part]))
+                batches.append(_all_formed(pictures[start : start + CHUNK], start, form))
                 advance(len(batches[-1]))
         return torch.from_numpy(np.concatenate(batches)).permute(0, 3, 1, 2)
 
@@ -117,6 +116,18 @@ def _contents(file: Path) -> bytes:
         raise DataError(f"{file}: cannot be read ({error.strerror}); check the path") from error
 
 
+def _all_formed(
+    pictures: Sequence[Picture], start: int, form: ImageFormat
+) -> npt.NDArray[np.uint8]:
+    """Turn pictures into uint8 ``[n, side, side, channels]``, the first of them number ``start``."""
+    shapes = (form.shape, form.shape[:2]) if form.channels == 1 else (form.shape,)
+    arrays = [picture for picture in pictures if isinstance(picture, np.ndarray)]
+    ready = [one for one in arrays if one.dtype == np.uint8 and one.shape in shapes]
+    if len(ready) == len(pictures):  # nothing to convert or resize
+        return form_pixels(np.stack([one.reshape(form.shape) for one in ready]), form)
+    return np.stack([_formed(one, place, form) for place, one in enumerate(pictures, start)])
+
+
 def _formed(picture: Picture, place: int, form: ImageFormat) -> npt.NDArray[np.uint8]:
     """Turn one picture into uint8 ``[side, side, channels]``."""
     if isinstance(picture, str | Path):
@@ -132,7 +143,7 @@ def _formed(picture: Picture, place: int, form: ImageFormat) -> npt.NDArray[np.u
         raise DataError(
             f"{name}: expected a path, an image, an array or a tensor, got {type(picture).__name__}"
         )
-    return form_pixels(_bytes(picture, name), name, form)
+    return form_image(Image.fromarray(_bytes(picture, name)), name, form)
 
 
 def _bytes(values: npt.NDArray[Any], name: str) -> npt.NDArray[np.uint8]:
