@@ -119,7 +119,7 @@ def _contents(file: Path) -> bytes:
 def _all_formed(
     pictures: Sequence[Picture], start: int, form: ImageFormat
 ) -> npt.NDArray[np.uint8]:
-    """Turn pictures into uint8 ``[n, side, side, channels]``, the first of them number ``start``."""
+    """Turn pictures into uint8 ``[n, side, side, channels]``; the first has number ``start``."""
     shapes = (form.shape, form.shape[:2]) if form.channels == 1 else (form.shape,)
     arrays = [picture for picture in pictures if isinstance(picture, np.ndarray)]
     ready = [one for one in arrays if one.dtype == np.uint8 and one.shape in shapes]
