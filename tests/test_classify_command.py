@@ -105,6 +105,14 @@ def test_files_can_be_asked_for_by_name_and_a_single_class_be_fitted(
     assert "100.0%" in capsys.readouterr().out
 
 
+def test_without_a_model_photographs_are_expected(
+    folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    support, query, _ = folders
+    assert main(["classify", "--support", support, "--query", query, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "cifar-fs-vsm"
+
+
 def test_names_are_shown_as_they_are(
     folders: Folders, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

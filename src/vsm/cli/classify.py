@@ -16,6 +16,8 @@ from vsm.errors import SettingsError
 if TYPE_CHECKING:
     from vsm.serving import Explanation
 
+DEFAULT_MODEL = "cifar-fs-vsm"  # photographs are what most people have
+
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare examples, questions and the model."""
@@ -30,7 +32,10 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="Pictures to classify, or folders; all after one --query.",
     )
     parser.add_argument(
-        "--model", type=str, required=True, help="A run directory, or a name that vsm models lists."
+        "--model",
+        type=str,
+        default=DEFAULT_MODEL,
+        help="A run directory, or a name that vsm models lists.",
     )
     add_memory_argument(parser)
     add_backbone_argument(parser)
