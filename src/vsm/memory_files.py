@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vsm.checkpoints import fingerprint, load_tensors, save_tensors
-from vsm.configuration import settings_from_files
+from vsm.configuration import stored_settings
 from vsm.directories import CONFIG_NAME
 from vsm.errors import MemoryFileError, RunError
 from vsm.files import atomic_path, locked, write_text
@@ -388,7 +388,7 @@ def _identity_of_run(file: Path) -> EncoderIdentity:
             f"memory: {file} does not say of which encoder its features are, and there is no model "
             "beside it; leave it in its run directory"
         )
-    return EncoderIdentity.of(settings_from_files(config), load_tensors(model)[0])
+    return EncoderIdentity.of(stored_settings(config), load_tensors(model)[0])
 
 
 def similarities(content: Tensor) -> Tensor:

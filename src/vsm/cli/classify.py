@@ -28,8 +28,9 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         "--query",
         type=Path,
         nargs="+",
+        action="extend",
         required=True,
-        help="Pictures to classify, or folders; all after one --query.",
+        help="Pictures to classify, or folders.",
     )
     parser.add_argument(
         "--model",
@@ -55,8 +56,6 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Fit to the support, classify the queries, tell."""
-    if list(arguments).count("--query") > 1:
-        raise SettingsError("query: name all pictures and folders after one --query")
     parsed = parser.parse_args(arguments)
     if parsed.json and parsed.csv is not None:
         raise SettingsError("csv: goes to a file and --json to the screen; give one of them")

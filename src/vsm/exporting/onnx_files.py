@@ -265,11 +265,10 @@ def _converted(
 ) -> bytes:
     """Convert a module to ONNX, with defaults for some inputs and facts for whoever opens it."""
     import onnx  # noqa: PLC0415 - an extra
-    from onnx import numpy_helper  # noqa: PLC0415
 
     proto = _traced(module, example)
     for name, value in defaults.items():
-        proto.graph.initializer.append(numpy_helper.from_array(value.numpy(), name))
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(value.numpy(), name))
     values = {name: v if isinstance(v, str) else json.dumps(v) for name, v in facts.items()}
     onnx.helper.set_model_props(proto, values)
     onnx.checker.check_model(proto)
@@ -289,7 +288,7 @@ def _traced(module: EncoderGraph | ClassifierGraph, example: Example) -> Any:
                 dynamo=True,
                 verbose=False,
             )
-    except Exception as error:
+    except Exception as error:  # whatever a user's own backbone raises, or torch's exporter
         raise ExportError(_untraceable(module.model, error)) from error
     assert program is not None
     return program.model_proto
@@ -379,23 +378,26 @@ def _session(converted: bytes) -> Callable[[Mapping[str, Tensor]], dict[str, Ten
     options.log_severity_level = 4  # what goes wrong is raised as well
     options.intra_op_num_threads = torch.get_num_threads()
     providers = ["CPUExecutionProvider"]
-    try:
+    with _told_in_one_line("load"):
         session = onnxruntime.InferenceSession(converted, options, providers=providers)
-    except Exception as error:
-        first = str(error).partition("\n")[0]
-        raise ExportError(f"onnx: ONNX Runtime cannot load the graph ({first})") from error
     outputs = [output.name for output in session.get_outputs()]
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         given = {name: value.numpy() for name, value in inputs.items()}
-        try:
+        with _told_in_one_line("run"):
             values = session.run(outputs, given)
-        except Exception as error:
-            first = str(error).partition("\n")[0]
-            raise ExportError(f"onnx: ONNX Runtime cannot run the graph ({first})") from error
         return dict(zip(outputs, map(torch.from_numpy, values), strict=True))
 
     return run
+
+
+@contextmanager
+def _told_in_one_line(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # those of ONNX Runtime have no common name of their own
+        first = str(error).partition("\n")[0]
+        raise ExportError(f"onnx: ONNX Runtime cannot {doing} the graph ({first})") from error
 
 
 def _difference(name: str, ours: Tensor, expected: Tensor) -> float:
