@@ -132,6 +132,25 @@ def test_a_memory_is_whole_while_nothing_is_lost_that_training_left(tmp_path: Pa
     assert not grown.without([memory.names[0]]).is_whole
 
 
+def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    stored = (run / "memory.safetensors").read_bytes()
+    script = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from vsm.memory_files import update_memory\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))\n"
+        "update_memory(Path(sys.argv[1]), lambda memory: memory.without(memory.names[:1]))\n"
+    )
+    command = [sys.executable, "-c", script, str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("OSError: [Errno 27] File too large: ")
+    assert last.endswith("memory.safetensors'")
+    assert (run / "memory.safetensors").read_bytes() == stored
+    assert not [file for file in files_in(run) if "tmp" in file]
+
+
 def test_merged_memories_are_means_by_counts_of_what_both_have(tmp_path: Path) -> None:
     memory = read_memory(write_run(tmp_path / "run")).without([])
     rows = values(6)

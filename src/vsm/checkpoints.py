@@ -6,6 +6,8 @@ is replaced atomically. Nothing is pickled.
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,17 @@ BACKBONE_FACTS = ("backbone", "channels", "keep_probability", "input_shape")
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """Write tensors and facts."""
+    """Write tensors and facts; a full disk is an ``OSError``, as with any other file."""
+    stamp = {METADATA_KEY: json.dumps(facts, ensure_ascii=False)}
     with atomic_path(path) as temporary:
-        safetensors.torch.save_file(
-            _apart(tensors),
-            temporary,
-            {METADATA_KEY: json.dumps(facts, ensure_ascii=False)},
-        )
+        try:
+            safetensors.torch.save_file(_apart(tensors), temporary, stamp)
+        except safetensors.SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            code = int(number[1])
+            raise OSError(code, os.strerror(code), str(path)) from error
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

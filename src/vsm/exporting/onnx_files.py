@@ -117,9 +117,12 @@ def export_onnx(
                 f"onnx: {name} of {opened.name} differ from PyTorch's by {difference:.2g}, more "
                 f"than {TOLERANCE:g}; nothing was written"
             )
-    for name, graph in ((ENCODER_NAME, encoding), (CLASSIFIER_NAME, classifying)):
-        with atomic_path(folder / name) as temporary:
-            temporary.write_bytes(graph)
+    with (
+        atomic_path(folder / ENCODER_NAME) as first,
+        atomic_path(folder / CLASSIFIER_NAME) as second,
+    ):  # both or none: they belong together
+        first.write_bytes(encoding)
+        second.write_bytes(classifying)
     return Exported(folder / ENCODER_NAME, folder / CLASSIFIER_NAME, differences)
 
 
