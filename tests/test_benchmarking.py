@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 import torch
@@ -46,8 +47,8 @@ from vsm.benchmarking.step import (
     run_settings,
     training_steps,
 )
-from vsm.benchmarking.suite import CLASSIFIER_WORKS, Measurements, Plan, measure
-from vsm.benchmarking.timing import interleaved, ratios, spread
+from vsm.benchmarking.suite import CLASSIFIER_WORKS, Measurements, Plan, _shares, measure
+from vsm.benchmarking.timing import Timed, interleaved, ratios, spread
 from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, StepWorkload
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
@@ -438,15 +439,34 @@ def test_a_benchmark_that_is_stopped_leaves_no_process_behind(number: signal.Sig
 # Everything together
 
 
+class NotingWorker(Worker):
+    """Notes what each process prepares, and whether it keeps allocations."""
+
+    made: ClassVar[list["NotingWorker"]] = []
+
+    def __init__(self, keep_allocations: bool, *arguments: Any) -> None:
+        super().__init__(keep_allocations, *arguments)
+        self.keeps, self.prepared = keep_allocations, list[str]()
+        self.made.append(self)
+
+    def prepare(self, work: str, **parameters: Any) -> Timed:
+        self.prepared.append(work)
+        return super().prepare(work, **parameters)
+
+
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
-    return {**measure(TINY_PLAN), "commit": None}
+    NotingWorker.made.clear()
+    with mock.patch("vsm.benchmarking.suite.Worker", NotingWorker):
+        return {**measure(TINY_PLAN), "commit": None}
 
 
 PROMISED_RATIOS = {
     *(f"vsm_step_vs_backbone_{size}" for size in SIZES),
     *("vsm_step_vs_peer_protonet", "vsm_step_vs_peer_protonet_28", "vsm_step_vs_peer_protonet_32"),
     *("arithmetic_vs_vsm_step_28", "arithmetic_vs_peer_protonet_28"),
+    *("backbone_vs_peer_protonet_28", "backbone_vs_peer_protonet_32"),
+    *("vsm_conjugate_step_vs_peer_protonet_28", "vsm_conjugate_step_vs_peer_protonet_32"),
     *("evaluation_2k_vs_peer_600", "evaluation_2k_vs_peer_600_1shot"),
     "evaluation_2k_vs_peer_600_5shot",
     *("classifying_vs_embedding", "classifying_vs_embedding_glyphs-5w1s"),
@@ -467,6 +487,20 @@ def test_results_have_the_promised_ratios_and_each_is_the_median_of_its_pairs(
     assert found["vsm_step_vs_peer_protonet"] == max(peers)
     shots = [found[f"evaluation_2k_vs_peer_600_{shot}shot"] for shot in (1, 5)]
     assert found["evaluation_2k_vs_peer_600"] == max(shots)
+
+
+@pytest.mark.usefixtures("results")
+def test_a_process_in_which_a_peer_trains_does_nothing_else() -> None:
+    training = [one for one in NotingWorker.made if "peer_steps" in one.prepared]
+    assert all(one.prepared == ["peer_steps"] and not one.keeps for one in training)
+    one_task_at_once_and_all, sizes = 2, len(TINY_PLAN.peer_sizes)
+    assert len(training) == one_task_at_once_and_all * sizes * TINY_PLAN.pairs
+
+
+def test_turns_are_shared_evenly_among_processes() -> None:
+    assert _shares(20, 10) == [2] * 10
+    assert _shares(5, 3) == [2, 2, 1]
+    assert _shares(2, 10) == [1, 1]
 
 
 def test_results_tell_times_the_machine_and_the_work_but_not_whose_machine(
@@ -525,8 +559,8 @@ def test_bench_prints_one_json_object(printed_json: str) -> None:
     [line] = printed_json.splitlines()
     printed = json.loads(line)
     assert set(printed["ratios"]) == {
-        *(f"{method}_step_vs_backbone" for method in ("protonet", "vpn", "vsm")),
-        "vsm_step_vs_peer_protonet",
+        *(f"{step}_step_vs_backbone" for step in ("protonet", "vpn", "vsm_conjugate", "vsm")),
+        *("vsm_conjugate_step_vs_peer_protonet", "vsm_step_vs_peer_protonet"),
     }
     for name, found in printed["spreads"].items():
         assert 0 < found["low"] <= printed["ratios"][name] == found["median"] <= found["high"]
@@ -545,8 +579,9 @@ def test_bench_prints_a_table_for_people(
     monkeypatch.setattr("vsm.benchmarking.suite.measure_briefly", lambda *_: result)
     assert main(["bench"]) == 0
     printed = capsys.readouterr().out
-    assert "training step of vsm" in printed
-    assert f"ProtoNet: {result['ratios']['vsm_step_vs_peer_protonet']:.2f} (" in printed
+    for step, title in (("vsm_conjugate", "vsm"), ("vsm", "vsm with the paper's network")):
+        ratio = result["ratios"][f"{step}_step_vs_peer_protonet"]
+        assert f"training step of {title} ÷ peer-style ProtoNet: {ratio:.2f} (" in printed
     assert f"images embedded a second: {result['images_per_second']:,.0f}" in printed
 
 

@@ -8,7 +8,7 @@ import torch
 
 from memories import remember
 from vsm.data import EpisodeSampler, ImageDataset
-from vsm.evaluation import batch_statistics, embed_images, evaluate
+from vsm.evaluation import batch_statistics, embed_images, evaluate, evaluation_mode
 from vsm.memory import Memory
 from vsm.model import FewShotModel
 from vsm.settings import METHODS, Method, RunSettings
@@ -143,3 +143,18 @@ def test_embedding_in_parts_equals_embedding_at_once(
     counted: list[int] = []
     torch.testing.assert_close(embed_images(model, tiny_dataset, ids, counted.append), whole)
     assert sum(counted) == 50
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_is_evaluated_in_evaluation_mode_and_given_back_its_own(training: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout()).train(training)
+    with evaluation_mode(model):
+        assert not any(module.training for module in model.modules())
+    assert all(module.training is training for module in model.modules())
+
+
+def test_a_layer_that_trains_inside_a_model_that_does_not_is_evaluated_as_well() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout()).eval()
+    model[1].train()
+    with evaluation_mode(model):
+        assert not model[1].training

@@ -1,7 +1,7 @@
 """What is measured together: the short comparison for a user's machine, and the whole of it.
 
-Nothing here imports torch, and nothing here computes: works run in two processes, ours with the
-allocator as ``vsm train`` sets it and the peer's with the default one, and take turns.
+Nothing here imports torch, and nothing here computes: works take turns in processes of their own,
+ours with the allocator as ``vsm train`` sets it and the peer's with the default one.
 """
 
 import os
@@ -16,7 +16,13 @@ from vsm.benchmarking.timing import Advance, Spread, interleaved, ratios, spread
 from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, StepWorkload
 from vsm.errors import SettingsError
 
-METHODS_SHOWN = ("protonet", "vpn", "vsm")
+STEPS_SHOWN: dict[str, dict[str, str]] = {
+    "protonet": {"method": "protonet"},
+    "vpn": {"method": "vpn"},
+    "vsm_conjugate": {"method": "vsm", "inference": "conjugate"},
+    "vsm": {"method": "vsm"},
+}
+"""The methods, with the paper's network unless it says otherwise."""
 MEMORY_WORKS = ("recall", "recall_with_gradient", "consolidation")
 CLASSIFIER_WORKS = ("embedding_alone", "fit_and_predict", "predict", "explain")
 CLASSIFIER_RATIOS = {
@@ -76,6 +82,9 @@ class Plan:
         classifier: what the classifiers of shipped models are asked, with each of ``models``.
         models: names of shipped models.
         pairs: turns of a training step.
+        peer_processes: among which the turns of a peer's step are shared; each trains and does
+            nothing else. How much memory glibc gives back and asks for again differs from process
+            to process, and leftovers of other work can keep it from doing so.
         evaluation_pairs: turns of an evaluation.
         memory_rounds: turns of recall and consolidation.
         warm_up: turns of a training step, a recall or a consolidation that do not count.
@@ -91,6 +100,7 @@ class Plan:
     classifier: ClassifierWorkload = field(default_factory=ClassifierWorkload)
     models: tuple[str, ...] = ("cifar-fs-vsm", "omniglot-vsm")
     pairs: int = 20
+    peer_processes: int = 10
     evaluation_pairs: int = 3
     memory_rounds: int = 7
     warm_up: int = 4
@@ -104,7 +114,7 @@ def measure(plan: Plan, counting: Counting = uncounted) -> dict[str, Any]:
         for shot in plan.shots:  # first, so that a mistake in the data shows at once
             _evaluations(plan, shot, ours, peer, found, counting)
         for size in plan.peer_sizes:
-            _against_peer(plan, size, ours, peer, found, counting)
+            _against_peer(plan, size, ours, found, counting)
         _classifiers(plan, ours, found, counting)
         memory = _memory_sizes(plan, ours, counting)
         for size in plan.sizes:  # the largest images last: the allocator keeps what they took
@@ -165,19 +175,29 @@ def _against_backbone(
 
 
 def _against_peer(
-    plan: Plan, size: int, ours: Worker, peer: Worker, found: Measurements, counting: Counting
+    plan: Plan, size: int, ours: Worker, found: Measurements, counting: Counting
 ) -> None:
     """Compare a VSM step with a peer's ProtoNet on the same tasks, one or all of them at once."""
     sizes = asdict(replace(plan.step, image_size=size))
-    works = {
+    own = {
         "step": ours.prepare("step", method="vsm", **sizes),
-        "peer": peer.prepare("peer_steps", tasks_at_once=1, **sizes),
-        "batched": peer.prepare("peer_steps", tasks_at_once=plan.step.tasks, **sizes),
         "arithmetic": ours.prepare("arithmetic", method="vsm", **sizes),
         "conjugate": ours.prepare("step", method="vsm", inference="conjugate", **sizes),
+        "backbone": ours.prepare("backbone", **sizes),
     }
+    interleaved(own, 0, plan.warm_up)
+    times: dict[str, list[float]] = {}
     with counting(f"step and peer-style ProtoNet, {size}×{size}", plan.pairs) as advance:
-        times = interleaved(works, plan.pairs, plan.warm_up, advance=advance)
+        for rounds in _shares(plan.pairs, plan.peer_processes):
+            with Worker(False, plan.threads) as one, Worker(False, plan.threads) as other:
+                peers = {
+                    "peer": one.prepare("peer_steps", tasks_at_once=1, **sizes),
+                    "batched": other.prepare("peer_steps", tasks_at_once=plan.step.tasks, **sizes),
+                }
+                interleaved(peers, 0, plan.warm_up // 2)
+                measured = interleaved(own | peers, rounds, 0, advance=advance)
+            for name, values in measured.items():
+                times.setdefault(name, []).extend(values)
     found.add_times(f"vsm_step_beside_peer_{size}", times["step"])
     found.add_times(f"peer_protonet_{size}", times["peer"])
     found.add_times(f"peer_protonet_batched_{size}", times["batched"])
@@ -187,9 +207,17 @@ def _against_peer(
     found.add_ratio(
         f"vsm_conjugate_step_vs_peer_protonet_{size}", times["conjugate"], times["peer"]
     )
+    found.add_times(f"backbone_beside_peer_{size}", times["backbone"])
+    found.add_ratio(f"backbone_vs_peer_protonet_{size}", times["backbone"], times["peer"])
     found.add_times(f"arithmetic_of_a_step_{size}", times["arithmetic"])
     found.add_ratio(f"arithmetic_vs_vsm_step_{size}", times["arithmetic"], times["step"])
     found.add_ratio(f"arithmetic_vs_peer_protonet_{size}", times["arithmetic"], times["peer"])
+
+
+def _shares(total: int, most: int) -> list[int]:
+    """Split ``total`` turns as evenly as can be among at most so many processes."""
+    number = min(total, most)
+    return [total // number + (place < total % number) for place in range(number)]
 
 
 def _evaluations(
@@ -234,7 +262,7 @@ def measure_briefly(
     threads: int | None = None,
     counting: Counting = uncounted,
 ) -> dict[str, Any]:
-    """Measure a step of three methods, its backbone, a peer's ProtoNet, and embedding.
+    """Measure steps of three methods, their backbone, a peer's ProtoNet, and embedding.
 
     Args:
         workload: the step.
@@ -249,7 +277,10 @@ def measure_briefly(
     with _two_workers(threads) as (ours, peer):
         works = {
             "backbone": ours.prepare("backbone", **sizes),
-            **{m: ours.prepare("step", method=m, **sizes) for m in METHODS_SHOWN},
+            **{
+                name: ours.prepare("step", **chosen, **sizes)
+                for name, chosen in STEPS_SHOWN.items()
+            },
             "peer_protonet": peer.prepare("peer_steps", tasks_at_once=1, **sizes),
             "embedding": ours.prepare("embedding", **sizes),
         }
@@ -257,10 +288,11 @@ def measure_briefly(
             times = interleaved(works, rounds, warm_up=1, seconds=seconds, advance=advance)
         machine = _machine(ours, peer)
     for name, values in times.items():
-        found.add_times(f"{name}_step" if name in METHODS_SHOWN else name, values)
-    for method in METHODS_SHOWN:
-        found.add_ratio(f"{method}_step_vs_backbone", times[method], times["backbone"])
-    found.add_ratio("vsm_step_vs_peer_protonet", times["vsm"], times["peer_protonet"])
+        found.add_times(f"{name}_step" if name in STEPS_SHOWN else name, values)
+    for name in STEPS_SHOWN:
+        found.add_ratio(f"{name}_step_vs_backbone", times[name], times["backbone"])
+    for name in ("vsm_conjugate", "vsm"):
+        found.add_ratio(f"{name}_step_vs_peer_protonet", times[name], times["peer_protonet"])
     images_per_second = workload.num_images / spread(times["embedding"]).median
     return {
         **found.as_dict(),
