@@ -1,7 +1,7 @@
 """Speed of training steps, evaluations and the memory, beside bare and peer-style code.
 
-Writes results.md, results.json and memory_size.svg. Takes about
-twenty-five minutes on two quiet cores.
+Writes results.md, results.json and memory_size.svg. Takes about twenty minutes on two
+quiet cores.
 
     make bench
     python -m benchmarks.speed --data omniglot

@@ -10,7 +10,7 @@ from vsm.cli.output import counting, print_json, print_table
 
 STEP_TITLES = {
     "protonet": "training step of protonet",
-    "vpn": "training step of vpn",
+    "vpn": "training step of vpn with the paper's network",
     "vsm_conjugate": "training step of vsm",
     "vsm": "training step of vsm with the paper's network",
 }
@@ -79,7 +79,7 @@ def _print_times(result: dict[str, Any]) -> None:
             row("peer-style ProtoNet, task by task", "peer_protonet"),
         ],
     )
-    for name in ("vsm_conjugate", "vsm"):
-        ratio = ratios[f"{name}_step_vs_peer_protonet"]
-        print(f"{STEP_TITLES[name]} ÷ peer-style ProtoNet: {ratio.describe()}")
+    for name, title in STEP_TITLES.items():
+        if ratio := ratios.get(f"{name}_step_vs_peer_protonet"):
+            print(f"{title} ÷ peer-style ProtoNet: {ratio.describe()}")
     print(f"images embedded a second: {result['images_per_second']:,.0f}")
