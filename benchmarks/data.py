@@ -1,7 +1,7 @@
 """What feeding a training step costs, as a share of the step, and how much memory it takes.
 
 One batch is 8 tasks of 5 classes with 1 support and 15 query images each, as in the paper. Feeding
-is: draw the episodes, load their images, augment, normalise. The step is a whole training step of
+is: draw the episodes, load their images, augment, normalize. The step is a whole training step of
 ProtoNet, the cheapest method, on such a batch (it feeds itself too, without augmentation). The two
 alternate, so that whatever else the machine does falls on both; the ratio is taken pair by pair.
 Medians with quartiles.
@@ -21,11 +21,11 @@ from torch import Tensor
 from vsm.benchmarking.timing import ratios, spread
 from vsm.data import EpisodeSampler, ImageDataset, open_images
 from vsm.model import FewShotModel
-from vsm.runs import TrainingState
-from vsm.runtime import keep_allocations
+from vsm.runs.trained_model import TrainingState
 from vsm.seeding import generator
 from vsm.settings import RunSettings
-from vsm.training import build_optimiser, load_inputs, training_step
+from vsm.system.allocator import keep_allocations
+from vsm.training import build_optimizer, load_inputs, training_step
 
 TASKS, WAY, SHOT, QUERIES = 8, 5, 1, 15
 WARM_UP = 2  # steps that do not count
@@ -47,7 +47,7 @@ def feed(
     image_ids = timed("draw", lambda: sampler.draw(TASKS, random).image_ids)
     pixels = timed("load", lambda: dataset.load(image_ids).flatten(0, 2))
     varied = timed("augment", lambda: dataset.augment(pixels, random))
-    return timed("normalise", lambda: dataset.normalise(varied))
+    return timed("normalize", lambda: dataset.normalize(varied))
 
 
 def measure(name: str, num_steps: int) -> None:
@@ -61,7 +61,7 @@ def measure(name: str, num_steps: int) -> None:
     peak = peak_bytes() - resident
     settings = RunSettings(data=name, method="protonet", augment=False)
     model = FewShotModel(settings, dataset.image_shape)
-    optimiser = build_optimiser(model, settings.optimiser)
+    optimizer = build_optimizer(model, settings.optimizer)
     parts.clear()
     feeding, stepping = [], []
     for step in range(num_steps):
@@ -71,7 +71,7 @@ def measure(name: str, num_steps: int) -> None:
         batch = sampler.draw(TASKS, generator(0, "step", step))
         inputs = load_inputs(dataset, batch, settings, step)
         training_step(
-            model, optimiser, inputs, batch.class_ids, TrainingState(step + 1, None, None)
+            model, optimizer, inputs, batch.class_ids, TrainingState(step + 1, None, None)
         )
         feeding.append(fed - start)
         stepping.append(time.perf_counter() - fed)

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks import run
-from vsm.configuration import preset_paths, read_settings, settings_from_files
 from vsm.data import EpisodeSampler, open_dataset
-from vsm.encoding import kept_encoding
-from vsm.evaluation import Evaluation, evaluate
-from vsm.files import write_text
+from vsm.evaluation.cached_features import cached_features
+from vsm.evaluation.evaluator import Evaluation, evaluate
+from vsm.evaluation.statistics import Estimate, estimate
 from vsm.reproduction.budgets import with_changes
-from vsm.runs import load_run
-from vsm.runtime import keep_allocations
+from vsm.runs.configuration import preset_paths, read_settings, settings_from_files
+from vsm.runs.trained_model import load_run
 from vsm.settings import PretrainSettings, RunSettings
-from vsm.statistics import Estimate, estimate
+from vsm.system.allocator import keep_allocations
+from vsm.system.files import write_text
 from vsm.training import train
 
 FOLDER = Path(__file__).parent
@@ -45,7 +45,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "addressing scale 10": {"memory.addressing_scale": 10.0},
     "addressing scale 40": {"memory.addressing_scale": 40.0},
     "addressing scale learned from 20": {"memory.learn_addressing_scale": True},
-    "addressing relative to the mean slot": {"memory.centre_addressing": True},
+    "addressing relative to the mean slot": {"memory.center_addressing": True},
     "all slots alike": {"memory.control": "uniform"},
     "weights of other slots": {"memory.control": "permuted"},
     "nothing hidden in training": {"memory.mask": "none"},
@@ -60,7 +60,7 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "β_z = 1e-2": {"objective.beta_z": 1e-2},
     "L = 50 in training": {"sampling.train_prototypes": 50},
     "trained with 5 shots": {"shot": 5},
-    "learning rate 1e-3": {"optimiser.learning_rate": 1e-3},
+    "learning rate 1e-3": {"optimizer.learning_rate": 1e-3},
     "features of one view": {"model.mirror": False},
     "no adapter": {"model.adapter": "none"},
 }
@@ -92,7 +92,7 @@ def measured(settings: RunSettings, path: Path, episodes: int) -> dict[int, Eval
         train(settings, path, resume=True)
     images = open_dataset(settings.data)
     trained = load_run(path, images)
-    features = kept_encoding(trained.model, images, Path(settings.init or path))
+    features = cached_features(trained.model, images, Path(settings.init or path))
     return {
         shot: evaluate(
             trained.model,
@@ -126,8 +126,8 @@ def backbones(folders: list[str]) -> dict[str, Mapping[str, Any]]:
     for folder in folders:
         path = Path(folder)
         chosen = read_settings(PretrainSettings, path / "config.yaml")
-        colours = ", colours varied" if chosen.augment and chosen.augment_colours else ""
-        variants[f"{chosen.epochs} epochs{colours}"] = {"init": folder}
+        colors = ", colors varied" if chosen.augment and chosen.augment_colors else ""
+        variants[f"{chosen.epochs} epochs{colors}"] = {"init": folder}
     return variants
 
 

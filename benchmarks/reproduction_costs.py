@@ -18,11 +18,11 @@ from vsm.memory import SlotMemory
 from vsm.model import FewShotModel
 from vsm.objective import objective
 from vsm.reproduction.costs import quickest, time_backbone, time_reference
-from vsm.runs import TrainingState
-from vsm.runtime import keep_allocations
+from vsm.runs.trained_model import TrainingState
 from vsm.seeding import generator
 from vsm.settings import ModelSettings, RunSettings, SamplingSettings
-from vsm.training import build_optimiser, training_step
+from vsm.system.allocator import keep_allocations
+from vsm.training import build_optimizer, training_step
 
 CLOCK = time.process_time
 TASKS, WAY, QUERIES, SLOTS = 4, 5, 15, 64
@@ -69,11 +69,11 @@ def step_seconds() -> float:
         method="protonet", tasks=1, way=2, queries=1, model=ModelSettings(channels=4)
     )
     model = FewShotModel(settings, (1, 28, 28))
-    optimiser = build_optimiser(model, settings.optimiser)
+    optimizer = build_optimizer(model, settings.optimizer)
     inputs = torch.rand(1, 2, 2, 1, 28, 28, generator=generator(0, "costs"))
     state = TrainingState(step=1, memory=None, pending=None)
     ids = torch.arange(2).unsqueeze(0)
-    return quickest(lambda: training_step(model, optimiser, inputs, ids, replace(state)), 5, CLOCK)
+    return quickest(lambda: training_step(model, optimizer, inputs, ids, replace(state)), 5, CLOCK)
 
 
 def rounded(value: float) -> float:

@@ -23,7 +23,7 @@ from vsm.benchmarking.suite import MEMORY_WORKS, Plan, measure
 from vsm.benchmarking.timing import Spread
 from vsm.benchmarking.workloads import EvaluationWorkload
 from vsm.cli.output import counting
-from vsm.files import atomic_path, write_text
+from vsm.system.files import atomic_path, write_text
 
 FOLDER = Path(__file__).parent
 PICTURE = "memory_size.svg"

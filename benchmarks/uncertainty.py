@@ -23,23 +23,23 @@ import torch
 from torch import Tensor
 
 from benchmarks import run
-from vsm.calibration import tempered
-from vsm.classifier import predictive
+from vsm.classify import Pretrained, open_pretrained
+from vsm.classify.explanation import split_uncertainty
 from vsm.cli.output import counting
 from vsm.data import EpisodeSampler, Split, open_dataset
 from vsm.errors import RunError
-from vsm.evaluation import Advance, cached_embedder
-from vsm.files import write_text
+from vsm.evaluation.calibration import scale_by_temperature
+from vsm.evaluation.evaluator import Advance, cached_embedder
+from vsm.evaluation.rejection import SHOTS, class_scores, slots_of
+from vsm.evaluation.statistics import auroc, estimate, reliability
 from vsm.memory import SupportSet
 from vsm.model import FewShotModel
-from vsm.rejection import SHOTS, class_scores, slots_of
+from vsm.nn.prototype_classifier import predictive
 from vsm.reproduction.document import Block, Heading, Table, Text, to_markdown
-from vsm.runtime import keep_allocations
+from vsm.runs.shipped import shipped_names
 from vsm.seeding import Randomness, task_generators
-from vsm.serving import Pretrained, open_pretrained
-from vsm.serving.explanation import split_uncertainty
-from vsm.shipped_models import shipped_names
-from vsm.statistics import auroc, estimate, reliability
+from vsm.system.allocator import keep_allocations
+from vsm.system.files import write_text
 
 RESULTS = Path(__file__).with_suffix(".json")
 PAGE = Path(__file__).parents[1] / "docs" / "uncertainty.md"
@@ -139,7 +139,7 @@ def doubts(
         told[part] = nats.double().mean(1)
     labels = torch.arange(WAY).repeat_interleave(QUERIES).expand(len(rows), -1)
     for name, temperature in (("", 1.0), (" calibrated", opened.temperature(shot))):
-        answers = tempered(predictive(log_probabilities), temperature)
+        answers = scale_by_temperature(predictive(log_probabilities), temperature)
         told[f"nll{name}"] = -answers.gather(-1, labels.unsqueeze(-1))[..., 0].double().mean(1)
         told[f"confidence{name}"] = answers.amax(-1).exp()  # [T, B]
         told["correct"] = answers.argmax(-1) == labels

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vsm import FewShotClassifier
-from vsm.data.folder import images_below, labelled_images
+from vsm.data.folder import images_below, labeled_images
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     kept = options.memory if options.memory and options.memory.exists() else None
     classifier = FewShotClassifier.from_pretrained(options.model, memory=kept)
-    classifier.fit(*labelled_images(options.support))
+    classifier.fit(*labeled_images(options.support))
 
     pictures = images_below(options.query)
     chances = classifier.predict_proba(pictures)

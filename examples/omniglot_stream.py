@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from vsm import FewShotClassifier, ImageDataset
 from vsm.data import open_images
-from vsm.statistics import Estimate, estimate
+from vsm.evaluation.statistics import Estimate, estimate
 
 EXAMPLES, QUERIES = 5, 5
 

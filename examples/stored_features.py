@@ -22,7 +22,7 @@ CELLS, DIRECTIONS = 4, 8
 
 
 def encode(pictures: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """Map grey pictures ``[n, H, W, 1]`` to features ``[n, 128]`` of length √128.
+    """Map gray pictures ``[n, H, W, 1]`` to features ``[n, 128]`` of length √128.
 
     That length gives every feature a size near one, which is what the networks expect.
     """

@@ -28,7 +28,7 @@ def shared_data(*parts: str) -> Path:
     pytest.skip(f"real data: {'/'.join(parts)} is in none of {', '.join(map(str, REAL_DATA))}")
 
 
-def colour_image(number: int, side: int) -> npt.NDArray[np.uint8]:
+def color_image(number: int, side: int) -> npt.NDArray[np.uint8]:
     """Return a flat uint8 ``[side, side, 3]`` image whose red value is ``number``."""
     return np.full((side, side, 3), (number % 256, 100, 200), dtype=np.uint8)
 

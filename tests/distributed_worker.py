@@ -25,26 +25,26 @@ from torch import Tensor, nn
 import vsm.training
 from launching_helpers import TINY
 from tiny import make_dataset, make_settings
-from vsm.batch_norm import SynchronisedBatchNorm2d, synchronise_batch_norm
 from vsm.cli import main
 from vsm.data import EpisodeSampler
 from vsm.data.augmentation import Augmentation
-from vsm.distributed import Processes, joined_processes
-from vsm.interruption import Interrupted
 from vsm.model import FewShotModel
-from vsm.runs import TrainingState
+from vsm.nn.batch_norm import SynchronizedBatchNorm2d, synchronize_batch_norm
+from vsm.runs.trained_model import TrainingState
 from vsm.seeding import generator
 from vsm.settings import (
     MemorySettings,
     ModelSettings,
     ObjectiveSettings,
-    OptimiserSettings,
+    OptimizerSettings,
     RunSettings,
 )
-from vsm.training import Silence, build_optimiser, load_inputs, train, training_step
+from vsm.system.distributed import Processes, join_processes
+from vsm.system.interruption import Interrupted
+from vsm.training import Silence, build_optimizer, load_inputs, train, training_step
 
 NUM_STEPS = 5
-CONSTANT = ("--optimiser.schedule", "constant")
+CONSTANT = ("--optimizer.schedule", "constant")
 BASE = replace(make_settings(), tasks=4, steps=NUM_STEPS)
 SCENARIOS: dict[str, RunSettings] = {
     "attention": replace(BASE, model=replace(BASE.model, residual=False, keep_probability=0.8)),
@@ -60,9 +60,9 @@ SCENARIOS: dict[str, RunSettings] = {
     ),
     "mann": replace(BASE, method="mann"),
     "kanerva": replace(BASE, method="kanerva"),
-    "protonet": replace(BASE, method="protonet", optimiser=OptimiserSettings(clip_norm=0.1)),
-    "unsynchronised": replace(
-        BASE, model=ModelSettings(channels=4, hidden_units=8, synchronise_batch_norm=False)
+    "protonet": replace(BASE, method="protonet", optimizer=OptimizerSettings(clip_norm=0.1)),
+    "unsynchronized": replace(
+        BASE, model=ModelSettings(channels=4, hidden_units=8, synchronize_batch_norm=False)
     ),
 }
 
@@ -72,16 +72,16 @@ def trained(settings: RunSettings, processes: Processes) -> dict[str, Tensor]:
     dataset = replace(make_dataset(), augmentation=Augmentation(2, 0.5))
     sampler = EpisodeSampler(dataset, "train", settings.way, settings.shot, settings.queries)
     model = FewShotModel(settings, dataset.image_shape)
-    if settings.model.synchronise_batch_norm:
-        synchronise_batch_norm(model, processes)
-    optimiser = build_optimiser(model, settings.optimiser)
+    if settings.model.synchronize_batch_norm:
+        synchronize_batch_norm(model, processes)
+    optimizer = build_optimizer(model, settings.optimizer)
     state = TrainingState(0, model.empty_memory(), None)
     tasks = processes.share(settings.tasks)
     losses = []
     for state.step in range(1, NUM_STEPS + 1):
         batch = sampler.draw(settings.tasks, generator(0, "episodes", state.step)).part(tasks)
         inputs = load_inputs(dataset, batch, settings, state.step, tasks)
-        measured = training_step(model, optimiser, inputs, batch.class_ids, state, processes)
+        measured = training_step(model, optimizer, inputs, batch.class_ids, state, processes)
         losses.append([measured["loss"], measured["gradient_norm"]])
     held = {f"model.{name}": value for name, value in model.state_dict().items()}
     if state.memory is not None and state.pending is not None:
@@ -91,10 +91,10 @@ def trained(settings: RunSettings, processes: Processes) -> dict[str, Tensor]:
     return {"losses": torch.tensor(losses, dtype=torch.float64), **held}
 
 
-def normalised(kind: torch.dtype, processes: Processes) -> dict[str, Tensor]:
+def normalized(kind: torch.dtype, processes: Processes) -> dict[str, Tensor]:
     """Batch norm of this process's share of a batch, forth and back; see ``whole_batch``."""
     layer, images, gradient = whole_batch(kind)
-    layer = SynchronisedBatchNorm2d(layer, processes) if processes.count > 1 else layer
+    layer = SynchronizedBatchNorm2d(layer, processes) if processes.count > 1 else layer
     own = processes.share(len(images))
     share = images[own.start : own.stop].clone().requires_grad_()
     output = layer(share)
@@ -128,12 +128,12 @@ def whole_batch(kind: torch.dtype) -> tuple[nn.BatchNorm2d, Tensor, Tensor]:
     return layer, images, gradient
 
 
-def normalised_rows(processes: Processes) -> dict[str, Tensor]:
+def normalized_rows(processes: Processes) -> dict[str, Tensor]:
     """The same of rows ``[B, C]``, through the conversion of a whole network."""
     random = torch.Generator().manual_seed(0)
     rows = torch.randn(6, 3, generator=random)
     network = nn.Sequential(nn.BatchNorm1d(3))
-    synchronise_batch_norm(network, processes)
+    synchronize_batch_norm(network, processes)
     own = processes.share(len(rows))
     share = rows[own.start : own.stop].clone().requires_grad_()
     output = network(share)
@@ -148,15 +148,15 @@ def agreed(processes: Processes) -> dict[str, Tensor]:
     first, second = torch.full((2, 3), float(rank)).T, torch.full((2,), 4.0 * rank)
     processes.average([first, second])
     from_zero = torch.full((2, 2), float(rank)).T
-    processes.equalise([from_zero])
+    processes.broadcast([from_zero])
     return {
         "total": processes.total(own),
         "gathered": processes.gather(own),
         "average of the first": first,
         "average of the second": second,
-        "equalised": from_zero,
+        "broadcast": from_zero,
         "largest": torch.tensor(processes.largest(3 * rank)),
-        "from first": torch.tensor(processes.from_first(0.1 + rank)),
+        "from first": torch.tensor(processes.broadcast_value(0.1 + rank)),
     }
 
 
@@ -204,7 +204,7 @@ def commands(folder: Path, count: int) -> dict[str, Any]:
     return {
         "went on": commanded(*changed, "--steps", {1: "5", 2: "10"}[count]),
         "indivisible": commanded(*mistakes, "--tasks", "3"),
-        "diverged": commanded(*mistakes, "--tasks", "2", "--optimiser.learning-rate", "1e30"),
+        "diverged": commanded(*mistakes, "--tasks", "2", "--optimizer.learning-rate", "1e30"),
         "exists": commanded("--output", folder / "whole1", *TINY),
     }
 
@@ -230,8 +230,8 @@ def write(folder: Path, processes: Processes) -> None:
     record("agreed", torch.float64, partial(agreed, processes))
     for kind in (torch.float64, torch.float32, torch.bfloat16):
         default = torch.promote_types(kind, torch.float32)
-        record(f"batch_norm {kind}", default, partial(normalised, kind, processes))
-    record("rows", torch.float64, partial(normalised_rows, processes))
+        record(f"batch_norm {kind}", default, partial(normalized, kind, processes))
+    record("rows", torch.float64, partial(normalized_rows, processes))
     for name, settings in SCENARIOS.items():
         record(name, torch.float64, partial(trained, settings, processes))
     record("single precision", torch.float32, partial(trained, SCENARIOS["attention"], processes))
@@ -239,7 +239,7 @@ def write(folder: Path, processes: Processes) -> None:
 
 def work(folder: Path) -> None:
     """Write what this process holds, and what it was told."""
-    with joined_processes(torch.device("cpu")) as processes:
+    with join_processes(torch.device("cpu")) as processes:
         write(folder, processes)
         told = stopped_and_resumed(folder, processes)
     told |= commands(folder, processes.count)  # each joins the others by itself

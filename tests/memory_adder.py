@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from serving_helpers import tiny_model
-from vsm.memory_files import NamedMemory, by_hand, update_memory
+from vsm.runs.memory_files import NamedMemory, by_hand, update_memory
 
 
 def main() -> None:

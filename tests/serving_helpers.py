@@ -14,7 +14,7 @@ from memories import remember
 from tiny import make_dataset, make_settings
 from vsm.data import ImageDataset
 from vsm.model import FewShotModel
-from vsm.runs import RunDirectory, save_best
+from vsm.runs.trained_model import RunDirectory, save_best
 from vsm.seeding import generator
 from vsm.settings import Method
 
@@ -38,14 +38,14 @@ def write_run_of(model: FewShotModel, path: Path, num_slots: int = 12) -> Path:
     run.create(model.settings)
     with torch.no_grad():
         first = torch.from_numpy(dataset.class_starts[:num_slots])
-        seen = model.embed(dataset.normalise(dataset.load(first)))
+        seen = model.embed(dataset.normalize(dataset.load(first)))
         save_best(run, model, remember(model.consolidation, seen), 5, dataset.class_names)
     return path
 
 
 def use_tiny_dataset(monkeypatch: pytest.MonkeyPatch, dataset: ImageDataset) -> None:
     """Let run directories of the tiny dataset find it."""
-    for room in ("vsm.serving.pretrained", "vsm.runs"):
+    for room in ("vsm.classify.pretrained", "vsm.runs.trained_model"):
         monkeypatch.setattr(f"{room}.open_dataset", lambda _: dataset)
 
 
@@ -73,14 +73,14 @@ def write_folders(root: Path, dataset: ImageDataset, shot: int, first: int = 0) 
 def clustered_features(
     num_classes: int, per_class: int, seed: int = 0, num_features: int = 24
 ) -> tuple[Tensor, Tensor, list[str]]:
-    """Classes that lie about one of eight centres, so that old ones say something of new ones.
+    """Classes that lie about one of eight centers, so that old ones say something of new ones.
 
     Returns:
         Features ``[n, D]``, class ids ``[n]``, and the names of all classes.
     """
     random = generator(seed, "clustered")
-    centres = 1.5 * torch.randn(8, num_features, generator=generator(0, "centres"))
-    means = centres[torch.arange(num_classes) % 8]
+    centers = 1.5 * torch.randn(8, num_features, generator=generator(0, "centers"))
+    means = centers[torch.arange(num_classes) % 8]
     means = means + 0.5 * torch.randn(num_classes, num_features, generator=random)
     class_ids = torch.arange(num_classes).repeat_interleave(per_class)
     noise = torch.randn(len(class_ids), num_features, generator=random)

@@ -23,17 +23,17 @@ def content() -> Tensor:
 
 
 def loop_weights(
-    support_mean: Tensor, content: Tensor, similarity: str, scale: float, centred: bool
+    support_mean: Tensor, content: Tensor, similarity: str, scale: float, centered: bool
 ) -> Tensor:
     weights = torch.zeros(TASKS, WAY, len(content), dtype=torch.float64)
     width = content.shape[1]
-    centre = [content[:, d].mean().item() if centred else 0.0 for d in range(width)]
+    center = [content[:, d].mean().item() if centered else 0.0 for d in range(width)]
     for t in range(TASKS):
         for n in range(WAY):
-            h = [support_mean[t, n, d].item() - centre[d] for d in range(width)]
+            h = [support_mean[t, n, d].item() - center[d] for d in range(width)]
             scores = []
             for slot in content:
-                m = [slot[d].item() - centre[d] for d in range(width)]
+                m = [slot[d].item() - center[d] for d in range(width)]
                 dot = sum(x * y for x, y in zip(h, m, strict=True))
                 if similarity == "cosine":
                     dot /= math.hypot(*h) * math.hypot(*m)
@@ -43,17 +43,17 @@ def loop_weights(
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("centered", [True, False])
 def test_weights_equal_plain_loops(
-    support_mean: Tensor, content: Tensor, similarity: str, centred: bool
+    support_mean: Tensor, content: Tensor, similarity: str, centered: bool
 ) -> None:
     settings = MemorySettings(
         addressing=similarity,  # type: ignore[arg-type]
         addressing_scale=7.0,
-        centre_addressing=centred,
+        center_addressing=centered,
     )
     weights = Addressing(settings).double()(support_mean, content, None)
-    expected = loop_weights(support_mean, content, similarity, 7.0, centred)
+    expected = loop_weights(support_mean, content, similarity, 7.0, centered)
     torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(weights.sum(-1), torch.ones(TASKS, WAY).double())
 

@@ -22,10 +22,10 @@ from vsm.baselines import (
     fit_logistic_regression,
 )
 from vsm.cli import main
-from vsm.comparison import EpisodeProtocol, load_for, measure, measure_baseline
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import EpisodeError, SettingsError
-from vsm.evaluation import evaluate_classifier
+from vsm.evaluation.comparison import EpisodeProtocol, load_for, measure, measure_baseline
+from vsm.evaluation.evaluator import evaluate_classifier
 from vsm.model import FewShotModel
 from vsm.seeding import task_generators
 from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings
@@ -77,7 +77,7 @@ def test_the_dictionary_holds_every_name_that_the_command_line_offers() -> None:
 
 @pytest.mark.parametrize("shot", [1, 5])
 @pytest.mark.parametrize("name", BASELINE_NAMES)
-def test_probabilities_are_normalised_and_queries_mostly_found(
+def test_probabilities_are_normalized_and_queries_mostly_found(
     name: BaselineName, shot: int
 ) -> None:
     support, queries = episodes(shot, num_tasks=40)
@@ -126,7 +126,7 @@ def test_tiny_and_huge_features_give_finite_results(name: BaselineName, scale: f
 
 
 @pytest.mark.parametrize("name", BASELINE_NAMES)
-def test_an_episode_does_not_depend_on_its_neighbours(name: BaselineName) -> None:
+def test_an_episode_does_not_depend_on_its_neighbors(name: BaselineName) -> None:
     support, queries = episodes(5)
     baseline = build(name, tolerance=1e-9, **FEW)
     together = baseline.fit_predict(support, queries, noise_of(3))
@@ -425,7 +425,7 @@ def test_stored_features_are_measured_the_same_in_parts_and_at_once(
     whole = measured(12)
     assert whole.shape == (12, 12)
     torch.testing.assert_close(measured(7), whole[:7], atol=1e-3, rtol=1e-3)
-    monkeypatch.setattr("vsm.evaluation.ELEMENTS_AT_ONCE", 1)
+    monkeypatch.setattr("vsm.evaluation.evaluator.ELEMENTS_AT_ONCE", 1)
     torch.testing.assert_close(measured(12), whole, atol=1e-3, rtol=1e-3)
 
 
@@ -487,7 +487,7 @@ def test_base_features_are_those_of_the_training_classes(runs: Path) -> None:
     base, dataset = loaded.base_features, loaded.dataset
     assert len(base.class_sizes) == len(dataset.classes("train"))
     last = int(dataset.classes("train")[-1])
-    images = dataset.normalise(dataset.load(dataset.image_ids(last)))
+    images = dataset.normalize(dataset.load(dataset.image_ids(last)))
     with torch.no_grad():
         expected = loaded.trained.model.embed(images).mean(0)
     torch.testing.assert_close(base.class_means[-1], expected)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import classifier as classifier_speed
-from benchmarks import optimisations, speed
+from benchmarks import optimizations, speed
 from vsm.benchmarking import worker
 from vsm.benchmarking.classifier import (
     _fitted,
@@ -53,7 +53,7 @@ from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, S
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import BenchmarkError, SettingsError
-from vsm.evaluation import Evaluation, evaluate
+from vsm.evaluation.evaluator import Evaluation, evaluate
 from vsm.model import FewShotModel
 from vsm.settings import METHODS, KanervaSettings
 
@@ -170,7 +170,7 @@ def test_the_peers_evaluation_equals_ours_on_the_same_weights(tiny_dataset: Imag
     model = FewShotModel(run_settings(workload, "protonet"), tiny_dataset.image_shape)
     sampler = EpisodeSampler(tiny_dataset, "test", 5, 2, 3)
     [drawn] = sampler.evaluation_episodes(8, seed=0)
-    episodes = channels_first(tiny_dataset.normalise(tiny_dataset.load(drawn.image_ids)))
+    episodes = channels_first(tiny_dataset.normalize(tiny_dataset.load(drawn.image_ids)))
     theirs = peer_accuracies(peer_of(model, workload), episodes, shot=2)
     ours = evaluate(model, None, sampler, 8, seed=0).episode_accuracies
     assert theirs == pytest.approx(ours.tolist())
@@ -280,16 +280,16 @@ def test_a_task_cannot_have_more_classes_than_are_remembered() -> None:
         StepWorkload(remembered=4)
 
 
-# Optimisations, undone
+# Optimizations, undone
 
 
 REPLACEMENTS = {
-    "channels_last": (optimisations.ChannelsFirstConv4, "forward"),
-    "pooling_first": (optimisations.RectifyingFirstConv4, "forward"),
-    "tasks_together": (optimisations, "one_task_at_a_time"),
-    "split_first_layer": (optimisations, "concatenated_first_layer"),
-    "moments": (optimisations, "broadcast_bound"),
-    "cached_features": (optimisations, "embedding_every_episode"),
+    "channels_last": (optimizations.ChannelsFirstConv4, "forward"),
+    "pooling_first": (optimizations.RectifyingFirstConv4, "forward"),
+    "tasks_together": (optimizations, "one_task_at_a_time"),
+    "split_first_layer": (optimizations, "concatenated_first_layer"),
+    "moments": (optimizations, "broadcast_bound"),
+    "cached_features": (optimizations, "embedding_every_episode"),
 }
 
 
@@ -304,10 +304,10 @@ def outcome(work: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", REPLACEMENTS)
-def test_an_undone_optimisation_is_really_undone_and_computes_the_same(
+def test_an_undone_optimization_is_really_undone_and_computes_the_same(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undoing = optimisations.OPTIMISATIONS[name]
+    undoing = optimizations.OPTIMIZATIONS[name]
     owner, attribute = REPLACEMENTS[name]
     replacement, calls = getattr(owner, attribute), []
 
@@ -328,24 +328,24 @@ def test_an_undone_optimisation_is_really_undone_and_computes_the_same(
 def test_undoing_channels_last_gives_the_default_layout() -> None:
     for size in SIZES:
         workload = replace(TINY, image_size=size)
-        network = optimisations.ChannelsFirstConv4(workload.image_shape, workload.channels)
+        network = optimizations.ChannelsFirstConv4(workload.image_shape, workload.channels)
         images = episode_images(workload).flatten(0, 2)
         assert set(layouts(network, network.blocks, images)) == {"default"}
 
 
-def test_every_optimisation_but_the_allocator_is_undone_by_a_patch() -> None:
-    assert {*REPLACEMENTS, "allocator"} == set(optimisations.OPTIMISATIONS)
-    assert not optimisations.OPTIMISATIONS["allocator"].keep_allocations
-    assert all(optimisations.OPTIMISATIONS[name].keep_allocations for name in REPLACEMENTS)
+def test_every_optimization_but_the_allocator_is_undone_by_a_patch() -> None:
+    assert {*REPLACEMENTS, "allocator"} == set(optimizations.OPTIMIZATIONS)
+    assert not optimizations.OPTIMIZATIONS["allocator"].keep_allocations
+    assert all(optimizations.OPTIMIZATIONS[name].keep_allocations for name in REPLACEMENTS)
 
 
-def test_an_undone_optimisation_is_measured_in_a_process_of_its_own(
+def test_an_undone_optimization_is_measured_in_a_process_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[1])
-    monkeypatch.setattr(optimisations, "StepWorkload", lambda size: replace(TINY, image_size=size))
-    title, work, *cells, pairs = optimisations.measure("moments", 28, {"step": 2}, threads=1)
-    assert (title, work, pairs) == (optimisations.OPTIMISATIONS["moments"].title, "step", "2")
+    monkeypatch.setattr(optimizations, "StepWorkload", lambda size: replace(TINY, image_size=size))
+    title, work, *cells, pairs = optimizations.measure("moments", 28, {"step": 2}, threads=1)
+    assert (title, work, pairs) == (optimizations.OPTIMIZATIONS["moments"].title, "step", "2")
     assert len(cells) == 3
 
 

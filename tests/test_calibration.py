@@ -5,9 +5,14 @@ import math
 import pytest
 import torch
 
-from vsm.calibration import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, fit_temperature, tempered
 from vsm.data import EpisodeSampler, ImageDataset
-from vsm.evaluation import Evaluation, evaluate
+from vsm.evaluation.calibration import (
+    HIGHEST_TEMPERATURE,
+    LOWEST_TEMPERATURE,
+    fit_temperature,
+    scale_by_temperature,
+)
+from vsm.evaluation.evaluator import Evaluation, evaluate
 from vsm.model import FewShotModel
 from vsm.settings import RunSettings
 
@@ -24,9 +29,11 @@ def nll_by_loop(log_probabilities: torch.Tensor, labels: torch.Tensor, temperatu
     return total / len(labels)
 
 
-def test_tempered_probabilities_are_normalised_powers(random: torch.Generator) -> None:
+def test_tempered_probabilities_are_normalized_powers(random: torch.Generator) -> None:
     log_probabilities = predictions(6, 4, 2.0, random)
-    for row, result in zip(log_probabilities, tempered(log_probabilities, 1.7), strict=True):
+    for row, result in zip(
+        log_probabilities, scale_by_temperature(log_probabilities, 1.7), strict=True
+    ):
         powers = [math.exp(value) ** (1 / 1.7) for value in row.tolist()]
         expected = [power / sum(powers) for power in powers]
         assert result.exp().tolist() == pytest.approx(expected, rel=1e-5)
@@ -34,7 +41,7 @@ def test_tempered_probabilities_are_normalised_powers(random: torch.Generator) -
 
 def test_a_temperature_of_one_changes_no_bit(random: torch.Generator) -> None:
     log_probabilities = predictions(50, 5, 3.0, random)
-    assert torch.equal(tempered(log_probabilities, 1.0), log_probabilities)
+    assert torch.equal(scale_by_temperature(log_probabilities, 1.0), log_probabilities)
 
 
 def test_the_fit_is_the_best_of_a_fine_grid(random: torch.Generator) -> None:
@@ -56,7 +63,7 @@ def test_the_temperature_that_labels_were_drawn_at_is_found(
     temperature: float, random: torch.Generator
 ) -> None:
     log_probabilities = predictions(60_000, 5, 2.0, random)
-    chances = tempered(log_probabilities, temperature).exp()
+    chances = scale_by_temperature(log_probabilities, temperature).exp()
     labels = torch.multinomial(chances, 1, generator=random).squeeze(-1)
     assert fit_temperature(log_probabilities, labels) == pytest.approx(temperature, rel=0.03)
 
@@ -96,8 +103,8 @@ def test_a_temperature_that_was_put_in_is_found() -> None:
     evaluation = Evaluation(torch.zeros(200, 5, dtype=torch.int64), too_sure)
     found = evaluation.best_temperature()
     assert found == pytest.approx(2.5, rel=0.1)
-    after = evaluation.tempered(found)
+    after = evaluation.scale_by_temperature(found)
     assert after.nll < evaluation.nll
     assert torch.equal(after.correct, evaluation.correct)
     for other in (0.9 * found, 1.1 * found):
-        assert after.nll < evaluation.tempered(other).nll
+        assert after.nll < evaluation.scale_by_temperature(other).nll

@@ -13,7 +13,7 @@ from serving_helpers import CLASSES, use_tiny_dataset, write_folders, write_run
 from vsm import FewShotClassifier
 from vsm.cli import main
 from vsm.data import ImageDataset
-from vsm.data.folder import images_below, labelled_images
+from vsm.data.folder import images_below, labeled_images
 
 Folders = tuple[str, str, str]
 
@@ -34,7 +34,7 @@ def arguments(folders: Folders, *more: str) -> list[str]:
 
 def expected_of(folders: Folders) -> tuple[list[Path], FewShotClassifier]:
     support, query, run = folders
-    classifier = FewShotClassifier.from_pretrained(run).fit(*labelled_images(Path(support)))
+    classifier = FewShotClassifier.from_pretrained(run).fit(*labeled_images(Path(support)))
     return images_below(Path(query)), classifier
 
 

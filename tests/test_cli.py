@@ -17,8 +17,8 @@ from PIL import Image
 
 from vsm.cli import main
 from vsm.cli.launch import with_bare_switches
-from vsm.comparison import EpisodeProtocol, evaluate_run
 from vsm.data import open_dataset
+from vsm.evaluation.comparison import EpisodeProtocol, evaluate_run
 from vsm.report.page import write_report
 from vsm.settings import RunSettings
 
@@ -202,7 +202,7 @@ def test_a_second_run_in_the_same_place_needs_a_decision(
 
 
 def test_a_run_that_diverges_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rate = ["--optimiser.learning-rate", "1e30", "--steps", "20"]
+    rate = ["--optimizer.learning-rate", "1e30", "--steps", "20"]
     assert main(["train", "--output", str(tmp_path / "run"), *TINY, *rate]) == 2
     assert "training diverged: the loss is" in capsys.readouterr().err
 
@@ -373,7 +373,7 @@ def test_a_report_on_rival_memories_leaves_out_what_needs_a_slot_for_each_class(
 
 
 def draw_folder(root: Path, num_classes: int) -> None:
-    """Class folders of small grey pictures, each class a stripe of its own."""
+    """Class folders of small gray pictures, each class a stripe of its own."""
     for c in range(num_classes):
         folder = root / f"class{c:02d}"
         folder.mkdir(parents=True)

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from memories import remember
-from vsm.classifier import predictive
-from vsm.conjugate import ConjugateInference
 from vsm.errors import SettingsError
 from vsm.memory import MEMORIES, Memory, MemoryPrior, SlotMemory, SupportSet
+from vsm.memory.conjugate import ConjugateInference
 from vsm.memory.kanerva import KanervaMemory, KanervaRecall
 from vsm.memory.recall import VariationalRecall
 from vsm.model import FewShotModel, Prediction
-from vsm.networks import MemoryConditionedNetwork
+from vsm.nn.networks import MemoryConditionedNetwork
+from vsm.nn.prototype_classifier import predictive
 from vsm.objective import objective
 from vsm.probability import DiagonalGaussian
-from vsm.runs import TrainingState
+from vsm.runs.trained_model import TrainingState
 from vsm.settings import (
     KanervaSettings,
     MemorySettings,
@@ -26,7 +26,7 @@ from vsm.settings import (
     RunSettings,
     SamplingSettings,
 )
-from vsm.training import build_optimiser, training_step
+from vsm.training import build_optimizer, training_step
 
 TASKS, WAY, QUERIES, SLOTS, WIDTH = 2, 3, 4, 7, 5
 MEMORY_METHODS: list[Method] = ["rote", "transformed", "vsm", "kanerva"]
@@ -260,14 +260,14 @@ def test_everything_that_matters_learns(method: Method) -> None:
 def test_training_steps_log_what_the_memory_is_worth(method: Method) -> None:
     settings = settings_of(method)
     model = FewShotModel(settings, (WIDTH,))
-    optimiser = build_optimiser(model, settings.optimiser)
+    optimizer = build_optimizer(model, settings.optimizer)
     state = TrainingState(step=0, memory=model.empty_memory(), pending=None)
     inputs = values(TASKS, WAY, 1 + QUERIES, WIDTH, seed=4).float()
     class_ids = torch.arange(TASKS * WAY).view(TASKS, WAY)
     logged = []
     for _ in range(2):
         state.step += 1
-        logged.append(training_step(model, optimiser, inputs, class_ids, state))
+        logged.append(training_step(model, optimizer, inputs, class_ids, state))
     if method == "vpn":
         assert "memory_strength" not in logged[1]
     else:

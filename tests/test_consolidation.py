@@ -190,8 +190,8 @@ def test_least_recently_updated_capacity_drops_the_oldest_slot() -> None:
 def test_masks_hide_nothing_the_own_slot_or_the_whole_task() -> None:
     memory = memory_of(7, 3, 5, 8)
     batch = torch.tensor([[3, 8], [1, 7]])
-    assert memory.hidden_from(batch, "none") is None
-    own, task = memory.hidden_from(batch, "own"), memory.hidden_from(batch, "task")
+    assert memory.slot_mask(batch, "none") is None
+    own, task = memory.slot_mask(batch, "own"), memory.slot_mask(batch, "task")
     assert own is not None
     assert task is not None
     assert own[0].tolist() == [[False, True, False, False], [False, False, False, True]]

@@ -14,11 +14,11 @@ from vsm.backbones import Conv4, CustomBackbone, build_backbone
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import BackboneError, EpisodeError, RunError, SettingsError
-from vsm.evaluation import evaluate
-from vsm.interruption import Interrupted
+from vsm.evaluation.evaluator import evaluate
 from vsm.model import FewShotModel
-from vsm.runs import load_run
+from vsm.runs.trained_model import load_run
 from vsm.settings import METHODS, Method, ModelSettings, RunSettings
+from vsm.system.interruption import Interrupted
 from vsm.training import Silence, train
 
 SHAPE = (1, 28, 28)
@@ -269,7 +269,7 @@ def test_transductive_batch_norm_needs_batch_norm(
 @pytest.fixture
 def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
     monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
-    monkeypatch.setattr("vsm.comparison.open_dataset", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.evaluation.comparison.open_dataset", lambda name: tiny_dataset)
 
 
 @pytest.mark.usefixtures("_tiny_data")

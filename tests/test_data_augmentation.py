@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from vsm.data import ImageDataset, Normalisation
+from vsm.data import ImageDataset, Normalization
 from vsm.data.augmentation import LUMA, NO_AUGMENTATION, Augmentation, natural
 
 CROP_AND_FLIP = Augmentation(crop_padding=3, flip_probability=0.5)
-COLOURS = Augmentation(brightness=0.4, contrast=0.4, saturation=0.4)
+COLORS = Augmentation(brightness=0.4, contrast=0.4, saturation=0.4)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -50,25 +50,25 @@ def test_every_image_becomes_one_of_its_own_windows() -> None:
     assert 0.35 < mirrored.mean() < 0.65
 
 
-def test_colours_change_by_the_stated_formula() -> None:
+def test_colors_change_by_the_stated_formula() -> None:
     pixels = batch(50).float().contiguous(memory_format=torch.channels_last)
-    changed = COLOURS(pixels, seeded())
+    changed = COLORS(pixels, seeded())
     factors = 1 + 0.4 * (2 * torch.rand(50, 3, generator=seeded()) - 1)
     luma = torch.tensor(LUMA).view(3, 1, 1)
     for image, result, (b, c, s) in zip(pixels, changed, factors, strict=True):
-        grey = (image * luma).sum(0, keepdim=True)
-        saturated = s * image + (1 - s) * grey
-        contrasted = c * saturated + (1 - c) * grey.mean()
+        gray = (image * luma).sum(0, keepdim=True)
+        saturated = s * image + (1 - s) * gray
+        contrasted = c * saturated + (1 - c) * gray.mean()
         torch.testing.assert_close(result, (b * contrasted).clamp(0, 255))
 
 
 def test_whole_numbers_are_rounded() -> None:
     pixels = batch(50)
-    exact = COLOURS(pixels.float(), seeded())
-    assert (COLOURS(pixels, seeded()).float() - exact).abs().max() <= 0.5 + 1e-3
+    exact = COLORS(pixels.float(), seeded())
+    assert (COLORS(pixels, seeded()).float() - exact).abs().max() <= 0.5 + 1e-3
 
 
-@pytest.mark.parametrize("preset", [natural(4), CROP_AND_FLIP, COLOURS, NO_AUGMENTATION])
+@pytest.mark.parametrize("preset", [natural(4), CROP_AND_FLIP, COLORS, NO_AUGMENTATION])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_shape_dtype_and_layout_are_kept(preset: Augmentation, dtype: torch.dtype) -> None:
     pixels = batch(6).to(dtype)
@@ -94,7 +94,7 @@ def test_the_input_is_not_changed() -> None:
     assert torch.equal(pixels, kept)
 
 
-def test_grey_images_can_be_varied_too() -> None:
+def test_gray_images_can_be_varied_too() -> None:
     pixels = batch(4)[:, :1].contiguous(memory_format=torch.channels_last)
     assert natural(2)(pixels, seeded()).shape == pixels.shape
 
@@ -107,7 +107,7 @@ def make_dataset(augmentation: Augmentation) -> ImageDataset:
         class_names=("a", "b"),
         class_starts=np.array([0, 6, 12]),
         splits={"train": np.array([0, 1])},
-        normalisation=Normalisation((0.5, 0.4, 0.3), (0.25, 0.2, 0.1)),
+        normalization=Normalization((0.5, 0.4, 0.3), (0.25, 0.2, 0.1)),
         augmentation=augmentation,
     )
 
@@ -121,10 +121,10 @@ def test_a_dataset_augments_batches_of_any_leading_shape() -> None:
     assert torch.equal(varied.flatten(0, 2), flat)
 
 
-def test_without_colours_only_crop_and_flip_are_left() -> None:
+def test_without_colors_only_crop_and_flip_are_left() -> None:
     dataset = make_dataset(natural(1))
     pixels = dataset.load(torch.arange(12))
-    moved = dataset.augment(pixels, seeded(), colours=False)
+    moved = dataset.augment(pixels, seeded(), colors=False)
     assert torch.equal(moved, Augmentation(1, 0.5)(pixels, seeded()))
     assert not torch.equal(moved, pixels)
     assert not torch.equal(moved, dataset.augment(pixels, seeded()))
@@ -136,12 +136,12 @@ def test_a_dataset_without_a_preset_is_left_alone() -> None:
     assert torch.equal(dataset.augment(pixels, seeded()), pixels)
 
 
-def test_normalisation_follows_its_definition_in_any_layout() -> None:
+def test_normalization_follows_its_definition_in_any_layout() -> None:
     dataset = make_dataset(NO_AUGMENTATION)
     pixels = dataset.load(torch.arange(12))
-    mean = torch.tensor(dataset.normalisation.mean).view(3, 1, 1)
-    deviation = torch.tensor(dataset.normalisation.standard_deviation).view(3, 1, 1)
+    mean = torch.tensor(dataset.normalization.mean).view(3, 1, 1)
+    deviation = torch.tensor(dataset.normalization.std).view(3, 1, 1)
     expected = (pixels.float() / 255 - mean) / deviation
-    torch.testing.assert_close(dataset.normalise(pixels), expected)
-    torch.testing.assert_close(dataset.normalise(pixels.contiguous()), expected)
-    assert dataset.normalise(pixels).is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(dataset.normalize(pixels), expected)
+    torch.testing.assert_close(dataset.normalize(pixels.contiguous()), expected)
+    assert dataset.normalize(pixels).is_contiguous(memory_format=torch.channels_last)

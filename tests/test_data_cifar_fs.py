@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_layouts import colour_image, encoded, leftovers, python2_pickle, write_tree, write_zip
+from data_layouts import color_image, encoded, leftovers, python2_pickle, write_tree, write_zip
 from vsm.data import ImageDataset, open_images
 from vsm.data.augmentation import natural
-from vsm.data.catalogue import prepare
+from vsm.data.catalog import prepare
 from vsm.data.class_lists import published
 from vsm.errors import DataError
 
@@ -28,7 +28,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pngs(prefix: str = "cifar100/data/") -> dict[str, bytes]:
     """Two images a class; the red value tells class and number."""
     return {
-        f"{prefix}{name}/{number:04}.png": encoded(colour_image(10 * label + number, 32))
+        f"{prefix}{name}/{number:04}.png": encoded(color_image(10 * label + number, 32))
         for label, name in enumerate(NAMES)
         for number in range(2)
     }
@@ -38,7 +38,7 @@ def archive_members() -> dict[str, dict[str, Any]]:
     """One image a class in train and one in test, stored as planes."""
     planes = {
         number: np.stack(
-            [colour_image(10 * label + number, 32).transpose(2, 0, 1).ravel() for label in range(3)]
+            [color_image(10 * label + number, 32).transpose(2, 0, 1).ravel() for label in range(3)]
         )
         for number in range(2)
     }
@@ -65,7 +65,7 @@ def assert_holds_the_drawn_images(dataset: ImageDataset) -> None:
         (class_id,) = dataset.splits[split]  # type: ignore[index]
         assert dataset.class_names[class_id] == name
         label = NAMES.index(name)
-        expected = [colour_image(10 * label + number, 32) for number in range(2)]
+        expected = [color_image(10 * label + number, 32) for number in range(2)]
         assert np.array_equal(dataset.images[dataset.image_ids(class_id)], expected)
 
 

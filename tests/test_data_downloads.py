@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from vsm.data import downloads
-from vsm.data.catalogue import CATALOGUE
+from vsm.data.catalog import CATALOG
 from vsm.data.downloads import PublicFile, fetch
 from vsm.errors import DataError
 
@@ -192,7 +192,7 @@ def test_a_false_range_does_not_corrupt_the_file(server: Server, tmp_path: Path)
     assert get(server, tmp_path).read_bytes() == CONTENT
 
 
-def test_a_complete_partial_file_is_recognised(server: Server, tmp_path: Path) -> None:
+def test_a_complete_partial_file_is_recognized(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.zip.part").write_bytes(CONTENT)
     server.script = [exhausted]
     assert get(server, tmp_path).read_bytes() == CONTENT
@@ -252,7 +252,7 @@ def test_a_folder_that_cannot_be_written_is_named(server: Server, tmp_path: Path
 
 
 def test_addresses_are_encrypted_and_names_are_plain() -> None:
-    files = {file for entry in CATALOGUE.values() for file in entry.downloads}
+    files = {file for entry in CATALOG.values() for file in entry.downloads}
     assert len(files) == 3
     for file in files:
         assert urlsplit(file.url).scheme == "https"

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_layouts import colour_image, encoded, leftovers, write_tree
+from data_layouts import color_image, encoded, leftovers, write_tree
 from vsm.data import open_images
 from vsm.data.augmentation import NO_AUGMENTATION, natural
-from vsm.data.catalogue import describe, list_datasets, prepare
+from vsm.data.catalog import describe, list_datasets, prepare
 from vsm.errors import DataError
 
 
@@ -23,7 +23,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pictures(classes: dict[str, int], side: int = 32) -> dict[str, bytes]:
     """Draw as many images of each class as is asked for; red values tell classes apart."""
     return {
-        f"{name}/{number}.png": encoded(colour_image(10 * label, side))
+        f"{name}/{number}.png": encoded(color_image(10 * label, side))
         for label, (name, count) in enumerate(classes.items())
         for number in range(count)
     }
@@ -90,17 +90,17 @@ def test_images_of_different_sizes_become_84_by_84(tmp_path: Path) -> None:
     assert open_images(f"folder:{write_tree(tmp_path / 'x', files)}").image_shape == (3, 84, 84)
 
 
-def test_grey_images_stay_grey_and_are_not_augmented(tmp_path: Path) -> None:
-    grey = encoded(np.full((20, 20), 70, dtype=np.uint8))
+def test_gray_images_stay_gray_and_are_not_augmented(tmp_path: Path) -> None:
+    gray = encoded(np.full((20, 20), 70, dtype=np.uint8))
     dataset = open_images(
-        f"folder:{write_tree(tmp_path / 'x', {f'{name}/0.png': grey for name in 'abc'})}"
+        f"folder:{write_tree(tmp_path / 'x', {f'{name}/0.png': gray for name in 'abc'})}"
     )
     assert dataset.image_shape == (1, 20, 20)
     assert set(dataset.images.ravel()) == {70}
     assert dataset.augmentation == NO_AUGMENTATION
 
 
-def test_one_colour_image_makes_all_of_them_colour(tmp_path: Path) -> None:
+def test_one_color_image_makes_all_of_them_color(tmp_path: Path) -> None:
     files = {f"{name}/0.png": encoded(np.zeros((20, 20), dtype=np.uint8)) for name in "abc"}
     files["b/1.png"] = encoded(np.zeros((20, 20, 3), dtype=np.uint8))
     assert open_images(f"folder:{write_tree(tmp_path / 'x', files)}").image_shape == (3, 20, 20)
@@ -114,7 +114,7 @@ def test_a_changed_folder_is_prepared_anew_and_an_unchanged_one_is_not(
     written = (first / "images.npy").stat().st_mtime_ns
     assert prepare("folder", source) == first
     assert (first / "images.npy").stat().st_mtime_ns == written
-    (source / "a" / "new.png").write_bytes(encoded(colour_image(5, 32)))
+    (source / "a" / "new.png").write_bytes(encoded(color_image(5, 32)))
     assert prepare("folder", source) != first
     assert len(open_images(f"folder:{source}").images) == 4
     os.utime(source / "a" / "new.png", (1, 1))  # same size, edited
@@ -154,7 +154,7 @@ def test_a_class_in_two_splits_is_named(tmp_path: Path) -> None:
 
 def test_a_truncated_image_is_named(tmp_path: Path) -> None:
     files = pictures({"a": 1, "b": 1, "c": 1})
-    files["b/bad.png"] = encoded(colour_image(0, 32))[:70]
+    files["b/bad.png"] = encoded(color_image(0, 32))[:70]
     assert_refused(tmp_path, files, r"x/b/bad\.png: unreadable or truncated image")
 
 

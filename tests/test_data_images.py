@@ -1,4 +1,4 @@
-"""Every kind of image becomes one size and colour; bad ones are named."""
+"""Every kind of image becomes one size and color; bad ones are named."""
 
 import io
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_layouts import colour_image, encoded
+from data_layouts import color_image, encoded
 from vsm.data.images import (
     ImageFormat,
     decode,
@@ -19,8 +19,8 @@ from vsm.data.images import (
 )
 from vsm.errors import DataError
 
-COLOUR = ImageFormat(side=8, channels=3)
-GREY = ImageFormat(side=8, channels=1)
+COLOR = ImageFormat(side=8, channels=3)
+GRAY = ImageFormat(side=8, channels=1)
 
 
 def saved(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
@@ -31,35 +31,35 @@ def saved(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
 
 def test_an_image_of_the_right_size_comes_through_unchanged() -> None:
     image = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-    assert np.array_equal(decode(encoded(image), "x.png", COLOUR), image)
+    assert np.array_equal(decode(encoded(image), "x.png", COLOR), image)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM"])
 def test_every_format_and_size_is_brought_to_one_size(kind: str) -> None:
     image = np.full((200, 300, 3), (200, 100, 50), dtype=np.uint8)
-    decoded = decode(encoded(image, kind), "x", COLOUR)
+    decoded = decode(encoded(image, kind), "x", COLOR)
     assert decoded.shape == (8, 8, 3)
     assert np.abs(decoded.astype(int) - (200, 100, 50)).max() <= 6
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
-def test_every_mode_becomes_grey_or_colour(mode: str) -> None:
+def test_every_mode_becomes_gray_or_color(mode: str) -> None:
     white = Image.new(mode, (16, 16), {"I;16": 65535, "CMYK": 0}.get(mode, "white"))
     data = saved(white, "TIFF")
-    assert decode(data, "x", GREY).min() >= 250
-    assert decode(data, "x", COLOUR).min() >= 250
+    assert decode(data, "x", GRAY).min() >= 250
+    assert decode(data, "x", COLOR).min() >= 250
 
 
 def test_sixteen_bits_are_scaled_and_not_clipped() -> None:
     image = Image.fromarray(np.full((8, 8), 257 * 100, dtype=np.uint16))
-    assert np.unique(decode(saved(image), "x", GREY)).tolist() == [100]
+    assert np.unique(decode(saved(image), "x", GRAY)).tolist() == [100]
 
 
 def test_transparent_parts_are_white() -> None:
     clear = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
     palette = Image.new("P", (8, 8), 0)
     for data in (saved(clear), saved(clear.convert("LA")), saved(palette, transparency=0)):
-        assert decode(data, "x", COLOUR).min() == 255
+        assert decode(data, "x", COLOR).min() == 255
 
 
 def test_ink_is_high_and_paper_is_zero() -> None:
@@ -93,7 +93,7 @@ def test_photographs_are_turned_upright() -> None:
     upright = decode(data, "x", ImageFormat(side=8, channels=3, upright=True))
     assert upright[-1].min() == 255
     assert upright[0].max() == 0
-    assert decode(data, "x", COLOUR)[0].min() == 255
+    assert decode(data, "x", COLOR)[0].min() == 255
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"])
@@ -104,18 +104,18 @@ def test_a_truncated_image_is_named(kind: str, kept: float) -> None:
     with pytest.raises(
         DataError, match=r"^cut\.png: unreadable or truncated image .*replace or remove"
     ):
-        decode(data[: int(kept * len(data))], "cut.png", COLOUR)
+        decode(data[: int(kept * len(data))], "cut.png", COLOR)
 
 
 def test_a_text_file_is_not_an_image() -> None:
     with pytest.raises(DataError, match=r"^notes\.png: unreadable"):
-        decode(b"These are notes.", "notes.png", COLOUR)
+        decode(b"These are notes.", "notes.png", COLOR)
 
 
 def test_formats_that_could_run_programs_are_not_images() -> None:
     script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
     with pytest.raises(DataError, match=r"^drawing\.png: unreadable"):
-        decode(script, "drawing.png", COLOUR)
+        decode(script, "drawing.png", COLOR)
 
 
 @pytest.mark.parametrize("limit", [3000, 100])  # where Pillow warns, and where it refuses itself
@@ -123,32 +123,32 @@ def test_a_decompression_bomb_is_refused_by_name(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    data = encoded(colour_image(0, 64))
+    data = encoded(color_image(0, 64))
     (tmp_path / "huge.png").write_bytes(data)
     with pytest.raises(DataError, match=r"huge\.png: refused as a decompression bomb"):
         inspect(tmp_path / "huge.png")
     with pytest.raises(DataError, match=r"huge\.png: refused as a decompression bomb"):
-        list(decode_all(["huge.png"], lambda _: data, COLOUR, label=str))
+        list(decode_all(["huge.png"], lambda _: data, COLOR, label=str))
 
 
 def test_many_images_keep_their_order() -> None:
-    batches = list(decode_all(range(600), lambda i: encoded(colour_image(i, 8)), COLOUR, label=str))
+    batches = list(decode_all(range(600), lambda i: encoded(color_image(i, 8)), COLOR, label=str))
     assert np.concatenate(batches)[:, 0, 0, 0].tolist() == [i % 256 for i in range(600)]
 
 
 def test_one_bad_image_among_many_is_named() -> None:
     def read(number: int) -> bytes:
-        return b"" if number == 300 else encoded(colour_image(number, 8))
+        return b"" if number == 300 else encoded(color_image(number, 8))
 
     with pytest.raises(DataError, match=r"^picture 300: unreadable"):
-        list(decode_all(range(400), read, COLOUR, label=lambda number: f"picture {number}"))
+        list(decode_all(range(400), read, COLOR, label=lambda number: f"picture {number}"))
 
 
-def test_headers_tell_grey_from_colour(tmp_path: Path) -> None:
-    (tmp_path / "grey.png").write_bytes(encoded(np.zeros((5, 7), dtype=np.uint8)))
-    (tmp_path / "colour.png").write_bytes(encoded(np.zeros((5, 7, 3), dtype=np.uint8)))
-    assert inspect(tmp_path / "grey.png") == (True, 5, 7)
-    assert inspect(tmp_path / "colour.png") == (False, 5, 7)
+def test_headers_tell_gray_from_color(tmp_path: Path) -> None:
+    (tmp_path / "gray.png").write_bytes(encoded(np.zeros((5, 7), dtype=np.uint8)))
+    (tmp_path / "color.png").write_bytes(encoded(np.zeros((5, 7, 3), dtype=np.uint8)))
+    assert inspect(tmp_path / "gray.png") == (True, 5, 7)
+    assert inspect(tmp_path / "color.png") == (False, 5, 7)
 
 
 def test_litter_is_not_taken_for_images() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data_layouts import (
-    colour_image,
+    color_image,
     encoded,
     leftovers,
     python2_pickle,
@@ -15,7 +15,7 @@ from data_layouts import (
     write_tree,
 )
 from vsm.data import ImageDataset, open_images
-from vsm.data.catalogue import prepare
+from vsm.data.catalog import prepare
 from vsm.data.class_lists import published
 from vsm.errors import DataError
 
@@ -38,7 +38,7 @@ def images(foldered: bool, each: int = 3) -> dict[str, bytes]:
     """JPEGs of different sizes, named as Ravi & Larochelle name them."""
     return {
         (f"images/{name}/" if foldered else "images/") + f"{name}{number:08}.jpg": encoded(
-            colour_image(value(position, number), 100 + 10 * number), "JPEG"
+            color_image(value(position, number), 100 + 10 * number), "JPEG"
         )
         for position, name in enumerate(CLASSES.values())
         for number in range(each)
@@ -128,7 +128,7 @@ def test_a_truncated_image_is_named_and_nothing_stays(tmp_path: Path, root: Path
 def caches(each: int = 3) -> dict[str, dict[str, Any]]:
     return {
         f"mini-imagenet-cache-{short}.pkl": {
-            "image_data": np.stack([colour_image(value(position, n), 84) for n in range(each)]),
+            "image_data": np.stack([color_image(value(position, n), 84) for n in range(each)]),
             "class_dict": {name: list(range(each))},
         }
         for position, (short, name) in enumerate(CLASSES.items())

@@ -8,7 +8,7 @@ import pytest
 
 from data_layouts import leftovers, omniglot_drawing, write_tree, write_zip
 from vsm.data import open_images, store
-from vsm.data.catalogue import prepare
+from vsm.data.catalog import prepare
 from vsm.data.omniglot import paper_split, vinyals_split
 from vsm.errors import DataError
 

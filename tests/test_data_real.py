@@ -10,7 +10,7 @@ import pytest
 
 from data_layouts import shared_data
 from vsm.data import EpisodeSampler, ImageDataset, open_images, store
-from vsm.data.catalogue import CATALOGUE, describe, prepare
+from vsm.data.catalog import CATALOG, describe, prepare
 from vsm.data.class_lists import published
 from vsm.data.omniglot import paper_split
 from vsm.seeding import generator
@@ -84,13 +84,13 @@ def test_cifar_fs_has_the_split_in_its_archive(cifar_fs: ImageDataset) -> None:
 
 
 @pytest.mark.parametrize("name", ["omniglot", "cifar_fs"])
-def test_normalisation_constants_are_those_of_the_training_images(
+def test_normalization_constants_are_those_of_the_training_images(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     dataset: ImageDataset = request.getfixturevalue(name)
     sampler = EpisodeSampler(dataset, "train", way=5, shot=1, queries=1)
     some = sampler.image_ids()[::7]
-    pixels = dataset.normalise(dataset.load(some))
+    pixels = dataset.normalize(dataset.load(some))
     assert pixels.mean((0, 2, 3)).abs().max() < 0.02
     assert (pixels.std((0, 2, 3)) - 1).abs().max() < 0.02
 
@@ -126,5 +126,5 @@ def test_shipped_mini_imagenet_classes_equal_the_published_ones() -> None:
 
 
 def test_every_public_file_is_one_the_readers_know() -> None:
-    names = {file.name for entry in CATALOGUE.values() for file in entry.downloads}
+    names = {file.name for entry in CATALOG.values() for file in entry.downloads}
     assert names == {"images_background.zip", "images_evaluation.zip", "cifar-100-python.tar.gz"}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_layouts import (
-    colour_image,
+    color_image,
     encoded,
     leftovers,
     python2_pickle,
@@ -14,7 +14,7 @@ from data_layouts import (
     write_tree,
 )
 from vsm.data import open_images
-from vsm.data.catalogue import prepare
+from vsm.data.catalog import prepare
 from vsm.data.class_lists import published
 from vsm.errors import DataError
 
@@ -31,7 +31,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write_pickles(folder: Path, python2: bool = False) -> Path:
     for position, short in enumerate(SHORT.values()):
         pngs = [
-            np.frombuffer(encoded(colour_image(60 * position + 10 * n, 84)), np.uint8)[:, None]
+            np.frombuffer(encoded(color_image(60 * position + 10 * n, 84)), np.uint8)[:, None]
             for n in range(len(LABELS))
         ]
         labels = {
@@ -78,7 +78,7 @@ def test_labels_that_do_not_match_the_images_are_refused(tmp_path: Path, root: P
 
 def test_a_truncated_png_is_named_by_its_position(tmp_path: Path, root: Path) -> None:
     source = write_pickles(tmp_path / "source")
-    good = np.frombuffer(encoded(colour_image(0, 84)), np.uint8)
+    good = np.frombuffer(encoded(color_image(0, 84)), np.uint8)
     write_pickle(source / "test_images_png.pkl", [good, good, good[:50], good])
     with pytest.raises(DataError, match=r"test_images_png\.pkl, image 2: unreadable or truncated"):
         prepare("tiered-imagenet", source, allow_missing=True)
@@ -98,7 +98,7 @@ def test_labels_of_another_layout_are_refused(labels: object, tmp_path: Path) ->
 def test_a_folder_of_synsets_is_split_by_the_published_classes(tmp_path: Path) -> None:
     chosen = {split: names[:2] for split, names in published("tiered_imagenet").items()}
     files = {
-        f"train/{name}/{name}_{number}.JPEG": encoded(colour_image(number, 120), "JPEG")
+        f"train/{name}/{name}_{number}.JPEG": encoded(color_image(number, 120), "JPEG")
         for names in chosen.values()
         for name in names
         for number in range(2)
@@ -112,7 +112,7 @@ def test_a_folder_of_synsets_is_split_by_the_published_classes(tmp_path: Path) -
 
 
 def test_synsets_missing_from_a_folder_are_counted(tmp_path: Path) -> None:
-    files = {"n01530575/n01530575_1.JPEG": encoded(colour_image(0, 120), "JPEG")}
+    files = {"n01530575/n01530575_1.JPEG": encoded(color_image(0, 120), "JPEG")}
     with pytest.raises(DataError, match=r"607 of 608 classes are missing"):
         prepare("tiered-imagenet", write_tree(tmp_path / "imagenet", files))
 

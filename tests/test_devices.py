@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from pretend_device import PRETENDED, Elsewhere, pretended_device
-from vsm.comparison import EpisodeProtocol, evaluate_run
 from vsm.data import ImageDataset
-from vsm.devices import ON_CPU, Placement, choose_placement, send
 from vsm.errors import SettingsError
-from vsm.evaluation import BatchNormMode
+from vsm.evaluation.comparison import EpisodeProtocol, evaluate_run
+from vsm.evaluation.evaluator import BatchNormMode
 from vsm.memory import SlotMemory
 from vsm.model import FewShotModel
 from vsm.report.showcase import look_at_episodes
-from vsm.runs import load_run
+from vsm.runs.trained_model import load_run
 from vsm.settings import METHODS, MemorySettings, Method, ObjectiveSettings, RunSettings
+from vsm.system.devices import ON_CPU, Placement, choose_placement, send
 from vsm.training import Silence, train
 
 ELSEWHERE = Placement(PRETENDED)
@@ -27,7 +27,7 @@ IN_BFLOAT16 = Placement(torch.device("cpu"), torch.bfloat16)
 @pytest.fixture(autouse=True)
 def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
     monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
-    monkeypatch.setattr("vsm.comparison.open_dataset", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.evaluation.comparison.open_dataset", lambda name: tiny_dataset)
     monkeypatch.setattr("vsm.training.FUSED_ADAM_DEVICES", ())
 
 
@@ -132,7 +132,7 @@ def test_the_backbone_alone_computes_in_bfloat16(
 
     model = FewShotModel(tiny_settings, tiny_dataset.image_shape)
     model.require_backbone().register_forward_hook(watch)
-    images = tiny_dataset.normalise(tiny_dataset.load(torch.arange(6)))
+    images = tiny_dataset.normalize(tiny_dataset.load(torch.arange(6)))
     exact = model.eval().embed(images)
     rounded = model.place(IN_BFLOAT16).embed(images)
     assert seen == [torch.float32, torch.bfloat16]

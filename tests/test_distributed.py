@@ -15,23 +15,23 @@ from torch import Tensor, nn
 
 from distributed_worker import SCENARIOS, whole_batch
 from launching_helpers import TINY, finish, run, start, wait_for
-from vsm.batch_norm import (
-    SynchronisedBatchNorm2d,
-    SynchronisedBatchNorm3d,
-    synchronise_batch_norm,
-    unsynchronised_buffers,
-    whole_statistics,
-)
 from vsm.cli import main
 from vsm.data import ImageDataset
-from vsm.distributed import ALONE, Processes, joined_processes
 from vsm.errors import ProcessLostError, SettingsError
 from vsm.model import FewShotModel
-from vsm.runs import RunDirectory
+from vsm.nn.batch_norm import (
+    SynchronizedBatchNorm2d,
+    SynchronizedBatchNorm3d,
+    synchronize_batch_norm,
+    unsynchronized_buffers,
+    whole_statistics,
+)
+from vsm.runs.trained_model import RunDirectory
 from vsm.settings import RunSettings
+from vsm.system.distributed import SINGLE_PROCESS, Processes, join_processes
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
-SYNCHRONISED = [name for name in SCENARIOS if name != "unsynchronised"]
+SYNCHRONIZED = [name for name in SCENARIOS if name != "unsynchronized"]
 
 Held = dict[str, Tensor]
 
@@ -58,7 +58,7 @@ def test_all_processes_hold_the_same_model_and_memory_bit_for_bit(worlds: Path, 
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-@pytest.mark.parametrize("name", SYNCHRONISED)
+@pytest.mark.parametrize("name", SYNCHRONIZED)
 def test_two_processes_make_the_run_of_one(worlds: Path, name: str) -> None:
     [alone] = held(worlds, name, 1)
     together, _ = held(worlds, name, 2)
@@ -85,13 +85,13 @@ def test_the_loss_curves_agree_in_single_precision(worlds: Path) -> None:
     torch.testing.assert_close(together["losses"], alone["losses"], rtol=1e-3, atol=1e-4)
 
 
-def test_without_synchronised_batch_norm_the_run_is_another_one(worlds: Path) -> None:
-    [alone], (together, _) = held(worlds, "unsynchronised", 1), held(worlds, "unsynchronised", 2)
+def test_without_synchronized_batch_norm_the_run_is_another_one(worlds: Path) -> None:
+    [alone], (together, _) = held(worlds, "unsynchronized", 1), held(worlds, "unsynchronized", 2)
     assert not torch.allclose(together["losses"], alone["losses"], rtol=1e-3)
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16])
-def test_synchronised_batch_norm_is_batch_norm_of_the_whole_batch(
+def test_synchronized_batch_norm_is_batch_norm_of_the_whole_batch(
     worlds: Path, kind: torch.dtype
 ) -> None:
     shares = held(worlds, f"batch_norm {kind}", 2)
@@ -119,7 +119,7 @@ def test_synchronised_batch_norm_is_batch_norm_of_the_whole_batch(
             assert_close(share[key], value, msg=key)
 
 
-def test_batch_norm_of_rows_is_synchronised_too(worlds: Path) -> None:
+def test_batch_norm_of_rows_is_synchronized_too(worlds: Path) -> None:
     [alone], shares = held(worlds, "rows", 1), held(worlds, "rows", 2)
     for key in ("output", "gradient"):
         torch.testing.assert_close(torch.cat([share[key] for share in shares]), alone[key])
@@ -128,14 +128,14 @@ def test_batch_norm_of_rows_is_synchronised_too(worlds: Path) -> None:
             torch.testing.assert_close(share[key], alone[key])
 
 
-def test_layers_that_cannot_be_synchronised_stay_and_are_averaged() -> None:
+def test_layers_that_cannot_be_synchronized_stay_and_are_averaged() -> None:
     layers = [nn.BatchNorm2d(2, affine=False), nn.BatchNorm2d(2, momentum=None), nn.BatchNorm3d(2)]
     network = nn.Sequential(*layers)
-    synchronise_batch_norm(network, Processes(0, 2))
+    synchronize_batch_norm(network, Processes(0, 2))
     assert [type(layer) for layer in network] == [
-        *(nn.BatchNorm2d, nn.BatchNorm2d, SynchronisedBatchNorm3d)
+        *(nn.BatchNorm2d, nn.BatchNorm2d, SynchronizedBatchNorm3d)
     ]
-    left = {id(buffer) for buffer in unsynchronised_buffers(network)}
+    left = {id(buffer) for buffer in unsynchronized_buffers(network)}
     assert left == {id(b) for layer in layers[:2] for b in (layer.running_mean, layer.running_var)}
 
 
@@ -145,7 +145,7 @@ def test_processes_agree_in_order(worlds: Path) -> None:
         assert one["gathered"].tolist() == [[0.0, 10.0], [1.0, 10.0]]
         assert one["average of the first"].unique().tolist() == [0.5]
         assert one["average of the second"].unique().tolist() == [2.0]
-        assert one["equalised"].unique().tolist() == [0.0]
+        assert one["broadcast"].unique().tolist() == [0.0]
         assert one["largest"].item() == 3
         assert one["from first"].item() == 0.1
     [alone] = held(worlds, "agreed", 1)
@@ -163,26 +163,26 @@ def test_one_process_keeps_plain_batch_norm(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:
     model = FewShotModel(tiny_settings, tiny_dataset.image_shape)
-    synchronise_batch_norm(model, ALONE)
-    assert not any(isinstance(module, SynchronisedBatchNorm2d) for module in model.modules())
+    synchronize_batch_norm(model, SINGLE_PROCESS)
+    assert not any(isinstance(module, SynchronizedBatchNorm2d) for module in model.modules())
 
 
-def test_synchronising_keeps_every_name_and_parameter(
+def test_synchronizing_keeps_every_name_and_parameter(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:
     model = FewShotModel(tiny_settings, tiny_dataset.image_shape)
     names, parameters = list(model.state_dict()), list(model.parameters())
     plain = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-    synchronise_batch_norm(model, Processes(0, 2))
-    synchronised = [m for m in model.modules() if isinstance(m, SynchronisedBatchNorm2d)]
-    assert len(synchronised) == plain == 4
+    synchronize_batch_norm(model, Processes(0, 2))
+    synchronized = [m for m in model.modules() if isinstance(m, SynchronizedBatchNorm2d)]
+    assert len(synchronized) == plain == 4
     assert list(model.state_dict()) == names
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
 
 
 def test_statistics_of_images_far_from_zero_do_not_cancel() -> None:
     images = 1000 + torch.randn(8, 2, 5, 5, generator=torch.Generator().manual_seed(0))
-    mean, variance = whole_statistics(images, ALONE)
+    mean, variance = whole_statistics(images, SINGLE_PROCESS)
     exact = images.double()
     torch.testing.assert_close(mean.double(), exact.mean((0, 2, 3)), rtol=1e-6, atol=0)
     expected = exact.var((0, 2, 3), correction=0)
@@ -191,8 +191,8 @@ def test_statistics_of_images_far_from_zero_do_not_cancel() -> None:
 
 def test_without_an_announced_job_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with joined_processes(torch.device("cpu")) as processes:
-        assert processes is ALONE
+    with join_processes(torch.device("cpu")) as processes:
+        assert processes is SINGLE_PROCESS
 
 
 def test_a_job_without_an_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_a_job_without_an_address_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.delenv(name, raising=False)
     with (
         pytest.raises(ProcessLostError, match=r"did not find each other.*start them with torchrun"),
-        joined_processes(torch.device("cpu")),
+        join_processes(torch.device("cpu")),
     ):
         pass
 
@@ -249,7 +249,7 @@ def test_a_run_goes_on_with_another_number_of_processes(
     assert saved_step(worlds / "changed") == 10
     monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
     shutil.copytree(worlds / "changed", tmp_path / "changed")
-    words = ["--data", "tiny", *TINY, "--optimiser.schedule", "constant", "--steps", "20", "--json"]
+    words = ["--data", "tiny", *TINY, "--optimizer.schedule", "constant", "--steps", "20", "--json"]
     assert main(["train", "--output", str(tmp_path / "changed"), "--resume", *words]) == 0
     assert main(["train", "--output", str(tmp_path / "alone"), *words]) == 0
     expected, found = losses(tmp_path / "alone"), losses(tmp_path / "changed")
@@ -280,7 +280,7 @@ def test_a_killed_process_ends_the_job_and_its_last_state_resumes(
     killed: int, tmp_path: Path
 ) -> None:
     output = tmp_path / "run"
-    words = ["--output", str(output), *TINY, "--optimiser.schedule", "constant", "--steps"]
+    words = ["--output", str(output), *TINY, "--optimizer.schedule", "constant", "--steps"]
     processes = start(2, "-m", "vsm", "train", *words, "100000")
     wait_for(output / "resume.safetensors", processes)
     processes[killed].kill()

@@ -20,7 +20,7 @@ PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "CONTRIBUTING.md"])
 CODE = re.compile(r"`(vsm(?:\.\w+)+)`")
 TEST = re.compile(r"`(tests/\w+\.py)::(\w+)`")
 SETTING = re.compile(
-    r"`(model|memory|mann|kanerva|sampling|objective|optimiser|rotation|validation)"
+    r"`(model|memory|mann|kanerva|sampling|objective|optimizer|rotation|validation)"
     r"\.(\w+)(?:: (\S+))?`"
 )
 FILE_ENDINGS = {"py", "safetensors"}

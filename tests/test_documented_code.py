@@ -26,8 +26,9 @@ from documented_code import (
 from vsm.cli import main
 from vsm.cli.main import open_command
 from vsm.data import ImageDataset, open_dataset
-from vsm.directories import CONFIG_NAME
-from vsm.runs import RunDirectory
+from vsm.runs.directory import CONFIG_NAME
+from vsm.runs.shipped import find_run, shipped_folder
+from vsm.runs.trained_model import RunDirectory
 from vsm.settings import (
     FewShotValidationSettings,
     PretrainSettings,
@@ -35,7 +36,6 @@ from vsm.settings import (
     SamplingSettings,
     ValidationSettings,
 )
-from vsm.shipped_models import find_run, shipped_folder
 from vsm.study.plan import read_study
 
 PAGES = pages()
@@ -113,7 +113,11 @@ def check(words: list[str], place: str, patch: pytest.MonkeyPatch) -> None:
         require_known_program(words, place)
     for command, *arguments in ours:
         if command in ("train", "pretrain"):
-            for work in ("vsm.training.train", "vsm.pretraining.pretrain", "vsm.launching.submit"):
+            for work in (
+                "vsm.training.train",
+                "vsm.pretraining.loop.pretrain",
+                "vsm.system.launching.submit",
+            ):
                 patch.setattr(work, stop)
             with pytest.raises(Reached):
                 raise SystemExit(f"{place}: exit code {main([command, *arguments])}")
@@ -152,7 +156,7 @@ def shrink_trainings(patch: pytest.MonkeyPatch, pictures: str) -> None:
         return evaluate(model, memory, episodes, 4, **named)
 
     patch.setattr("vsm.training.train", train_briefly)
-    patch.setattr("vsm.pretraining.pretrain", pretrain_briefly)
+    patch.setattr("vsm.pretraining.loop.pretrain", pretrain_briefly)
     for name, brief in [
         ("train", train_briefly),
         ("pretrain", pretrain_briefly),

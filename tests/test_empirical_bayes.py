@@ -9,11 +9,11 @@ from torch.nn import functional as F
 
 from serving_helpers import clustered_features
 from vsm import FewShotClassifier
-from vsm.conjugate import ConjugateInference
 from vsm.data import EpisodeSampler, FeatureDataset
 from vsm.errors import ClassifierError, MemoryFileError
-from vsm.evaluation import evaluate
+from vsm.evaluation.evaluator import evaluate
 from vsm.memory import SlotMemory
+from vsm.memory.conjugate import ConjugateInference
 
 NUM_CLASSES, PER_CLASS = 48, 16
 
@@ -62,7 +62,7 @@ def test_a_memory_is_worth_less_than_one_image_where_classes_differ_more_than_th
     rows = means.repeat_interleave(30, 0)
     rows = rows + 0.1 * torch.randn(len(rows), 6, generator=random)
     labels = torch.arange(400).repeat_interleave(30)
-    classifier = FewShotClassifier().learn_memory(rows, labels, normalise=False)
+    classifier = FewShotClassifier().learn_memory(rows, labels, normalize=False)
     told = classifier.fit(rows[:60:30], labels[:60:30]).explain(rows[0])
     assert told.memory_strength is not None
     assert 0 < told.memory_strength[0] < 1

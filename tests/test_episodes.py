@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vsm.data import EpisodeSampler, ImageDataset, Normalisation
+from vsm.data import EpisodeSampler, ImageDataset, Normalization
 from vsm.errors import EpisodeError
 
 
@@ -34,7 +34,7 @@ def test_uneven_classes_never_lend_each_other_images(random: torch.Generator) ->
         class_names=("a", "b", "c", "d"),
         class_starts=np.concatenate([[0], np.cumsum(sizes)]),
         splits={"train": np.arange(4)},
-        normalisation=Normalisation((0.0,), (1.0,)),
+        normalization=Normalization((0.0,), (1.0,)),
     )
     batch = EpisodeSampler(dataset, "train", 4, 1, 5).draw(200, random)
     for classes, images in zip(batch.class_ids, batch.image_ids, strict=True):
@@ -88,11 +88,11 @@ def test_infeasible_episodes_are_refused_when_the_sampler_is_built(
         sampler(tiny_dataset, way, shot, queries)
 
 
-def test_images_are_loaded_channels_last_and_normalised(tiny_dataset: ImageDataset) -> None:
+def test_images_are_loaded_channels_last_and_normalized(tiny_dataset: ImageDataset) -> None:
     ids = torch.tensor([[0, 13], [2, 7]])
     pixels = tiny_dataset.load(ids)
     assert pixels.shape == (2, 2, 1, 28, 28)
     assert pixels.dtype == torch.uint8
     assert pixels.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
     expected = (torch.from_numpy(tiny_dataset.images[13]) / 255 - 0.5) / 0.25
-    torch.testing.assert_close(tiny_dataset.normalise(pixels)[0, 1, 0], expected[..., 0])
+    torch.testing.assert_close(tiny_dataset.normalize(pixels)[0, 1, 0], expected[..., 0])

@@ -8,7 +8,7 @@ import torch
 
 from memories import remember
 from vsm.data import EpisodeSampler, ImageDataset
-from vsm.evaluation import batch_statistics, embed_images, evaluate, evaluation_mode
+from vsm.evaluation.evaluator import batch_statistics, embed_images, evaluate, evaluation_mode
 from vsm.memory import Memory
 from vsm.model import FewShotModel
 from vsm.settings import METHODS, Method, RunSettings
@@ -17,7 +17,7 @@ from vsm.settings import METHODS, Method, RunSettings
 def build(settings: RunSettings, dataset: ImageDataset, method: Method = "vsm") -> FewShotModel:
     model = FewShotModel(replace(settings, method=method), dataset.image_shape)
     # Give batch norm running statistics that differ from a batch's own.
-    model.embed(dataset.normalise(dataset.load(torch.arange(60))))
+    model.embed(dataset.normalize(dataset.load(torch.arange(60))))
     return model
 
 
@@ -41,7 +41,7 @@ def test_cached_features_equal_embedding_every_episode_anew(
     rows = []
     for batch in sampler.evaluation_episodes(7, 0):
         for image_ids in batch.image_ids:
-            images = tiny_dataset.normalise(tiny_dataset.load(image_ids.flatten()))
+            images = tiny_dataset.normalize(tiny_dataset.load(image_ids.flatten()))
             features = model.embed(images).unflatten(0, (1, 3, 3))
             out = model(features[:, :, :1], features[:, :, 1:], None, torch.Generator())
             rows.append(out.log_probabilities[0, :, :, 0])
@@ -92,7 +92,9 @@ def test_a_longer_evaluation_begins_with_the_shorter_one(
 def test_progress_counts_exactly_the_episodes_asked_for(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsm.evaluation.ELEMENTS_AT_ONCE", 500)  # several parts to a block
+    monkeypatch.setattr(
+        "vsm.evaluation.evaluator.ELEMENTS_AT_ONCE", 500
+    )  # several parts to a block
     model = build(tiny_settings, tiny_dataset, "vpn")
     counted: list[int] = []
     sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
@@ -125,7 +127,7 @@ def test_transductive_batch_norm_uses_the_episodes_statistics_and_keeps_the_runn
     transductive = evaluate(model, None, sampler, 5, seed=0, batch_norm="transductive")
     assert not torch.allclose(inductive.log_likelihood, transductive.log_likelihood)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    images = tiny_dataset.normalise(tiny_dataset.load(torch.arange(9)))
+    images = tiny_dataset.normalize(tiny_dataset.load(torch.arange(9)))
     model.eval()
     with batch_statistics(model):
         inside = model.embed(images)
@@ -139,7 +141,7 @@ def test_embedding_in_parts_equals_embedding_at_once(
     model = build(tiny_settings, tiny_dataset, "protonet")
     ids = torch.arange(50)
     whole = embed_images(model, tiny_dataset, ids)
-    monkeypatch.setattr("vsm.evaluation.EMBEDDING_BATCH", 7)
+    monkeypatch.setattr("vsm.evaluation.evaluator.EMBEDDING_BATCH", 7)
     counted: list[int] = []
     torch.testing.assert_close(embed_images(model, tiny_dataset, ids, counted.append), whole)
     assert sum(counted) == 50

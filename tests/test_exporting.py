@@ -18,15 +18,15 @@ from torch import Tensor
 from serving_helpers import CLASSES, examples, use_tiny_dataset, write_run, write_run_of
 from tiny import make_dataset, make_settings
 from vsm import FewShotClassifier, export_onnx
+from vsm.classify import Pretrained, open_pretrained
 from vsm.cli import main
 from vsm.data import ImageDataset, open_images
 from vsm.errors import ExportError
-from vsm.exporting import classifier_noise, onnx_files
-from vsm.exporting.graphs import ClassifierGraph
-from vsm.exporting.noise import RecordedNoise, StoredNoise
+from vsm.export import classifier_noise, onnx_files
+from vsm.export.graphs import ClassifierGraph
+from vsm.export.noise import RecordedNoise, StoredNoise
 from vsm.model import FewShotModel
 from vsm.seeding import generator
-from vsm.serving import Pretrained, open_pretrained
 from vsm.settings import Method
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -99,7 +99,7 @@ def write_own_run(path: Path, name: str) -> Path:
     """
     settings = make_settings()
     model = replace(
-        settings.model, backbone=name, mirror=True, adapter="linear", normalise_features=True
+        settings.model, backbone=name, mirror=True, adapter="linear", normalize_features=True
     )
     memory = replace(settings.memory, recall="mixture", top_k=4)
     trained = FewShotModel(replace(settings, model=model, memory=memory), (1, 28, 28)).eval()
@@ -171,8 +171,8 @@ def test_noise_is_stored_for_five_classes_and_then_answers_need_no_other_inputs(
     np.testing.assert_allclose(graph(**task)["probabilities"], expected, atol=1e-4)
     cooler = classifier.set_params(temperature=3.0).predict_proba(asked)
     given = np.float32(3.0)
-    tempered = graph(**task, temperature=np.asarray(given))["probabilities"]
-    np.testing.assert_allclose(tempered, cooler, atol=1e-4)
+    scaled = graph(**task, temperature=np.asarray(given))["probabilities"]
+    np.testing.assert_allclose(scaled, cooler, atol=1e-4)
 
 
 def test_graphs_say_what_they_are(glyphs_export: Path) -> None:
@@ -282,11 +282,11 @@ def test_slots_can_be_hidden_as_the_classifier_hides_those_of_rivals(
     for n in range(3):
         hidden[n, [slot for slot in remembered if slot != list(remembered)[n]]] = True
     expected = torch.from_numpy(classifier.predict_proba(pictures))
-    ours = graph_answers(opened("vsm"), pictures, labels, pictures, hidden_slots=hidden)
+    ours = graph_answers(opened("vsm"), pictures, labels, pictures, slot_mask=hidden)
     torch.testing.assert_close(ours["probabilities"], expected, rtol=1e-4, atol=1e-5)
     assert not ours["recalled_weights"][hidden].any()
     everywhere = hidden.any(0, keepdim=True)
-    ours = graph_answers(opened("vsm"), pictures, labels, pictures, hidden_slots=everywhere)
+    ours = graph_answers(opened("vsm"), pictures, labels, pictures, slot_mask=everywhere)
     assert not ours["recalled_weights"][:, everywhere[0]].any()
 
 

@@ -18,23 +18,23 @@ from vsm.cli import main
 from vsm.data import EpisodeSampler, FeatureDataset, ImageDataset, Split, features, open_dataset
 from vsm.data.class_lists import dealt
 from vsm.errors import DataError, EpisodeError, SettingsError
-from vsm.evaluation import evaluate
+from vsm.evaluation.evaluator import evaluate
 from vsm.memory import MEMORIES, Memory, Observations
 from vsm.model import FewShotModel
 from vsm.objective import objective
 from vsm.report import write_report
-from vsm.runs import load_run
+from vsm.runs.trained_model import load_run
 from vsm.seeding import generator, task_generators
 from vsm.settings import (
     METHODS,
     Method,
     ModelSettings,
-    OptimiserSettings,
+    OptimizerSettings,
     RunSettings,
     SamplingSettings,
     ValidationSettings,
 )
-from vsm.training import Silence, build_optimiser, set_learning_rate, train
+from vsm.training import Silence, build_optimizer, set_learning_rate, train
 
 Floats = npt.NDArray[np.floating[Any]]
 NUM_CLASSES, PER_CLASS, WIDTH = 25, 6, 5
@@ -45,12 +45,12 @@ SPLIT_OF: dict[str, Split] = {
 
 
 def drawn(seed: int = 0, width: int = WIDTH) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Features around a centre of each class, class after class, and their labels."""
+    """Features around a center of each class, class after class, and their labels."""
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(NUM_CLASSES), PER_CLASS)
-    centres = 2 * rng.standard_normal((NUM_CLASSES, width))
+    centers = 2 * rng.standard_normal((NUM_CLASSES, width))
     noise = rng.standard_normal((len(labels), width))
-    return (centres[labels] + 0.5 * noise).astype(np.float32), labels
+    return (centers[labels] + 0.5 * noise).astype(np.float32), labels
 
 
 def write_folder(folder: Path, **parts: Any) -> Path:
@@ -169,7 +169,7 @@ def test_every_kind_of_float_is_loaded_as_float32(kind: torch.dtype, tmp_path: P
     loaded = dataset.load(ids)
     assert loaded.dtype == torch.float32
     assert torch.equal(loaded, stored.float()[ids])
-    assert torch.equal(dataset.normalise(dataset.augment(loaded, torch.Generator())), loaded)
+    assert torch.equal(dataset.normalize(dataset.augment(loaded, torch.Generator())), loaded)
 
 
 def test_classes_without_splits_are_dealt_as_those_of_folders_are(tmp_path: Path) -> None:
@@ -339,11 +339,11 @@ def test_a_model_of_features_has_no_backbone_and_takes_features_of_its_width_alo
 
 
 @pytest.mark.parametrize("adapter", ["none", "linear"])
-@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
 def test_features_pass_by_the_backbone_of_a_model_that_has_one(
-    adapter: str, normalise: bool
+    adapter: str, normalize: bool
 ) -> None:
-    settings = small_settings(channels=4, adapter=adapter, normalise_features=normalise)
+    settings = small_settings(channels=4, adapter=adapter, normalize_features=normalize)
     model = FewShotModel(settings, (1, 28, 28)).eval()
     if model.adapter is not None:
         torch.nn.init.normal_(model.adapter.weight)
@@ -360,8 +360,8 @@ def test_the_adapter_starts_as_the_identity_and_leaves_all_other_weights_alone()
         assert torch.equal(adapted.state_dict()[name], weight), name
 
 
-def test_features_are_normalised_after_the_adapter() -> None:
-    model = FewShotModel(small_settings(adapter="linear", normalise_features=True), (WIDTH,))
+def test_features_are_normalized_after_the_adapter() -> None:
+    model = FewShotModel(small_settings(adapter="linear", normalize_features=True), (WIDTH,))
     assert model.adapter is not None
     torch.nn.init.normal_(model.adapter.weight)
     torch.nn.init.normal_(model.adapter.bias)
@@ -397,7 +397,7 @@ def train_by_hand(
 ) -> tuple[FewShotModel, Memory | None, list[float]]:
     """The training loop on a plain tensor of features: no dataset, no backbone, no run."""
     model = FewShotModel(settings, (WIDTH,)).train()
-    optimiser = build_optimiser(model, settings.optimiser)
+    optimizer = build_optimizer(model, settings.optimizer)
     memory = model.empty_memory()
     pending: Observations | None = None
     losses = []
@@ -406,15 +406,15 @@ def train_by_hand(
         random = task_generators(settings.seed, "noise", step, range(settings.tasks))
         chosen = values[batch.image_ids]  # [T, N, K + Q, D]
         memory = model.consolidate(memory, pending, step - 1)
-        hidden = None if memory is None else memory.hidden_from(batch.class_ids, "task")
+        hidden = None if memory is None else memory.slot_mask(batch.class_ids, "task")
         support, queries = chosen[:, :, : settings.shot], chosen[:, :, settings.shot :]
         prediction = model(support, queries, memory, random, hidden)
         prior = None if settings.method == "protonet" else model.prior(queries)
         loss = objective(prediction, prior, settings.objective).total
-        set_learning_rate(optimiser, settings.optimiser, step, settings.steps)
-        optimiser.zero_grad()
+        set_learning_rate(optimizer, settings.optimizer, step, settings.steps)
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
         if memory is not None:
             memory = memory.detach()
@@ -477,7 +477,7 @@ def test_a_linear_adapter_learns_which_features_matter(tmp_path: Path) -> None:
         data=f"features:{tmp_path / 'x.safetensors'}",
         steps=60,
         tasks=8,
-        optimiser=OptimiserSettings(learning_rate=0.03),
+        optimizer=OptimizerSettings(learning_rate=0.03),
     )
     dataset = open_dataset(settings.data)
     train(settings, tmp_path / "run")

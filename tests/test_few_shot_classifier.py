@@ -21,14 +21,14 @@ from serving_helpers import (
     write_run,
 )
 from vsm import FewShotClassifier
-from vsm.checkpoints import load_tensors, save_tensors
-from vsm.classifier import predictive
+from vsm.classify import PictureFormat
+from vsm.classify.explanation import split_uncertainty
 from vsm.data import ImageDataset, open_images
 from vsm.errors import ClassifierError, DataError, MemoryFileError, RunError, VsmError
-from vsm.memory_files import read_memory
+from vsm.nn.prototype_classifier import predictive
+from vsm.runs.memory_files import read_memory
+from vsm.runs.tensor_files import load_tensors, save_tensors
 from vsm.seeding import generator
-from vsm.serving import PictureFormat
-from vsm.serving.explanation import split_uncertainty
 from vsm.settings import METHODS, Method
 
 EVEN = dict.fromkeys(CLASSES, 2)
@@ -58,7 +58,7 @@ def embedded(
     """Embed pictures as training does: ``[n, D]``."""
     ids = np.concatenate([dataset.image_ids(c)[first : first + k] for c, k in shots.items()])
     with torch.no_grad():
-        features: Tensor = tiny_model(method).embed(dataset.normalise(dataset.load(ids)))
+        features: Tensor = tiny_model(method).embed(dataset.normalize(dataset.load(ids)))
     return features
 
 
@@ -96,7 +96,7 @@ def test_classes_of_different_sizes_are_told_by_their_means(
     torch.testing.assert_close(torch.from_numpy(ours), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_new_pictures_of_easy_classes_are_recognised(
+def test_new_pictures_of_easy_classes_are_recognized(
     opened: Callable[..., FewShotClassifier], tiny_dataset: ImageDataset
 ) -> None:
     for shots in (dict.fromkeys(CLASSES, 1), UNEVEN):
@@ -140,14 +140,14 @@ def test_pictures_are_prepared_as_the_dataset_was(tiny_dataset: ImageDataset) ->
     facts = {
         "data": "tiny",
         "input_shape": list(tiny_dataset.input_shape),
-        "normalisation": asdict(tiny_dataset.normalisation),
+        "normalization": asdict(tiny_dataset.normalization),
     }
     form = PictureFormat.from_facts(facts)
     assert form is not None
     ids = np.arange(10, 30)
     pixels = form.pixels(list(tiny_dataset.images[ids]))
     assert torch.equal(pixels, tiny_dataset.load(ids))
-    assert torch.equal(form.normalise(pixels), tiny_dataset.normalise(tiny_dataset.load(ids)))
+    assert torch.equal(form.normalize(pixels), tiny_dataset.normalize(tiny_dataset.load(ids)))
 
 
 def test_ink_is_ink_on_light_and_on_dark_paper(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_ink_is_ink_on_light_and_on_dark_paper(tmp_path: Path) -> None:
     assert not torch.equal(*plain.pixels([light_on_dark, 255 - light_on_dark]))
 
 
-def test_other_sizes_and_colours_are_made_to_fit(
+def test_other_sizes_and_colors_are_made_to_fit(
     opened: Callable[..., FewShotClassifier], tiny_dataset: ImageDataset
 ) -> None:
     pictures, labels = examples(tiny_dataset, EVEN)
@@ -567,7 +567,7 @@ def test_mistakes_are_named_in_one_line(
 ) -> None:
     pictures, labels = examples(tiny_dataset, EVEN)
     classifier = opened()
-    grey = pictures[0].astype(np.float32)
+    gray = pictures[0].astype(np.float32)
     (tmp_path / "letter.png").write_text("not a picture")
     wrong("call fit first", lambda: classifier.predict(pictures))
     wrong("call fit first", lambda: classifier.explain(pictures[0]))
@@ -580,18 +580,18 @@ def test_mistakes_are_named_in_one_line(
     wrong("all strings or all integers", lambda: classifier.fit(pictures, [0.5] * 10))
     wrong("at least one example, got none", lambda: classifier.fit([], []))
     wrong("several pictures, got one", lambda: classifier.fit("a.png", ["a"]))
-    wrong(r"a tensor \[n, C, H, W\], got \[28, 28\]", lambda: classifier.fit(grey[..., 0], labels))
+    wrong(r"a tensor \[n, C, H, W\], got \[28, 28\]", lambda: classifier.fit(gray[..., 0], labels))
     wrong(
         r"floats from 0 to 1, got \d+ to \d+; give",
-        lambda: classifier.fit([grey], ["a"]),
+        lambda: classifier.fit([gray], ["a"]),
         DataError,
     )
     wrong(
-        "picture 1: expected floats", lambda: classifier.fit([grey * 0, -grey], [1, 2]), DataError
+        "picture 1: expected floats", lambda: classifier.fit([gray * 0, -gray], [1, 2]), DataError
     )
-    wrong("got nan to nan", lambda: classifier.fit([grey * np.nan], ["a"]), DataError)
+    wrong("got nan to nan", lambda: classifier.fit([gray * np.nan], ["a"]), DataError)
     wrong(
-        "floats from 0 to 1, got int64", lambda: classifier.fit([grey.astype(int)], [1]), DataError
+        "floats from 0 to 1, got int64", lambda: classifier.fit([gray.astype(int)], [1]), DataError
     )
     wrong(r"got \[28, 28, 2\]", lambda: classifier.fit([np.zeros((28, 28, 2))], [1]), DataError)
     wrong("a tensor, got dict", lambda: classifier.fit([{}], [1]), DataError)

@@ -8,8 +8,14 @@ from statistics import correlation, mean, stdev
 import pytest
 import torch
 
-from vsm.files import atomic_directory, atomic_path, write_text
-from vsm.runtime import keep_allocations
+from vsm.evaluation.statistics import (
+    auroc,
+    class_bootstrap,
+    estimate,
+    reliability,
+    spearman,
+    student_quantile,
+)
 from vsm.seeding import (
     categorical,
     default_generator,
@@ -20,14 +26,8 @@ from vsm.seeding import (
     task_generators,
     uniform,
 )
-from vsm.statistics import (
-    auroc,
-    class_bootstrap,
-    estimate,
-    reliability,
-    spearman,
-    student_quantile,
-)
+from vsm.system.allocator import keep_allocations
+from vsm.system.files import atomic_directory, atomic_path, write_text
 
 
 def test_seeds_depend_on_every_part_and_their_order() -> None:

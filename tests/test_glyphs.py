@@ -114,15 +114,15 @@ def test_ink_is_bright_on_dark_paper_and_away_from_the_border(dataset: ImageData
     assert (images[:, frame] > 127).any(axis=1).mean() < 0.01
 
 
-def test_normalisation_constants_are_those_of_the_train_pixels(dataset: ImageDataset) -> None:
+def test_normalization_constants_are_those_of_the_train_pixels(dataset: ImageDataset) -> None:
     last = int(dataset.class_starts[dataset.classes("train")[-1] + 1])
     train = dataset.images[:last] / 255
-    assert dataset.normalisation == glyphs.NORMALISATION
-    assert glyphs.NORMALISATION.mean == pytest.approx([train.mean()], abs=5e-4)
-    assert glyphs.NORMALISATION.standard_deviation == pytest.approx([train.std()], abs=5e-4)
+    assert dataset.normalization == glyphs.NORMALIZATION
+    assert glyphs.NORMALIZATION.mean == pytest.approx([train.mean()], abs=5e-4)
+    assert glyphs.NORMALIZATION.std == pytest.approx([train.std()], abs=5e-4)
 
 
-def test_nearest_neighbours_of_raw_pixels_find_it_hard_but_not_hopeless(
+def test_nearest_neighbors_of_raw_pixels_find_it_hard_but_not_hopeless(
     dataset: ImageDataset,
 ) -> None:
     sampler = EpisodeSampler(dataset, "test", way=5, shot=1, queries=5)

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from run_helpers import AskedToStop, assert_same_run
-from vsm.checkpoints import save_backbone
 from vsm.data import EpisodeSampler, FeatureDataset, ImageDataset, Split
-from vsm.data.dataset import Normalisation
-from vsm.encoding import encoding_key, kept_encoding
+from vsm.data.dataset import Normalization
 from vsm.errors import RunError, SettingsError
-from vsm.evaluation import encode_dataset, evaluate
-from vsm.interruption import Interrupted
+from vsm.evaluation.cached_features import cached_features, features_key
+from vsm.evaluation.evaluator import encode_dataset, evaluate
 from vsm.model import FewShotModel
-from vsm.runs import begin_with_backbone, load_run
+from vsm.runs.tensor_files import save_backbone
+from vsm.runs.trained_model import begin_with_backbone, load_run
 from vsm.settings import RunSettings
+from vsm.system.interruption import Interrupted
 from vsm.training import Silence, train
 
 
@@ -37,7 +37,7 @@ def pretrained(tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path:
     assert backbone is not None
     with torch.no_grad():
         for _ in range(3):  # moves the running statistics
-            backbone(tiny_dataset.normalise(tiny_dataset.load(np.arange(40))))
+            backbone(tiny_dataset.normalize(tiny_dataset.load(np.arange(40))))
     folder = tmp_path / "pretrained"
     folder.mkdir()
     facts = {
@@ -125,7 +125,7 @@ def test_features_of_a_frozen_backbone_are_computed_once_for_all_runs(
     settings = replace(tiny_settings, init=str(pretrained), freeze_backbone=True)
     train(settings, tmp_path / "first")
     [kept] = pretrained.glob("features-*.safetensors")
-    monkeypatch.setattr("vsm.encoding.encode_dataset", None)
+    monkeypatch.setattr("vsm.evaluation.cached_features.encode_dataset", None)
     train(settings, tmp_path / "second")
     assert_same_run(tmp_path / "first", tmp_path / "second", "model.safetensors")
     kept.write_bytes(b"half")
@@ -137,21 +137,24 @@ def test_kept_features_are_of_this_backbone_and_these_samples(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
     model = FewShotModel(tiny_settings, tiny_dataset.image_shape)
-    key = encoding_key(model, tiny_dataset)
-    assert key == encoding_key(model, tiny_dataset)
+    key = features_key(model, tiny_dataset)
+    assert key == features_key(model, tiny_dataset)
     pixels = tiny_dataset.images.copy()
     pixels[tiny_dataset.split_ids("validation")[-1], 0, 0, 0] ^= 1
-    assert encoding_key(model, replace(tiny_dataset, images=pixels)) != key
-    brighter = Normalisation((0.3,), tiny_dataset.normalisation.standard_deviation)
-    assert encoding_key(model, replace(tiny_dataset, normalisation=brighter)) != key
+    assert features_key(model, replace(tiny_dataset, images=pixels)) != key
+    brighter = Normalization((0.3,), tiny_dataset.normalization.std)
+    assert features_key(model, replace(tiny_dataset, normalization=brighter)) != key
     mirrored = replace(tiny_settings, model=replace(tiny_settings.model, mirror=True))
-    assert encoding_key(FewShotModel(mirrored, tiny_dataset.image_shape), tiny_dataset) != key
+    assert features_key(FewShotModel(mirrored, tiny_dataset.image_shape), tiny_dataset) != key
     with torch.no_grad():
         next(model.require_backbone().parameters())[0] += 1e-3
-    assert encoding_key(model, tiny_dataset) != key
+    assert features_key(model, tiny_dataset) != key
     model.eval()
-    plain, kept = encode_dataset(model, tiny_dataset), kept_encoding(model, tiny_dataset, tmp_path)
-    read = kept_encoding(model, tiny_dataset, tmp_path)
+    plain, kept = (
+        encode_dataset(model, tiny_dataset),
+        cached_features(model, tiny_dataset, tmp_path),
+    )
+    read = cached_features(model, tiny_dataset, tmp_path)
     for one in (kept, read):
         np.testing.assert_array_equal(one.features, plain.features)
 

@@ -17,7 +17,7 @@ from vsm.memory.kanerva import (
 )
 from vsm.model import FewShotModel
 from vsm.probability import DiagonalGaussian
-from vsm.runs import TrainedModel
+from vsm.runs.trained_model import TrainedModel
 from vsm.settings import KanervaSettings, ModelSettings, RunSettings
 
 SLOTS, WIDTH = 4, 3
@@ -285,7 +285,7 @@ def test_the_memory_can_be_emptied_but_not_cut() -> None:
 @pytest.mark.parametrize("mask", ["none", "own", "task"])
 def test_no_class_can_be_hidden(mask: str) -> None:
     memory = written(machine_of(), features_of(3))
-    assert memory.hidden_from(torch.zeros(1, 2), mask) is None  # type: ignore[arg-type, func-returns-value]
+    assert memory.slot_mask(torch.zeros(1, 2), mask) is None  # type: ignore[arg-type, func-returns-value]
 
 
 def test_a_device_without_double_precision_is_refused() -> None:

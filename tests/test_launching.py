@@ -15,9 +15,9 @@ import pytest
 from launching_helpers import TINY
 from vsm.cli import main
 from vsm.errors import SettingsError
-from vsm.launching import TrainingJob, submit
-from vsm.runs import RunDirectory
+from vsm.runs.trained_model import RunDirectory
 from vsm.settings import SlurmSettings
+from vsm.system.launching import TrainingJob, submit
 
 pytest.importorskip("submitit", reason="the extra slurm is not installed")
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from serving_helpers import tiny_model, use_tiny_dataset, write_folders, write_run
-from vsm.checkpoints import load_tensors, save_tensors
 from vsm.cli import main
 from vsm.data import ImageDataset
 from vsm.errors import MemoryFileError, RunError
-from vsm.memory_files import NamedMemory, by_hand, read_memory, update_memory
-from vsm.runs import load_run
-from vsm.shipped_models import MODELS
+from vsm.runs.memory_files import NamedMemory, by_hand, read_memory, update_memory
+from vsm.runs.shipped import MODELS
+from vsm.runs.tensor_files import load_tensors, save_tensors
+from vsm.runs.trained_model import load_run
 
 WIDTH = tiny_model().num_features
 
@@ -138,7 +138,7 @@ def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
     script = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from vsm.memory_files import update_memory\n"
+        "from vsm.runs.memory_files import update_memory\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))\n"
         "update_memory(Path(sys.argv[1]), lambda memory: memory.without(memory.names[:1]))\n"
     )
@@ -215,7 +215,7 @@ def test_exports_hold_the_same_numbers(tmp_path: Path) -> None:
 def test_the_nearest_classes_are_those_with_the_most_similar_slots(tmp_path: Path) -> None:
     memory = read_memory(write_run(tmp_path / "run"))
     content = memory.slots.content - memory.slots.content.mean(0)
-    told = memory.describe(neighbours=2)
+    told = memory.describe(neighbors=2)
     assert told["num_slots"] == 12
     for slot, row in enumerate(told["slots"]):
         cosines = [

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from vsm.errors import MemoryFileError
 from vsm.memory import SlotMemory
-from vsm.memory_files import EncoderIdentity, NamedMemory
 from vsm.report.memory_map import MOST_NAMES, draw_memory_map, write_memory_map
+from vsm.runs.memory_files import EncoderIdentity, NamedMemory
 from vsm.seeding import generator
 
 

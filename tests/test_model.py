@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from memories import remember
-from vsm.classifier import predictive
 from vsm.memory import MEMORIES, Memory, SlotMemory
 from vsm.model import FewShotModel, Prediction
-from vsm.networks import GaussianNetwork, MemoryConditionedNetwork
+from vsm.nn.networks import GaussianNetwork, MemoryConditionedNetwork
+from vsm.nn.prototype_classifier import predictive
 from vsm.objective import objective
 from vsm.settings import (
     METHODS,
@@ -69,7 +69,7 @@ def forward(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_probabilities_are_normalised(method: Method) -> None:
+def test_probabilities_are_normalized(method: Method) -> None:
     probabilities = predictive(forward(build(method)).log_probabilities).exp()
     assert probabilities.shape == (TASKS, WAY * QUERIES, WAY)
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(TASKS, WAY * QUERIES).double())
@@ -221,8 +221,8 @@ def test_mirrored_images_have_the_same_features_if_both_are_averaged() -> None:
     assert not torch.allclose(plain.embed(images), plain.embed(turned))
 
 
-def test_normalised_features_have_length_one() -> None:
-    settings = RunSettings(model=ModelSettings(channels=4, normalise_features=True))
+def test_normalized_features_have_length_one() -> None:
+    settings = RunSettings(model=ModelSettings(channels=4, normalize_features=True))
     model = FewShotModel(settings, IMAGE)
     lengths = model.embed(torch.rand(5, *IMAGE)).norm(dim=-1)
     torch.testing.assert_close(lengths, torch.ones(5))

@@ -20,20 +20,18 @@ from torch import nn
 
 from run_helpers import AskedToStop, assert_same_run, rows
 from vsm.backbones import BACKBONES
-from vsm.checkpoints import load_backbone, load_tensors, save_tensors
 from vsm.cli import main
-from vsm.configuration import read_settings, settings_to_yaml
 from vsm.data import EpisodeSampler, ImageDataset, open_dataset
 from vsm.errors import RunError, SettingsError
-from vsm.evaluation import evaluate
-from vsm.interruption import Interrupted
+from vsm.evaluation.evaluator import evaluate
+from vsm.evaluation.statistics import Estimate
 from vsm.model import FewShotModel
-from vsm.pretraining import (
+from vsm.pretraining.loop import (
     FewShotScores,
     PretrainingDirectory,
     Silence,
     TrainingImages,
-    build_optimiser,
+    build_optimizer,
     judge_settings,
     load_batch,
     pretrain,
@@ -41,16 +39,7 @@ from vsm.pretraining import (
     validate,
     validation_samplers,
 )
-from vsm.runs import RunDirectory
-from vsm.settings import (
-    FewShotValidationSettings,
-    OneCycleSettings,
-    PretrainSettings,
-    RotationSettings,
-    RunSettings,
-)
-from vsm.statistics import Estimate
-from vsm.supervised import (
+from vsm.pretraining.supervised import (
     Batch,
     CosineClassifier,
     Scores,
@@ -59,6 +48,17 @@ from vsm.supervised import (
     supervised_loss,
     with_turned_copies,
 )
+from vsm.runs.configuration import read_settings, settings_to_yaml
+from vsm.runs.tensor_files import load_backbone, load_tensors, save_tensors
+from vsm.runs.trained_model import RunDirectory
+from vsm.settings import (
+    FewShotValidationSettings,
+    OneCycleSettings,
+    PretrainSettings,
+    RotationSettings,
+    RunSettings,
+)
+from vsm.system.interruption import Interrupted
 
 FORMS = ("none", "one", "all")
 COPIES = {"none": 1, "one": 2, "all": 4}
@@ -66,7 +66,7 @@ COPIES = {"none": 1, "one": 2, "all": 4}
 
 @pytest.fixture(autouse=True)
 def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
-    monkeypatch.setattr("vsm.pretraining.open_images", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.pretraining.loop.open_images", lambda name: tiny_dataset)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def settings() -> PretrainSettings:
         epochs=3,
         batch_size=50,
         checkpoint_every=4,
-        optimiser=OneCycleSettings(learning_rate=0.05),
+        optimizer=OneCycleSettings(learning_rate=0.05),
         validation=FewShotValidationSettings(every=1, episodes=20, way=4, queries=4),
     )
 
@@ -101,9 +101,9 @@ FILES = ("backbone.safetensors", "resume.safetensors", "config.yaml")
 @pytest.mark.parametrize("warmup_share", [0.2, 0.3, 0.75])
 def test_the_learning_rate_is_that_of_torchs_one_cycle(num_steps: int, warmup_share: float) -> None:
     settings = OneCycleSettings(0.2, warmup_share, initial_divisor=20, final_divisor=500)
-    optimiser = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser,
+        optimizer,
         max_lr=0.2,
         total_steps=num_steps,
         pct_start=warmup_share,
@@ -112,9 +112,9 @@ def test_the_learning_rate_is_that_of_torchs_one_cycle(num_steps: int, warmup_sh
         cycle_momentum=False,
     )
     for step in range(1, num_steps + 1):
-        expected = optimiser.param_groups[0]["lr"]
+        expected = optimizer.param_groups[0]["lr"]
         assert one_cycle(settings, step, num_steps) == pytest.approx(expected, rel=1e-9)
-        optimiser.step()
+        optimizer.step()
         if step < num_steps:
             schedule.step()
 
@@ -203,14 +203,14 @@ def test_the_network_classifies_the_images_and_turns_of_the_copies(
     batch = load_batch(tiny_dataset, ids, labels, settings, step=1)
     with torch.no_grad():
         scores = network(batch, torch.Generator())
-        features = network.backbone(tiny_dataset.normalise(tiny_dataset.load(ids)))
+        features = network.backbone(tiny_dataset.normalize(tiny_dataset.load(ids)))
         torch.testing.assert_close(scores.classes, network.classifier(features))
         for position in range(len(batch.turns)):
             turned = np.rot90(
                 tiny_dataset.images[ids[position % 50]], int(batch.turns[position])
             ).copy()
             pixels = torch.from_numpy(turned).permute(2, 0, 1).unsqueeze(0)
-            alone = network.rotation_head(network.backbone(tiny_dataset.normalise(pixels)))
+            alone = network.rotation_head(network.backbone(tiny_dataset.normalize(pixels)))
             torch.testing.assert_close(scores.turns[position], alone[0], rtol=1e-3, atol=1e-4)
     assert batch.images.is_contiguous(memory_format=torch.channels_last)
 
@@ -256,28 +256,28 @@ def test_training_images_are_augmented_anew_at_every_step_or_not_at_all(
 ) -> None:
     monkeypatch.setattr(ImageDataset, "augment", lambda self, pixels, *_: 255 - pixels)
     _, ids, labels = next(TrainingImages.of(tiny_dataset, settings).batches(0))
-    plain = tiny_dataset.normalise(tiny_dataset.load(ids))
+    plain = tiny_dataset.normalize(tiny_dataset.load(ids))
     varied = load_batch(tiny_dataset, ids, labels, settings, 1).images
-    assert torch.equal(varied, tiny_dataset.normalise(255 - tiny_dataset.load(ids)))
+    assert torch.equal(varied, tiny_dataset.normalize(255 - tiny_dataset.load(ids)))
     kept = load_batch(tiny_dataset, ids, labels, replace(settings, augment=False), 1).images
     assert torch.equal(kept, plain)
 
     seeds: list[int] = []
-    coloured: list[bool] = []
+    colored: list[bool] = []
 
     def augment(
-        self: ImageDataset, pixels: torch.Tensor, random: torch.Generator, colours: bool
+        self: ImageDataset, pixels: torch.Tensor, random: torch.Generator, colors: bool
     ) -> torch.Tensor:
         seeds.append(random.initial_seed())
-        coloured.append(colours)
+        colored.append(colors)
         return pixels
 
     monkeypatch.setattr(ImageDataset, "augment", augment)
     for step in (1, 2, 1):
         load_batch(tiny_dataset, ids, labels, settings, step)
     assert seeds[0] == seeds[2] != seeds[1]
-    load_batch(tiny_dataset, ids, labels, replace(settings, augment_colours=False), 1)
-    assert coloured == [True, True, True, False]
+    load_batch(tiny_dataset, ids, labels, replace(settings, augment_colors=False), 1)
+    assert colored == [True, True, True, False]
 
 
 # Learning
@@ -317,13 +317,13 @@ def test_a_step_is_that_of_plain_sgd_with_nesterov_momentum(
     for _ in range(2):
         judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape)
         networks.append(SupervisedNetwork(judge.require_backbone(), images.num_classes, settings))
-    optimiser = build_optimiser(networks[0], settings.optimiser)
+    optimizer = build_optimizer(networks[0], settings.optimizer)
     velocity = [torch.zeros_like(parameter) for parameter in networks[1].parameters()]
     for step, (_, ids, labels) in zip((1, 2, 3), images.batches(0), strict=False):
         batch = load_batch(tiny_dataset, ids, labels, settings, step)
         rate = 0.01 * step
         networks[0].eval()  # a step trains whatever came before it
-        pretraining_step(networks[0], optimiser, batch, rate, settings, step)
+        pretraining_step(networks[0], optimizer, batch, rate, settings, step)
         networks[1].zero_grad()
         scores = networks[1].train()(batch, torch.Generator())
         supervised_loss(scores, batch, settings.label_smoothing, settings.rotation).total.backward()
@@ -350,7 +350,7 @@ def test_validation_is_the_evaluation_of_cosine_prototypes(
         judge.eval()
         for batch in sampler.evaluation_episodes(20, seed=0):
             for episode in batch.image_ids:  # [N, K + Q]
-                pixels = tiny_dataset.normalise(tiny_dataset.load(episode.flatten()))
+                pixels = tiny_dataset.normalize(tiny_dataset.load(episode.flatten()))
                 features = (
                     judge.require_backbone()(pixels).detach().unflatten(0, episode.shape).double()
                 )
@@ -434,7 +434,7 @@ def test_a_later_and_worse_backbone_does_not_replace_the_best(
 ) -> None:
     coming = iter([0.5, 0.9, 0.7])
     monkeypatch.setattr(
-        "vsm.pretraining.validate",
+        "vsm.pretraining.loop.validate",
         lambda *_: FewShotScores(4, 4, 20, {1: Estimate(next(coming), 0.01)}),
     )
     run = pretrain(settings, tmp_path / "run")
@@ -545,7 +545,7 @@ def test_a_crash_between_checkpoints_repeats_the_lost_steps_exactly(
 
 def test_plain_sgd_without_momentum_resumes_too(settings: PretrainSettings, tmp_path: Path) -> None:
     plain = OneCycleSettings(momentum=0.0, nesterov=False, learning_rate=0.05)
-    settings = replace(settings, optimiser=plain, epochs=1)
+    settings = replace(settings, optimizer=plain, epochs=1)
     pretrain(settings, tmp_path / "whole")
     with pytest.raises(Interrupted):
         pretrain(settings, tmp_path / "parts", progress=StopAt(3, signal.SIGTERM))
@@ -600,7 +600,7 @@ def test_data_that_cannot_be_trained_on_are_named(
 
 
 def test_a_pretraining_that_diverges_says_so(settings: PretrainSettings, tmp_path: Path) -> None:
-    reckless = replace(settings, optimiser=OneCycleSettings(learning_rate=1e30))
+    reckless = replace(settings, optimizer=OneCycleSettings(learning_rate=1e30))
     with pytest.raises(RunError, match=r"pre-training diverged: the loss is \S+ at step \d"):
         pretrain(reckless, tmp_path / "run")
 
@@ -695,7 +695,7 @@ def test_help_needs_no_torch() -> None:
 def test_termination_saves_and_exits_143_and_resume_gives_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsm.pretraining.open_images", open_dataset)
+    monkeypatch.setattr("vsm.pretraining.loop.open_images", open_dataset)
     rng = np.random.default_rng(0)
     for class_id in range(15):
         (tmp_path / "data" / f"class{class_id}").mkdir(parents=True)

@@ -218,10 +218,10 @@ def test_what_is_logged_is_a_finite_number(
     recall, consolidation = design
     memory = remember(consolidation, content)
     recollection = recall(SupportSet.of(support), memory, None, SAMPLES, generator())
-    logged = {name: value.item() for name, value in recall.health(recollection).items()}
+    logged = {name: value.item() for name, value in recall.diagnostics(recollection).items()}
     if consolidation is not None:
         assert memory is not None
-        logged |= consolidation.health(memory)
+        logged |= consolidation.diagnostics(memory)
         assert logged["slots"] == SLOTS
     assert all(math.isfinite(value) for value in logged.values())
 
@@ -387,7 +387,7 @@ def test_hidden_slots_never_enter_gumbel_recall(support: Tensor, memory: SlotMem
     hidden[..., 3] = True
     support, content = support.float(), memory.content.float()  # where log 0 is not far away
     changed = content.clone()
-    recall = build("vsm", "gumbel", centre_addressing=False, gumbel_temperature=20.0).float()
+    recall = build("vsm", "gumbel", center_addressing=False, gumbel_temperature=20.0).float()
     one = recall(SupportSet.of(support), slots_of(content), hidden, SAMPLES, generator())
     changed[3] = 77.0
     two = recall(SupportSet.of(support), slots_of(changed), hidden, SAMPLES, generator())

@@ -18,14 +18,21 @@ from serving_helpers import (
     write_run,
 )
 from vsm import FewShotClassifier
+from vsm.classify import Pretrained
 from vsm.cli import main
 from vsm.data import ImageDataset
 from vsm.errors import ClassifierError
+from vsm.evaluation.rejection import (
+    LEVELS,
+    Thresholds,
+    class_scores,
+    conformal,
+    lowest_scores,
+    slots_of,
+)
 from vsm.memory import SupportSet
 from vsm.model import FewShotModel
-from vsm.rejection import LEVELS, Thresholds, class_scores, conformal, lowest_scores, slots_of
 from vsm.seeding import generator
-from vsm.serving import Pretrained
 from vsm.settings import ModelSettings, RunSettings
 
 

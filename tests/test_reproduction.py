@@ -20,12 +20,11 @@ from PIL import Image
 
 from vsm import training
 from vsm.cli import main
-from vsm.configuration import preset_paths, settings_from_files
 from vsm.errors import DataError, RunError, SettingsError
-from vsm.interruption import Interrupted
+from vsm.evaluation.statistics import crossed_estimate, estimate, student_quantile
 from vsm.reproduction import execution, jobs
 from vsm.reproduction.budgets import BUDGETS, FOLDER, Budget, Unavailable, with_changes
-from vsm.reproduction.catalogue import Exhibit, Row, exhibit, exhibits
+from vsm.reproduction.catalog import Exhibit, Row, exhibit, exhibits
 from vsm.reproduction.costs import duration, forecast, reference_seconds
 from vsm.reproduction.document import Block, Heading, Picture, Table, Text, to_html, to_markdown
 from vsm.reproduction.jobs import Job, evaluate_job, in_order, run_settings, train_job
@@ -39,8 +38,9 @@ from vsm.reproduction.separation import separation
 from vsm.reproduction.store import JobStore
 from vsm.reproduction.tables import difference_table, value_table
 from vsm.reproduction.worker import SubmittedWork
+from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.settings import METHODS, RunSettings, SlurmSettings
-from vsm.statistics import crossed_estimate, estimate, student_quantile
+from vsm.system.interruption import Interrupted
 
 PAPER = Path(__file__).parents[2] / "shared" / "paper"
 TEX = PAPER / "learning-to-learn-variational-semantic-memory.tex"

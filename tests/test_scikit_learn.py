@@ -38,13 +38,13 @@ def test_scikit_learns_checks_pass(estimator: FewShotClassifier, check: Any) -> 
     check(estimator)
 
 
-def labelled_rows() -> tuple[Any, Any]:
+def labeled_rows() -> tuple[Any, Any]:
     features, class_ids, names = clustered_features(8, 12)
     return features.numpy(), np.asarray(names)[class_ids]
 
 
 def test_it_works_in_pipelines_validations_and_searches() -> None:
-    rows, labels = labelled_rows()
+    rows, labels = labeled_rows()
     pipeline = make_pipeline(StandardScaler(), FewShotClassifier())
     assert cross_val_score(pipeline, rows, labels, cv=3).mean() > 0.5
     choices = {"fewshotclassifier__temperature": [1.0, 10.0, 1000.0]}
@@ -55,7 +55,7 @@ def test_it_works_in_pipelines_validations_and_searches() -> None:
 
 
 def test_rows_know_their_width_and_pictures_do_not() -> None:
-    rows, labels = labelled_rows()
+    rows, labels = labeled_rows()
     classifier = FewShotClassifier().learn_memory(rows, labels)
     assert not hasattr(classifier, "n_features_in_")
     assert classifier.fit(rows, labels).n_features_in_ == 24

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from vsm.configuration import (
+from vsm.errors import SettingsError
+from vsm.runs.configuration import (
     PRESETS,
     preset_paths,
     settings_from_files,
     settings_to_yaml,
 )
-from vsm.errors import SettingsError
-from vsm.runs import RunDirectory
+from vsm.runs.trained_model import RunDirectory
 from vsm.settings import (
     MemorySettings,
     ModelSettings,
     ObjectiveSettings,
-    OptimiserSettings,
+    OptimizerSettings,
     RunSettings,
 )
 
@@ -45,14 +45,14 @@ def test_the_papers_presets_hold_the_papers_numbers(name: str) -> None:
     preset = settings_from_files(*preset_paths(name))
     data, way, shot = re.fullmatch(r"paper-(.+)-(\d+)way-(\d)shot", name).groups()  # type: ignore[union-attr]
     assert (preset.data, preset.way, preset.shot) == (data, int(way), int(shot))
-    assert (preset.steps, preset.optimiser.learning_rate, preset.memory.retention) == (
+    assert (preset.steps, preset.optimizer.learning_rate, preset.memory.retention) == (
         (150_000, 2.5e-4, 0.7) if shot == "1" else (100_000, 1e-4, 0.8)
     )
     assert preset.model.keep_probability == (0.9 if data == "omniglot" else 0.5)
     assert preset.tasks == 8
     assert preset.sampling.train_memory == 150
     assert preset.sampling.train_prototypes == 100
-    assert preset.optimiser.schedule == "constant"
+    assert preset.optimizer.schedule == "constant"
     assert not preset.model.residual
 
 
@@ -68,7 +68,7 @@ def test_settings_survive_a_round_trip_through_yaml(tmp_path: Path) -> None:
         method="rote",
         way=7,
         memory=MemorySettings(top_k=3, capacity=9, addressing_scale=12.5, mask="own"),
-        optimiser=OptimiserSettings(clip_norm=1.0, learning_rate=1e-5),
+        optimizer=OptimizerSettings(clip_norm=1.0, learning_rate=1e-5),
     )
     (tmp_path / "a.yaml").write_text(settings_to_yaml(settings))
     assert settings_from_files(tmp_path / "a.yaml") == settings

@@ -19,9 +19,9 @@ from vsm.cli.launch import _findable
 from vsm.data import open_dataset
 from vsm.errors import RunError
 from vsm.model import FewShotModel
-from vsm.runs import begin_with_backbone, load_run
+from vsm.runs.shipped import find_run, shipped_card, shipped_names, temperature_for
+from vsm.runs.trained_model import begin_with_backbone, load_run
 from vsm.settings import ModelSettings, RunSettings
-from vsm.shipped_models import find_run, shipped_card, shipped_names, temperature_for
 
 NAME = "glyphs-5w1s"
 KNOWN = ", ".join(shipped_names())
@@ -51,7 +51,7 @@ def test_the_wheel_is_told_to_hold_models_whatever_git_ignores() -> None:
 def test_every_model_loads_by_name_without_data_and_is_what_its_card_says(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsm.runs.open_dataset", None)
+    monkeypatch.setattr("vsm.runs.trained_model.open_dataset", None)
     model, memory, facts = vsm.load_model(name)
     assert facts["name"] == name
     assert (0 if memory is None else len(memory)) == (facts["memory_slots"] or 0)
@@ -63,7 +63,7 @@ def test_every_model_loads_by_name_without_data_and_is_what_its_card_says(
         assert one["episodes"] >= 2000
         assert 0 < one["ci95"] < 0.01
         assert abs(one["difference"]["accuracy"]) <= 0.001
-    assert facts["licences"].keys() == {"code", "data"}
+    assert facts["licenses"].keys() == {"code", "data"}
     assert facts["commands"][-1].startswith(f"vsm ship runs/{name} ")
 
 
@@ -90,7 +90,7 @@ def test_models_lists_all_and_shows_one(capsys: pytest.CaptureFixture[str]) -> N
     assert "±" in table
     assert main(["models", NAME]) == 0
     table = capsys.readouterr().out
-    for words in ("encoder", "5-way 1-shot, run", "stored", "vsm train", "licences", "float16"):
+    for words in ("encoder", "5-way 1-shot, run", "stored", "vsm train", "licenses", "float16"):
         assert words in table
 
 
@@ -115,7 +115,9 @@ def test_unknown_names_are_answered_in_one_line_with_exit_code_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vsm.comparison.measure", lambda *_: pytest.fail("it was measured first"))
+    monkeypatch.setattr(
+        "vsm.evaluation.comparison.measure", lambda *_: pytest.fail("it was measured first")
+    )
     assert main(arguments) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert named in line
@@ -168,7 +170,7 @@ def test_a_temperature_between_two_shots_is_in_proportion(shot: float, expected:
 def test_every_model_says_none_of_these_without_its_data(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for room in ("vsm.runs", "vsm.serving.pretrained"):
+    for room in ("vsm.runs.trained_model", "vsm.classify.pretrained"):
         monkeypatch.setattr(f"{room}.open_dataset", None)
     classifier = vsm.FewShotClassifier.from_pretrained(name)
     pixels = torch.rand(7, *shipped_card(name)["input_shape"], generator=torch.manual_seed(0))

@@ -18,17 +18,16 @@ from vsm import shipping
 from vsm.cli import main, pretrain, train
 from vsm.cli.launch import parse_run
 from vsm.cli.main import _with_underscores
-from vsm.configuration import settings_to_yaml
 from vsm.data import ImageDataset
 from vsm.errors import RunError
-from vsm.files import write_text
+from vsm.evaluation.rejection import calibrate_on_validation
 from vsm.memory import Observations
-from vsm.memory_files import EncoderIdentity
 from vsm.model import FewShotModel
-from vsm.pretraining import PretrainingDirectory
-from vsm.provenance import portable, training_commands
-from vsm.rejection import calibrate_on_validation
-from vsm.runs import (
+from vsm.pretraining.loop import PretrainingDirectory
+from vsm.runs.configuration import settings_to_yaml
+from vsm.runs.memory_files import EncoderIdentity
+from vsm.runs.provenance import portable, training_commands
+from vsm.runs.trained_model import (
     RunDirectory,
     TrainedModel,
     load_model,
@@ -37,9 +36,10 @@ from vsm.runs import (
 )
 from vsm.settings import Method, ModelSettings, OneCycleSettings, PretrainSettings, RunSettings
 from vsm.shipping import halved
+from vsm.system.files import write_text
 
 BRIEF = ["--queries", "2", "--episodes", "10"]
-HALF_A_STEP = 2.0**-11  # half the distance of two neighbours in float16, relative to their size
+HALF_A_STEP = 2.0**-11  # half the distance of two neighbors in float16, relative to their size
 SMALLEST_STEP = 2.0**-24
 
 
@@ -94,7 +94,7 @@ def ship(run: Path, output: Path, *more: str) -> int:
 
 def ship_words(run: Path, output: Path) -> list[str]:
     words = ["ship", str(run), "--name", "small", "--output", str(output), *BRIEF]
-    return [*words, "--data-licence", "free for research"]
+    return [*words, "--data-license", "free for research"]
 
 
 def shipped(run: Path, output: Path, *more: str) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def test_the_files_are_about_half_as_large(
     assert half < 0.6 * whole
 
 
-def test_the_fingerprint_is_that_of_backbone_adapter_and_normalisation(
+def test_the_fingerprint_is_that_of_backbone_adapter_and_normalization(
     tiny_dataset: ImageDataset, tiny_settings: RunSettings
 ) -> None:
     model_settings = replace(tiny_settings.model, adapter="linear")
@@ -174,7 +174,7 @@ def test_the_fingerprint_is_that_of_backbone_adapter_and_normalisation(
         assert changed(name) != same, name
     assert changed("inference.head.output.weight") == same
     for other in (
-        replace(model_settings, normalise_features=True),
+        replace(model_settings, normalize_features=True),
         replace(model_settings, mirror=True),
     ):
         assert EncoderIdentity.of(replace(settings, model=other), weights).fingerprint != same
@@ -198,10 +198,10 @@ def test_the_card_tells_what_was_measured_and_how_it_was_made(
     assert (card["name"], card["method"], card["data"]) == ("small", "vsm", "tiny")
     assert (card["way"], card["shot"], card["step"]) == (3, 1, card["step"])
     assert (card["input_shape"], card["backbone"]) == ([1, 28, 28], "conv4")
-    assert card["normalisation"].keys() == {"mean", "standard_deviation"}
+    assert card["normalization"].keys() == {"mean", "std"}
     assert card["storage"] == "float16"
     assert card["temperatures"] is None
-    assert card["licences"] == {"code": "MIT", "data": "free for research"}
+    assert card["licenses"] == {"code": "MIT", "data": "free for research"}
     assert {"vsm", "python", "torch", "safetensors"} <= card["versions"].keys()
     files = [file for file in (tmp_path / "small").iterdir() if file.name != "card.json"]
     assert card["bytes"] == sum(file.stat().st_size for file in files)
@@ -270,7 +270,7 @@ def test_the_stored_model_loads_by_its_card_without_the_data(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card = shipped(run, tmp_path, "--storage", "float32")
-    monkeypatch.setattr("vsm.runs.open_dataset", None)
+    monkeypatch.setattr("vsm.runs.trained_model.open_dataset", None)
     model, memory, facts = vsm.load_model(tmp_path / "small")
     assert facts == {**card, "slot_names": facts["slot_names"]}
     assert memory is not None
@@ -441,7 +441,7 @@ def test_mistakes_are_named_with_exit_code_2(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["ship", str(run), "--output", str(tmp_path / "new"), "--data-licence", "free"]
+    words = ["ship", str(run), "--output", str(tmp_path / "new"), "--data-license", "free"]
     assert main([*words, *arguments, "--json"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert named in line
@@ -456,15 +456,15 @@ def test_what_cannot_be_measured_is_said_before_anything_is_measured(
     assert "shot + queries: 99 + 2 = 101 samples" in capsys.readouterr().err
 
 
-def test_the_licence_of_data_must_be_known(
+def test_the_license_of_data_must_be_known(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*ship_words(run, tmp_path)[:-2], "--storage", "float32", "--json"]
     assert main(words) == 2
-    assert "data_licence: the card must say under which terms tiny" in capsys.readouterr().err
-    monkeypatch.setitem(shipping.OWN_DATA_LICENCES, "tiny", "drawn by a test")
+    assert "data_license: the card must say under which terms tiny" in capsys.readouterr().err
+    monkeypatch.setitem(shipping.OWN_DATA_LICENSES, "tiny", "drawn by a test")
     assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["licences"]["data"] == "drawn by a test"
+    assert json.loads(capsys.readouterr().out)["licenses"]["data"] == "drawn by a test"
 
 
 def test_models_with_code_of_their_own_do_not_ship(
@@ -497,14 +497,14 @@ def test_the_commands_of_a_card_make_the_same_settings(
     assert train_settings(training) == RunDirectory(run).settings()
     assert shipping_command == (
         "vsm ship runs/small --name small --shots 1,5 --queries 2 --episodes 10 "
-        "--data-licence 'free for research' --calibrate"
+        "--data-license 'free for research' --calibrate"
     )
 
 
 def test_a_run_on_a_pre_trained_backbone_tells_both_commands_and_no_path_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = PretrainSettings(epochs=3, channels=8, optimiser=OneCycleSettings(learning_rate=0.05))
+    before = PretrainSettings(epochs=3, channels=8, optimizer=OneCycleSettings(learning_rate=0.05))
     PretrainingDirectory(tmp_path / "backbone").create(before)
     settings = RunSettings(
         init=str(tmp_path / "backbone"), freeze_backbone=True, model=ModelSettings(channels=8)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vsm.data import Normalisation, store
+from vsm.data import Normalization, store
 from vsm.errors import DataError
 
 
@@ -27,7 +27,7 @@ def write(num_images: int = 5) -> Path:
         class_names=["a", "b"],
         class_sizes=[2, 3],
         splits={"train": [1], "test": [0]},
-        normalisation=Normalisation((0.1,), (0.2,)),
+        normalization=Normalization((0.1,), (0.2,)),
         origin="drawn by a test",
     )
 
@@ -42,7 +42,7 @@ def test_what_is_written_is_read_back(root: Path) -> None:
     assert dataset.class_sizes.tolist() == [2, 3]
     assert dataset.classes("train").tolist() == [1]
     assert dataset.image_shape == (1, 2, 2)
-    assert dataset.normalisation == Normalisation((0.1,), (0.2,))
+    assert dataset.normalization == Normalization((0.1,), (0.2,))
     assert isinstance(dataset.images, np.memmap)
 
 

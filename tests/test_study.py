@@ -16,15 +16,15 @@ import yaml
 from PIL import Image
 
 from vsm.cli import main
-from vsm.comparison import EpisodeProtocol, load_for, measure
 from vsm.data import open_dataset
 from vsm.errors import RunError
-from vsm.evaluation import Evaluation
+from vsm.evaluation.comparison import EpisodeProtocol, load_for, measure
+from vsm.evaluation.evaluator import Evaluation
+from vsm.evaluation.statistics import class_bootstrap, estimate
 from vsm.memory import SlotMemory
-from vsm.provenance import command
+from vsm.runs.provenance import command
 from vsm.seeding import generator
 from vsm.settings import MemorySettings, RunSettings
-from vsm.statistics import class_bootstrap, estimate
 from vsm.study.charts import draw_chart
 from vsm.study.page import read_results, write_page
 from vsm.study.plan import read_study
@@ -208,12 +208,12 @@ def test_gains_by_class_add_up_to_the_difference_and_stand_beside_the_nearest_sl
         run = load_for(runs / f"memory-{seed}", EpisodeProtocol(data, "test", 5, 1, 3, 2, 0))
         assert isinstance(run.trained.memory, SlotMemory)
         class_id = dataset.class_names.index("test3")
-        images = dataset.normalise(dataset.load(dataset.image_ids(class_id)))
+        images = dataset.normalize(dataset.load(dataset.image_ids(class_id)))
         with torch.no_grad():
             mean = run.trained.model.embed(images).mean(0)
         slots = run.trained.memory.content
-        centre = slots.mean(0)
-        cosines = [torch.cosine_similarity(mean - centre, slot - centre, 0) for slot in slots]
+        center = slots.mean(0)
+        cosines = [torch.cosine_similarity(mean - center, slot - center, 0) for slot in slots]
         nearness.append(max(cosines).item())
     assert classes["test3"]["nearness"] == pytest.approx(sum(nearness) / 2, abs=1e-5)
 
@@ -255,8 +255,8 @@ def test_the_temperature_is_that_of_validation_classes(
     [condition] = results["conditions"]
     found = condition["rows"]["memory"]["seeds"][0]
     assert found["temperature"] == pytest.approx(temperature)
-    after = evaluations["memory", 0].tempered(temperature)
-    assert found["tempered_nll"] == pytest.approx(after.nll)
+    after = evaluations["memory", 0].scale_by_temperature(temperature)
+    assert found["calibrated_nll"] == pytest.approx(after.nll)
 
 
 def test_what_was_measured_is_kept_and_what_is_damaged_is_measured_again(

@@ -11,16 +11,16 @@ import torch
 from run_helpers import AskedToStop, assert_same_run, rows
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import RunError
-from vsm.evaluation import Evaluation, evaluate
-from vsm.interruption import Interrupted
+from vsm.evaluation.evaluator import Evaluation, evaluate
 from vsm.memory import MEMORIES, SlotConsolidation, SlotMemory
 from vsm.model import FewShotModel
-from vsm.runs import RunDirectory, TrainingState, load_run, settled_memory
+from vsm.runs.trained_model import RunDirectory, TrainingState, apply_pending, load_run
 from vsm.seeding import generator
-from vsm.settings import METHODS, MemorySettings, Method, OptimiserSettings, RunSettings
+from vsm.settings import METHODS, MemorySettings, Method, OptimizerSettings, RunSettings
+from vsm.system.interruption import Interrupted
 from vsm.training import (
     Silence,
-    build_optimiser,
+    build_optimizer,
     load_inputs,
     set_learning_rate,
     train,
@@ -93,7 +93,7 @@ def test_a_refreshed_memory_holds_features_as_they_are_at_test(
         for images, classes in zip(batch.image_ids, batch.class_ids, strict=True):
             for ids, class_id in zip(images, classes.tolist(), strict=True):
                 with torch.no_grad():
-                    seen = model.eval().embed(tiny_dataset.normalise(tiny_dataset.load(ids)))
+                    seen = model.eval().embed(tiny_dataset.normalize(tiny_dataset.load(ids)))
                 features.setdefault(class_id, []).append(seen)
         for class_id, parts in features.items():
             nodes = torch.cat(parts)
@@ -127,7 +127,7 @@ def test_refreshing_leaves_the_run_as_it_was(tiny_settings: RunSettings, tmp_pat
     assert stored[0] != stored[1]
 
 
-def test_termination_is_honoured_too(tiny_settings: RunSettings, tmp_path: Path) -> None:
+def test_termination_is_honored_too(tiny_settings: RunSettings, tmp_path: Path) -> None:
     with pytest.raises(Interrupted) as stopped:
         train(tiny_settings, tmp_path / "run", progress=StopAt(2, signal.SIGTERM))
     assert stopped.value.exit_code == 143
@@ -176,7 +176,7 @@ def step_through(
     settings: RunSettings, dataset: ImageDataset, num_steps: int
 ) -> tuple[FewShotModel, TrainingState, list[dict[str, float]]]:
     model = FewShotModel(settings, dataset.image_shape)
-    optimiser = build_optimiser(model, settings.optimiser)
+    optimizer = build_optimizer(model, settings.optimizer)
     sampler = EpisodeSampler(dataset, "train", settings.way, settings.shot, settings.queries)
     state = TrainingState(0, model.empty_memory(), None)
     measured = []
@@ -184,7 +184,7 @@ def step_through(
         state.step = step
         batch = sampler.draw(settings.tasks, torch.Generator().manual_seed(step))
         inputs = load_inputs(dataset, batch, settings, step)
-        measured.append(training_step(model, optimiser, inputs, batch.class_ids, state))
+        measured.append(training_step(model, optimizer, inputs, batch.class_ids, state))
     return model, state, measured
 
 
@@ -192,8 +192,8 @@ def step_through(
 def test_training_lowers_the_loss(
     method: Method, tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:
-    quick = OptimiserSettings(learning_rate=5e-3)
-    settings = replace(tiny_settings, method=method, tasks=4, steps=25, optimiser=quick)
+    quick = OptimizerSettings(learning_rate=5e-3)
+    settings = replace(tiny_settings, method=method, tasks=4, steps=25, optimizer=quick)
     _, _, measured = step_through(settings, tiny_dataset, 25)
     losses = [row["cross_entropy"] for row in measured]
     assert sum(losses[-5:]) / 5 < 0.6 * losses[0]
@@ -294,7 +294,7 @@ def test_observations_wait_one_step_before_they_reach_the_memory(
     model, state, measured = step_through(tiny_settings, tiny_dataset, 2)
     assert measured[1]["slots"] > 0
     assert state.memory is not None
-    settled = settled_memory(model, state)
+    settled = apply_pending(model, state)
     assert settled is not None
     assert len(settled) >= len(state.memory)
     assert not any(part.requires_grad for part in settled.tensors().values())
@@ -423,29 +423,29 @@ def test_a_mismatched_pair_and_a_damaged_file_are_named(
     [("constant", [1, 1, 1]), ("cosine", [1, 0.5, 0.0]), ("step", [1, 0.5, 0.25])],
 )
 def test_schedules_follow_their_names(schedule: str, expected: list[float]) -> None:
-    settings = OptimiserSettings(learning_rate=1.0, schedule=schedule, halve_every=50)  # type: ignore[arg-type]
-    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    settings = OptimizerSettings(learning_rate=1.0, schedule=schedule, halve_every=50)  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     rates = []
     for step in (1, 51, 101):
-        set_learning_rate(optimiser, settings, step, 100)
-        rates.append(optimiser.param_groups[0]["lr"])
+        set_learning_rate(optimizer, settings, step, 100)
+        rates.append(optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx(expected, abs=1e-6)
 
 
 def test_warm_up_rises_linearly() -> None:
-    settings = OptimiserSettings(learning_rate=1.0, schedule="constant", warmup_steps=4)
-    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    settings = OptimizerSettings(learning_rate=1.0, schedule="constant", warmup_steps=4)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     rates = []
     for step in range(1, 6):
-        set_learning_rate(optimiser, settings, step, 100)
-        rates.append(optimiser.param_groups[0]["lr"])
+        set_learning_rate(optimizer, settings, step, 100)
+        rates.append(optimizer.param_groups[0]["lr"])
     assert rates == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
 def test_clipping_bounds_the_gradient(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:
-    settings = replace(tiny_settings, optimiser=OptimiserSettings(clip_norm=1e-3))
+    settings = replace(tiny_settings, optimizer=OptimizerSettings(clip_norm=1e-3))
     model, _, measured = step_through(settings, tiny_dataset, 2)
     assert measured[-1]["gradient_norm"] > 1e-3
     norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
@@ -458,9 +458,9 @@ def test_training_images_are_augmented_and_test_images_never(
     seeds: list[int] = []
 
     def augment(
-        self: ImageDataset, pixels: torch.Tensor, random: list[torch.Generator], colours: bool
+        self: ImageDataset, pixels: torch.Tensor, random: list[torch.Generator], colors: bool
     ) -> torch.Tensor:
-        assert colours == tiny_settings.augment_colours
+        assert colors == tiny_settings.augment_colors
         seeds.extend(one.initial_seed() for one in random)
         return pixels
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from benchmarks import uncertainty
-from vsm.rejection import class_scores, slots_of
+from vsm.classify import open_pretrained
+from vsm.evaluation.rejection import class_scores, slots_of
 from vsm.seeding import task_generators
-from vsm.serving import open_pretrained
 
 
 def test_the_page_in_the_docs_is_rendered_from_the_result_file(
@@ -49,15 +49,15 @@ def test_known_queries_and_strangers_are_told_apart_by_their_place() -> None:
     opened = open_pretrained("glyphs-5w1s")
     assert opened.memory is not None
     random = torch.Generator().manual_seed(0)
-    centres = 5 * torch.randn(1, 10, 1, opened.model.num_features, generator=random)
-    support = centres[:, :5].expand(-1, -1, 2, -1)
-    queries = centres.expand(-1, -1, uncertainty.QUERIES, -1)
+    centers = 5 * torch.randn(1, 10, 1, opened.model.num_features, generator=random)
+    support = centers[:, :5].expand(-1, -1, 2, -1)
+    queries = centers.expand(-1, -1, uncertainty.QUERIES, -1)
     noise = task_generators(0, "test", 0, range(1))
     told = uncertainty.doubts(opened, support, queries, noise)
     assert told["auroc"].item() == 1
     assert told["correct"].all()
     assert told["correct"].shape == (1, 50)
-    prototypes = centres[:, :5]
+    prototypes = centers[:, :5]
     scores = class_scores(
         opened.model, prototypes, queries.flatten(1, 2), slots_of(opened.memory.memory)
     ).amin(-1)

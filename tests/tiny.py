@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vsm.data import ImageDataset, Normalisation
+from vsm.data import ImageDataset, Normalization
 from vsm.settings import ModelSettings, RunSettings, SamplingSettings, ValidationSettings
 
 
@@ -23,7 +23,7 @@ def make_dataset() -> ImageDataset:
             "validation": np.arange(30, 38),
             "test": np.arange(38, 46),
         },
-        normalisation=Normalisation((0.5,), (0.25,)),
+        normalization=Normalization((0.5,), (0.25,)),
     )
 
 

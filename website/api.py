@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, get_args, get_type_hints
 
 import vsm
-from vsm.interruption import Interrupted
+from vsm.system.interruption import Interrupted
 
 
 def api_reference() -> str:

@@ -20,22 +20,22 @@ from PIL import Image
 from torch import Tensor
 
 import vsm
-from vsm.colours import COLOURS
-from vsm.comparison import EpisodeProtocol, LoadedRun, load_for, measure
+from vsm.classify import Pretrained, open_pretrained
+from vsm.colors import COLORS
 from vsm.data import ImageDataset
+from vsm.evaluation.comparison import EpisodeProtocol, LoadedRun, load_for, measure
+from vsm.evaluation.statistics import estimate
 from vsm.memory import SlotMemory
 from vsm.report.figures import recall_sheet, show_image
 from vsm.report.showcase import ShownEpisode, look_at_episodes
 from vsm.seeding import generator
-from vsm.serving import Pretrained, open_pretrained
-from vsm.statistics import estimate
 
 MODEL = "glyphs-5w1s"
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 EPISODE = 3  # of the list that evaluation uses
 REMEMBERED = (0, 1, 2, 4, 8)
 TASKS, QUERIES = 100, 5
-COLOURS_KEPT = 64  # of a picture file
+COLORS_KEPT = 64  # of a picture file
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ def flow() -> Figure:
     return figure
 
 
-def _box(axes: Axes, left: float, bottom: float, text: str, colour: str) -> None:
+def _box(axes: Axes, left: float, bottom: float, text: str, color: str) -> None:
     shape = FancyBboxPatch(
-        (left, bottom), 14, 9, boxstyle="round,pad=0,rounding_size=1.4", fc=colour, ec="#333333"
+        (left, bottom), 14, 9, boxstyle="round,pad=0,rounding_size=1.4", fc=color, ec="#333333"
     )
     axes.add_patch(shape)
     axes.text(left + 7, bottom + 4.5, text, ha="center", va="center", fontsize=9)
@@ -133,14 +133,14 @@ def bayes() -> Figure:
     for column, shot in enumerate((1, 5)):
         axes = figure.add_subplot(1, 2, column + 1)
         middle = (strength * recalled + shot * mean) / (strength + shot)
-        for name, centre, variance, colour in (
-            ("what was recalled", recalled, noise / strength, COLOURS[0]),
-            ("what the examples say", mean, noise / shot, COLOURS[6]),
-            ("both: the prototype", middle, noise / (strength + shot), COLOURS[1]),
+        for name, center, variance, color in (
+            ("what was recalled", recalled, noise / strength, COLORS[0]),
+            ("what the examples say", mean, noise / shot, COLORS[6]),
+            ("both: the prototype", middle, noise / (strength + shot), COLORS[1]),
         ):
-            density = np.exp(-((at - centre) ** 2) / (2 * variance)) / np.sqrt(variance)
-            axes.fill_between(at, density, color=colour, alpha=0.35, lw=0)
-            axes.plot(at, density, color=colour, label=name)
+            density = np.exp(-((at - center) ** 2) / (2 * variance)) / np.sqrt(variance)
+            axes.fill_between(at, density, color=color, alpha=0.35, lw=0)
+            axes.plot(at, density, color=color, label=name)
         axes.set_title(f"{shot} example{'s' if shot > 1 else ''}", fontsize=10)
         axes.set(xticks=[], yticks=[], xlabel="one feature of the class")
         if column == 0:
@@ -152,14 +152,14 @@ def memory_map(shown: Shown) -> Figure:
     """Show all slots on the plane on which they differ most, and what new characters recall."""
     weights = shown.episode.weights
     assert weights is not None
-    centre = shown.slots.mean(0)
-    _, _, directions = torch.linalg.svd(shown.slots - centre, full_matrices=False)
+    center = shown.slots.mean(0)
+    _, _, directions = torch.linalg.svd(shown.slots - center, full_matrices=False)
     plane = directions[:2].T
-    slots = ((shown.slots - centre) @ plane).numpy()
+    slots = ((shown.slots - center) @ plane).numpy()
     model = shown.run.trained.model
-    images = shown.dataset.normalise(shown.dataset.load(shown.episode.support_ids[:, 0]))
+    images = shown.dataset.normalize(shown.dataset.load(shown.episode.support_ids[:, 0]))
     with torch.no_grad():
-        new = ((model.eval().embed(images) - centre) @ plane).numpy()
+        new = ((model.eval().embed(images) - center) @ plane).numpy()
 
     figure = Figure(figsize=(8.2, 5.4), layout="constrained")
     axes = figure.add_subplot()
@@ -168,15 +168,15 @@ def memory_map(shown: Shown) -> Figure:
         best = weights[n].topk(5)
         for weight, slot in zip(best.values.tolist(), best.indices.tolist(), strict=True):
             ends = np.stack([point, slots[slot]])
-            axes.plot(ends[:, 0], ends[:, 1], color=COLOURS[n], lw=5 * weight + 0.3, alpha=0.6)
+            axes.plot(ends[:, 0], ends[:, 1], color=COLORS[n], lw=5 * weight + 0.3, alpha=0.6)
         axes.scatter(
-            point[0], point[1], marker="*", s=150, color=COLOURS[n], ec="black", lw=0.6, zorder=3
+            point[0], point[1], marker="*", s=150, color=COLORS[n], ec="black", lw=0.6, zorder=3
         )
     for n in range(len(new)):
         inset = axes.inset_axes((0.01 + 0.11 * n, 0.88, 0.1, 0.11))
         show_image(inset, shown.dataset, int(shown.episode.support_ids[n, 0]))
         for spine in inset.spines.values():
-            spine.set(color=COLOURS[n], linewidth=2.5)
+            spine.set(color=COLORS[n], linewidth=2.5)
     axes.set(xticks=[], yticks=[])
     axes.margins(y=0.16)
     return figure
@@ -199,7 +199,7 @@ def remembering(shown: Shown) -> tuple[Figure, list[str]]:
         told.append(f"{count} remembered: {accuracy.mean:.1%} ± {accuracy.ci95:.1%}")
     figure = Figure(figsize=(5.6, 3.4), layout="constrained")
     axes = figure.add_subplot()
-    axes.errorbar(REMEMBERED, means, intervals, marker="o", capsize=3, color=COLOURS[0])
+    axes.errorbar(REMEMBERED, means, intervals, marker="o", capsize=3, color=COLORS[0])
     axes.set(
         xlabel="other images of each class that the memory holds",
         ylabel="accuracy with one example (%)",
@@ -216,13 +216,13 @@ def _accuracy(encoder: Pretrained, dataset: ImageDataset, task: int, count: int)
     chosen = [(f"new {c}", dataset.image_ids(dataset.classes("test")[c])) for c in drawn]
     classifier = vsm.FewShotClassifier(encoder)
     if count:
-        classifier.fit(*_labelled(dataset, chosen, 1 + QUERIES, count))
+        classifier.fit(*_labeled(dataset, chosen, 1 + QUERIES, count))
         classifier.remember()
-    classifier.fit(*_labelled(dataset, chosen, 0, 1))
-    return float(classifier.score(*_labelled(dataset, chosen, 1, QUERIES)))
+    classifier.fit(*_labeled(dataset, chosen, 0, 1))
+    return float(classifier.score(*_labeled(dataset, chosen, 1, QUERIES)))
 
 
-def _labelled(
+def _labeled(
     dataset: ImageDataset,
     chosen: Sequence[tuple[str, npt.NDArray[np.int64]]],
     first: int,
@@ -250,7 +250,7 @@ def main(folder: Path = FOLDER) -> None:
         for name, figure in figures.items():
             drawn = io.BytesIO()
             figure.savefig(drawn, format="png", dpi=90)
-            small = Image.open(drawn).convert("RGB").quantize(COLOURS_KEPT)
+            small = Image.open(drawn).convert("RGB").quantize(COLORS_KEPT)
             small.save(folder / f"memory-{name}.png", optimize=True)
     print("\n".join(told))
 

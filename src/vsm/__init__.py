@@ -8,16 +8,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vsm.checkpoints import load_backbone
+    from vsm.classify import FewShotClassifier
     from vsm.data import Dataset, EpisodeSampler, FeatureDataset, ImageDataset, open_dataset
     from vsm.errors import VsmError
-    from vsm.evaluation import Evaluation, evaluate
-    from vsm.exporting import export_onnx
+    from vsm.evaluation.evaluator import Evaluation, evaluate
+    from vsm.export import export_onnx
     from vsm.memory import Memory
     from vsm.model import FewShotModel
-    from vsm.pretraining import pretrain
-    from vsm.runs import LoadedModel, TrainedModel, load_model, load_run
-    from vsm.serving import FewShotClassifier
+    from vsm.pretraining.loop import pretrain
+    from vsm.runs.tensor_files import load_backbone
+    from vsm.runs.trained_model import LoadedModel, TrainedModel, load_model, load_run
     from vsm.settings import PretrainSettings, RunSettings
     from vsm.training import train
 
@@ -26,24 +26,24 @@ __version__ = "0.1.0"
 _HOMES = {
     "Dataset": "vsm.data",
     "EpisodeSampler": "vsm.data",
-    "Evaluation": "vsm.evaluation",
+    "Evaluation": "vsm.evaluation.evaluator",
     "FeatureDataset": "vsm.data",
-    "FewShotClassifier": "vsm.serving",
+    "FewShotClassifier": "vsm.classify",
     "FewShotModel": "vsm.model",
     "ImageDataset": "vsm.data",
-    "LoadedModel": "vsm.runs",
+    "LoadedModel": "vsm.runs.trained_model",
     "Memory": "vsm.memory",
     "PretrainSettings": "vsm.settings",
     "RunSettings": "vsm.settings",
-    "TrainedModel": "vsm.runs",
+    "TrainedModel": "vsm.runs.trained_model",
     "VsmError": "vsm.errors",
-    "evaluate": "vsm.evaluation",
-    "export_onnx": "vsm.exporting",
-    "load_backbone": "vsm.checkpoints",
-    "load_model": "vsm.runs",
-    "load_run": "vsm.runs",
+    "evaluate": "vsm.evaluation.evaluator",
+    "export_onnx": "vsm.export",
+    "load_backbone": "vsm.runs.tensor_files",
+    "load_model": "vsm.runs.trained_model",
+    "load_run": "vsm.runs.trained_model",
     "open_dataset": "vsm.data",
-    "pretrain": "vsm.pretraining",
+    "pretrain": "vsm.pretraining.loop",
     "train": "vsm.training",
 }
 

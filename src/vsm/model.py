@@ -11,9 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vsm.backbones import Backbone, build_backbone
-from vsm.classifier import PrototypeClassifier
-from vsm.conjugate import ConjugateInference
-from vsm.devices import Placement, computing_in
 from vsm.errors import SettingsError
 from vsm.memory import (
     MEMORIES,
@@ -24,10 +21,13 @@ from vsm.memory import (
     Recollection,
     SupportSet,
 )
-from vsm.networks import GaussianNetwork, MemoryConditionedNetwork
+from vsm.memory.conjugate import ConjugateInference
+from vsm.nn.networks import GaussianNetwork, MemoryConditionedNetwork
+from vsm.nn.prototype_classifier import PrototypeClassifier
 from vsm.probability import DiagonalGaussian, GaussianMixture
 from vsm.seeding import Randomness, default_generator
 from vsm.settings import ModelSettings, RunSettings
+from vsm.system.devices import Placement, computing_in
 
 
 class InferredPrototypes(NamedTuple):
@@ -112,7 +112,7 @@ class FewShotModel(nn.Module):
         return self.backbone
 
     def embed(self, inputs: Tensor, random: Randomness | None = None) -> Tensor:
-        """Map normalised images ``[B, C, H, W]``, or stored features, to features ``[B, D]``."""
+        """Map normalized images ``[B, C, H, W]``, or stored features, to features ``[B, D]``."""
         return self.adapt(self.encode(inputs, random))
 
     def encode(self, inputs: Tensor, random: Randomness | None = None) -> Tensor:
@@ -135,10 +135,10 @@ class FewShotModel(nn.Module):
         return features.to(inputs.dtype)
 
     def adapt(self, features: Tensor) -> Tensor:
-        """Apply adapter and normalisation, where the settings have them: ``[B, D]`` to the same."""
+        """Apply adapter and normalization, where the settings have them: ``[B, D]`` to the same."""
         if self.adapter is not None:
             features = self.adapter(features)
-        return F.normalize(features, dim=-1) if self.settings.model.normalise_features else features
+        return F.normalize(features, dim=-1) if self.settings.model.normalize_features else features
 
     def forward(
         self,
@@ -146,7 +146,7 @@ class FewShotModel(nn.Module):
         queries: Tensor,
         memory: Memory | None,
         random: Randomness,
-        hidden: Tensor | None = None,
+        slot_mask: Tensor | None = None,
     ) -> Prediction:
         """Classify queries by prototypes inferred from support features and memory.
 
@@ -155,9 +155,9 @@ class FewShotModel(nn.Module):
             queries: features ``[T, N, Q, D]``.
             memory: read, never written; nothing for methods without one.
             random: source of every draw of m and z.
-            hidden: boolean ``[T, N, A]``, slots that may not be addressed.
+            slot_mask: boolean ``[T, N, A]``, slots that may not be addressed.
         """
-        inferred = self.infer(SupportSet.of(support), memory, random, hidden)
+        inferred = self.infer(SupportSet.of(support), memory, random, slot_mask)
         log_probabilities = self.classifier(queries.flatten(1, 2), inferred.prototypes)  # Eq. 1
         return Prediction(log_probabilities, *inferred)
 
@@ -166,7 +166,7 @@ class FewShotModel(nn.Module):
         given: SupportSet,
         memory: Memory | None,
         random: Randomness,
-        hidden: Tensor | None = None,
+        slot_mask: Tensor | None = None,
     ) -> InferredPrototypes:
         """Infer prototypes: the part of :meth:`forward` before there are queries.
 
@@ -174,13 +174,13 @@ class FewShotModel(nn.Module):
             given: the support of every class; classes may differ in size.
             memory: as in :meth:`forward`, and so are the others.
             random: see there.
-            hidden: see there.
+            slot_mask: see there.
         """
         posterior: GaussianMixture | None
         if isinstance(self.inference, ConjugateInference):
-            posterior, recollection, strength = self._by_bayes_rule(given, memory, hidden)
+            posterior, recollection, strength = self._by_bayes_rule(given, memory, slot_mask)
         else:
-            recollection = self._recall(given, memory, hidden, random)  # Eqs. 8, 9
+            recollection = self._recall(given, memory, slot_mask, random)  # Eqs. 8, 9
             posterior, strength = self._by_network(given.mean, recollection), None  # Eqs. 7, 10
         if posterior is None:
             prototypes = given.mean.unsqueeze(-2)  # [T, N, 1, D]
@@ -192,14 +192,14 @@ class FewShotModel(nn.Module):
         self,
         support: SupportSet,
         memory: Memory | None,
-        hidden: Tensor | None,
+        slot_mask: Tensor | None,
         random: Randomness,
     ) -> Recollection | None:
         if self.recall is None:
             return None
         self._require_memory(memory)
         recollection: Recollection = self.recall(
-            support, memory, hidden, self.num_memory_samples, random
+            support, memory, slot_mask, self.num_memory_samples, random
         )
         return recollection
 
@@ -213,14 +213,14 @@ class FewShotModel(nn.Module):
         return GaussianMixture(self.inference(recollection.samples, support_mean))
 
     def _by_bayes_rule(
-        self, support: SupportSet, memory: Memory | None, hidden: Tensor | None
+        self, support: SupportSet, memory: Memory | None, slot_mask: Tensor | None
     ) -> tuple[GaussianMixture, Recollection | None, Tensor | None]:
         """Infer in closed form in place of Eqs. 7-10: m is integrated out, and KL_m is zero."""
         assert isinstance(self.inference, ConjugateInference)
         if self.recall is None:
             return GaussianMixture(self.inference(support, None).unsqueeze(-2)), None, None
         self._require_memory(memory)
-        prior = self.recall.prior(support, memory, hidden)
+        prior = self.recall.prior(support, memory, slot_mask)
         posterior: DiagonalGaussian = self.inference(support, prior)
         divergence = support.mean.new_zeros(support.mean.shape[:2])
         recollection = Recollection(prior.gaussian.mean.unsqueeze(-2), prior.weights, divergence)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.classifier import predictive
 from vsm.model import Prediction
+from vsm.nn.prototype_classifier import predictive
 from vsm.probability import DiagonalGaussian, GaussianMixture
 from vsm.probability.mixture import pairwise_log_prob
 from vsm.settings import ObjectiveSettings
@@ -17,7 +17,7 @@ class ObjectiveTerms(NamedTuple):
     """The terms of the objective, each a scalar in nats.
 
     Attributes:
-        total: what is minimised: cross_entropy + β_z · kl_z + β_m · kl_m / Q.
+        total: what is minimized: cross_entropy + β_z · kl_z + β_m · kl_m / Q.
         cross_entropy: mean over queries.
         kl_z: KL of the prototypes, mean over queries.
         kl_m: KL of the latent memory, mean over classes.

@@ -57,7 +57,7 @@ def generator(seed: int, *names: str | int) -> torch.Generator:
 def default_generator(seed: int, *names: str | int) -> Iterator[None]:
     """Seed torch's global generator inside the block and restore it after.
 
-    Only for code that cannot be handed a generator: the initialisers of ``torch.nn`` modules.
+    Only for code that cannot be handed a generator: the initializers of ``torch.nn`` modules.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, *names))

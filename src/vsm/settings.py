@@ -37,14 +37,14 @@ class ModelSettings:
     residual: bool = True
     """Networks add to their input and start as the identity; the paper's do not."""
     initial_log_variance: float = -3.0
-    """Where log-variances start; 0 leaves the default initialisation."""
+    """Where log-variances start; 0 leaves the default initialization."""
     mirror: bool = False
     """Average the features of an image and of its mirror image; twice the work of the backbone."""
     adapter: Literal["none", "linear"] = "none"
     """Linear map of the features that starts as the identity and is trained; for fixed features."""
-    normalise_features: bool = False
+    normalize_features: bool = False
     """Scale every feature vector to length one, after the adapter."""
-    synchronise_batch_norm: bool = True
+    synchronize_batch_norm: bool = True
     """Batch norm of the whole batch where several processes share it, as one process has it."""
     distance: Literal["squared_euclidean", "cosine"] = "squared_euclidean"
     """d of Eq. 1 between a query's features and a prototype."""
@@ -84,7 +84,7 @@ class MemorySettings:
     """Temperature of the relaxed one-hot weights of Gumbel recall."""
     addressing: Literal["cosine", "dot"] = "cosine"
     """Similarity g of Eq. 9 between a slot and the support mean."""
-    centre_addressing: bool = True
+    center_addressing: bool = True
     """Compare relative to the mean of all slots, since post-ReLU features share a common part."""
     addressing_scale: float | None = None
     """Factor on the similarity before the softmax; unset: 30 for cosine, 1 for dot."""
@@ -196,7 +196,7 @@ class ObjectiveSettings:
 
 
 @dataclass(frozen=True)
-class OptimiserSettings:
+class OptimizerSettings:
     """Adam and its schedule."""
 
     learning_rate: float = 1e-3
@@ -247,8 +247,8 @@ class RunSettings:
     queries: int = 15
     """Query images of a class (Q) in training and validation."""
     augment: bool = True
-    """Vary training images by the dataset's preset (crop, mirror, colours); none for characters."""
-    augment_colours: bool = True
+    """Vary training images by the dataset's preset (crop, mirror, colors); none for characters."""
+    augment_colors: bool = True
     """With that, vary brightness, contrast and saturation too; false: crop and mirror alone."""
     tasks: int = 8
     """Episodes of one training step (T)."""
@@ -268,7 +268,7 @@ class RunSettings:
     kanerva: KanervaSettings = field(default_factory=KanervaSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
-    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     validation: ValidationSettings = field(default_factory=ValidationSettings)
 
     def __post_init__(self) -> None:
@@ -414,15 +414,15 @@ class PretrainSettings:
     label_smoothing: float = 0.1
     """Share of the target that is spread evenly over all classes."""
     augment: bool = True
-    """Vary training images by the dataset's preset (crop, mirror, colours); none for characters."""
-    augment_colours: bool = True
+    """Vary training images by the dataset's preset (crop, mirror, colors); none for characters."""
+    augment_colors: bool = True
     """With that, vary brightness, contrast and saturation too; false: crop and mirror alone."""
     seed: int = 0
     """The one seed from which all randomness is derived."""
     checkpoint_every: int = 200
     """Steps between saves of the state from which --resume continues."""
     rotation: RotationSettings = field(default_factory=RotationSettings)
-    optimiser: OneCycleSettings = field(default_factory=OneCycleSettings)
+    optimizer: OneCycleSettings = field(default_factory=OneCycleSettings)
     validation: FewShotValidationSettings = field(default_factory=FewShotValidationSettings)
 
     def __post_init__(self) -> None:

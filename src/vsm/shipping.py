@@ -13,7 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vsm.comparison import (
+from vsm.data import Dataset, open_dataset
+from vsm.errors import RunError, SettingsError
+from vsm.evaluation.comparison import (
     Difference,
     EpisodeProtocol,
     LoadedRun,
@@ -22,22 +24,20 @@ from vsm.comparison import (
     measure,
     paired_differences,
 )
-from vsm.configuration import settings_to_yaml
-from vsm.data import Dataset, open_dataset
-from vsm.devices import ON_CPU, Placement
-from vsm.errors import RunError, SettingsError
-from vsm.evaluation import Advance, evaluate, unwatched
-from vsm.files import atomic_directory, write_text
-from vsm.provenance import portable, training_commands, versions
-from vsm.rejection import calibrate_on_validation
-from vsm.runs import RunDirectory, TrainedModel, load_run, model_facts, save_trained
+from vsm.evaluation.evaluator import Advance, evaluate, unwatched
+from vsm.evaluation.rejection import calibrate_on_validation
+from vsm.runs.configuration import settings_to_yaml
+from vsm.runs.provenance import portable, training_commands, versions
+from vsm.runs.shipped import CARD_NAME, Card, find_run, read_card
+from vsm.runs.trained_model import RunDirectory, TrainedModel, load_run, model_facts, save_trained
 from vsm.settings import RunSettings
-from vsm.shipped_models import CARD_NAME, Card, find_run, read_card
+from vsm.system.devices import ON_CPU, Placement
+from vsm.system.files import atomic_directory, write_text
 
 LARGEST_CHANGE = 0.001  # of the accuracy, by storing
 LARGEST_HALF = torch.finfo(torch.float16).max
-CODE_LICENCE = "MIT"
-OWN_DATA_LICENCES = {"glyphs": "MIT: drawn by this package"}
+CODE_LICENSE = "MIT"
+OWN_DATA_LICENSES = {"glyphs": "MIT: drawn by this package"}
 SCORES = ("accuracy", "ci95", "nll", "ece")
 PROTOCOL = ("split", "way", "shot", "queries", "episodes", "seed")
 
@@ -58,7 +58,7 @@ class Shipment:
         seed: of the list of episodes.
         storage: of kernels, matrices and memory contents.
         calibrate: whether to fit a temperature for each of the shots on validation classes.
-        data_licence: of the data the model was trained on; known for built-in data.
+        data_license: of the data the model was trained on; known for built-in data.
         overwrite: whether to replace a model of the same name.
     """
 
@@ -71,7 +71,7 @@ class Shipment:
     seed: int = 0
     storage: Storage = "float16"
     calibrate: bool = False
-    data_licence: str | None = None
+    data_license: str | None = None
     overwrite: bool = False
 
     def __post_init__(self) -> None:
@@ -117,7 +117,7 @@ class Shipment:
         """Return the command that made the model out of the run, for a shell."""
         shots = ",".join(str(protocol.shot) for protocol in self.protocols(settings))
         words = ["vsm", "ship", self.source, "--name", self.name, "--shots", shots]
-        for option in ("way", "queries", "episodes", "seed", "storage", "data_licence"):
+        for option in ("way", "queries", "episodes", "seed", "storage", "data_license"):
             value = getattr(self, option)
             if value != getattr(Shipment, option):
                 words += [f"--{option.replace('_', '-')}", str(value)]
@@ -214,14 +214,14 @@ def _origin(run: Path, settings: RunSettings, shipment: Shipment) -> dict[str, A
             f"{run} was trained with code that is not part of vsm, {settings.model.own_backbone}, "
             "which nobody else would have; only models of built-in backbones ship"
         )
-    licence = shipment.data_licence or OWN_DATA_LICENCES.get(settings.data)
-    if licence is None:
+    license = shipment.data_license or OWN_DATA_LICENSES.get(settings.data)
+    if license is None:
         raise SettingsError(
-            f"data_licence: the card must say under which terms {settings.data} may be used; give "
-            "--data-licence TEXT"
+            f"data_license: the card must say under which terms {settings.data} may be used; give "
+            "--data-license TEXT"
         )
     return {
-        "licences": {"code": CODE_LICENCE, "data": licence},
+        "licenses": {"code": CODE_LICENSE, "data": license},
         "commands": [*training_commands(settings, shipment.source), shipment.command(settings)],
         "versions": versions(),
     }

@@ -1,7 +1,7 @@
 """Training, top to bottom: set-up → steps → validation → checkpoints.
 
 One step: sampler → episode → features → consolidation of the previous step's observations →
-recall → prototypes → probabilities → objective → optimiser; its own features then become the
+recall → prototypes → probabilities → objective → optimizer; its own features then become the
 pending observations of the next step. So the attention vector of Eq. 11 learns, and no task
 recalls what its own queries wrote.
 """
@@ -16,29 +16,29 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vsm.batch_norm import synchronise_batch_norm, unsynchronised_buffers
 from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, open_dataset
-from vsm.devices import Placement, choose_placement, send
-from vsm.directories import Log
-from vsm.distributed import ALONE, Processes
-from vsm.encoding import kept_encoding
 from vsm.errors import ProcessLostError, RunError, SettingsError
-from vsm.evaluation import Evaluation, evaluate, evaluation_mode
-from vsm.interruption import Interrupted, stop_request
+from vsm.evaluation.cached_features import cached_features
+from vsm.evaluation.evaluator import Evaluation, evaluate, evaluation_mode
 from vsm.memory import Memory, Observations
 from vsm.model import FewShotModel
+from vsm.nn.batch_norm import synchronize_batch_norm, unsynchronized_buffers
 from vsm.objective import objective
-from vsm.runs import (
+from vsm.runs.directory import Log
+from vsm.runs.trained_model import (
     RunDirectory,
     TrainingState,
+    apply_pending,
     begin_with_backbone,
     load_resume,
     save_best,
     save_resume,
-    settled_memory,
 )
 from vsm.seeding import generator, task_generators
-from vsm.settings import OptimiserSettings, RunSettings
+from vsm.settings import OptimizerSettings, RunSettings
+from vsm.system.devices import Placement, choose_placement, send
+from vsm.system.distributed import SINGLE_PROCESS, Processes
+from vsm.system.interruption import Interrupted, stop_request
 
 LOG_EVERY = 10
 VALIDATION_SEED = 0
@@ -70,7 +70,7 @@ def train(
     output: Path,
     resume: bool = False,
     progress: Progress | None = None,
-    processes: Processes = ALONE,
+    processes: Processes = SINGLE_PROCESS,
     placement: Placement | None = None,
 ) -> RunDirectory:
     """Train a model and leave a run directory.
@@ -94,36 +94,36 @@ def train(
     model = FewShotModel(settings, dataset.input_shape).place(placement or choose_placement())
     if settings.freeze_backbone:
         model.require_backbone().requires_grad_(False)
-    if settings.model.synchronise_batch_norm:
-        synchronise_batch_norm(model, processes)
-    optimiser = build_optimiser(model, settings.optimiser)
-    run, state = _open_run(settings, output, resume, model, optimiser, processes)
-    processes.equalise(model.state_dict().values())
+    if settings.model.synchronize_batch_norm:
+        synchronize_batch_norm(model, processes)
+    optimizer = build_optimizer(model, settings.optimizer)
+    run, state = _open_run(settings, output, resume, model, optimizer, processes)
+    processes.broadcast(model.state_dict().values())
     if settings.freeze_backbone:
-        dataset = kept_encoding(model, dataset, Path(settings.init or output))
+        dataset = cached_features(model, dataset, Path(settings.init or output))
     sampler, validation = training_samplers(settings, dataset)
     started = time.monotonic()
     with (
         run.metrics_log(state.step, processes.is_first) as log,
         stop_request() as stop,
-        _losses_named(settings, state, output),
+        _report_lost_process(settings, state, output),
     ):
         while state.step < settings.steps:
             state.step += 1
             whole = sampler.draw(settings.tasks, generator(settings.seed, "episodes", state.step))
             batch = whole.part(tasks)
             inputs = load_inputs(dataset, batch, settings, state.step, tasks, model.device)
-            measured = training_step(model, optimiser, inputs, batch.class_ids, state, processes)
+            measured = training_step(model, optimizer, inputs, batch.class_ids, state, processes)
             progress.step(state.step, measured["loss"])
             if not math.isfinite(measured["loss"]):
                 raise RunError(
                     f"training diverged: the loss is {measured['loss']} at step {state.step}; "
-                    "lower optimiser.learning_rate or set optimiser.clip_norm"
+                    "lower optimizer.learning_rate or set optimizer.clip_norm"
                 )
             if state.step % LOG_EVERY == 0 or state.step == 1:
                 log({"step": state.step, "seconds": time.monotonic() - started, **measured})
             if state.step % settings.validation.every == 0 or state.step == settings.steps:
-                accuracy = processes.from_first(
+                accuracy = processes.broadcast_value(
                     _validate(run, model, state, sampler, validation, log, progress)
                     if processes.is_first
                     else 0.0
@@ -134,7 +134,7 @@ def train(
             stopped_by = processes.largest(stop.signal_number or 0)
             if state.step % settings.checkpoint_every == 0 or at_end or stopped_by:
                 if processes.is_first:
-                    save_resume(run, model, optimiser, state)
+                    save_resume(run, model, optimizer, state)
                 processes.wait()  # nobody leaves before the state is saved
             if stopped_by and not at_end:
                 raise Interrupted(
@@ -152,7 +152,9 @@ def named_again(settings: RunSettings) -> str:
 
 
 @contextmanager
-def _losses_named(settings: RunSettings, state: TrainingState, output: Path) -> Iterator[None]:
+def _report_lost_process(
+    settings: RunSettings, state: TrainingState, output: Path
+) -> Iterator[None]:
     """Say at which step a process was lost, and how to go on."""
     try:
         yield
@@ -173,7 +175,7 @@ def _validate(
     progress: Progress,
 ) -> float:
     """Measure the model, keep it if it is the best so far, and return its accuracy."""
-    memory = settled_memory(model, state)
+    memory = apply_pending(model, state)
     if memory is not None and model.settings.memory.refresh_steps:
         memory = refreshed_memory(model, training)
     num_episodes = model.settings.validation.episodes
@@ -199,7 +201,7 @@ def refreshed_memory(model: FewShotModel, sampler: EpisodeSampler) -> Memory | N
         for step in range(1, settings.memory.refresh_steps + 1):
             batch = sampler.draw(settings.tasks, generator(settings.seed, "refresh", step))
             pixels = send(dataset.load(batch.image_ids), model.device)
-            features = model.embed(dataset.normalise(pixels).flatten(0, 2))
+            features = model.embed(dataset.normalize(pixels).flatten(0, 2))
             classes = batch.class_ids.unsqueeze(-1).expand(batch.image_ids.shape).flatten()
             seen = Observations(features, classes.to(model.device))
             memory = model.consolidate(memory, seen, step)
@@ -226,7 +228,7 @@ def load_inputs(
     tasks: range | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Return a batch's inputs, normalised and perhaps augmented: ``[T, N, K + Q, …]``.
+    """Return a batch's inputs, normalized and perhaps augmented: ``[T, N, K + Q, …]``.
 
     Args:
         dataset: where they come from.
@@ -242,24 +244,24 @@ def load_inputs(
     if settings.augment:
         tasks = range(len(pixels)) if tasks is None else tasks
         random = task_generators(settings.seed, "augmentation", step, tasks)
-        pixels = dataset.augment(pixels, random, settings.augment_colours)
-    return dataset.normalise(pixels)
+        pixels = dataset.augment(pixels, random, settings.augment_colors)
+    return dataset.normalize(pixels)
 
 
 def training_step(
     model: FewShotModel,
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     inputs: Tensor,
     class_ids: Tensor,
     state: TrainingState,
-    processes: Processes = ALONE,
+    processes: Processes = SINGLE_PROCESS,
 ) -> dict[str, float]:
-    """Do step ``state.step``; change model, optimiser, and the memory in ``state``.
+    """Do step ``state.step``; change model, optimizer, and the memory in ``state``.
 
     Args:
         model: put into training mode.
-        optimiser: over its parameters.
-        inputs: this process's share of the batch, normalised images ``[T, N, K + Q, C, H, W]`` or
+        optimizer: over its parameters.
+        inputs: this process's share of the batch, normalized images ``[T, N, K + Q, C, H, W]`` or
             features ``[T, N, K + Q, D]``.
         class_ids: ``[T, N]``.
         state: says which step this is; its memory takes in what the previous step saw.
@@ -270,7 +272,7 @@ def training_step(
     """
     settings = model.settings
     model.train()
-    set_learning_rate(optimiser, settings.optimiser, state.step, settings.steps)
+    set_learning_rate(optimizer, settings.optimizer, state.step, settings.steps)
     tasks = processes.share(len(inputs) * processes.count)
     random = task_generators(settings.seed, "noise", state.step, tasks)
     class_ids = class_ids.to(inputs.device)
@@ -281,18 +283,18 @@ def training_step(
     memory = model.consolidate(state.memory, state.pending, state.step - 1)  # in this step's graph
     if memory is not None and not settings.memory.delayed_gradient:
         memory = memory.detach()
-    hidden = None if memory is None else memory.hidden_from(class_ids, settings.memory.mask)
-    prediction = model(support, queries, memory, random, hidden)
+    slot_mask = None if memory is None else memory.slot_mask(class_ids, settings.memory.mask)
+    prediction = model(support, queries, memory, random, slot_mask)
     prior = model.prior(queries) if prediction.posterior is not None else None
     terms = objective(prediction, prior, settings.objective)
 
-    optimiser.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=True)
     terms.total.backward()
     processes.average_gradients(model.parameters())
-    gradient_norm = _clip(model, settings.optimiser.clip_norm)
-    optimiser.step()
+    gradient_norm = _clip(model, settings.optimizer.clip_norm)
+    optimizer.step()
 
-    processes.average(unsynchronised_buffers(model))
+    processes.average(unsynchronized_buffers(model))
 
     means = {
         "loss": terms.total,
@@ -300,20 +302,20 @@ def training_step(
         "kl_z": terms.kl_z,
         "kl_m": terms.kl_m,
     }
-    measured = {"gradient_norm": gradient_norm, "learning_rate": optimiser.param_groups[0]["lr"]}
+    measured = {"gradient_norm": gradient_norm, "learning_rate": optimizer.param_groups[0]["lr"]}
     if model.recall is not None and prediction.recollection is not None:
-        means |= model.recall.health(prediction.recollection)
+        means |= model.recall.diagnostics(prediction.recollection)
     if prediction.strength is not None:
         means["memory_strength"] = prediction.strength.mean()
     if memory is not None and model.consolidation is not None:
         state.memory = memory.detach()
         if inputs.device.type != "cpu":  # where sums have no fixed order, memories drift apart
-            processes.equalise(state.memory.tensors().values())
+            processes.broadcast(state.memory.tensors().values())
         nodes = class_ids.unsqueeze(-1).expand(inputs.shape[:3]).flatten()
         state.pending = Observations(
             processes.gather(features.detach().flatten(0, 2)), processes.gather(nodes)
         )
-        measured |= model.consolidation.health(memory)
+        measured |= model.consolidation.diagnostics(memory)
     return _averages(means, processes) | measured
 
 
@@ -323,7 +325,7 @@ def _averages(means: dict[str, Tensor], processes: Processes) -> dict[str, float
     return dict(zip(means, (values / processes.count).tolist(), strict=True))
 
 
-def build_optimiser(model: FewShotModel, settings: OptimiserSettings) -> torch.optim.Optimizer:
+def build_optimizer(model: FewShotModel, settings: OptimizerSettings) -> torch.optim.Optimizer:
     """Return Adam over the parameters that learn, which must be on their device already."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not learning:
@@ -340,7 +342,7 @@ def build_optimiser(model: FewShotModel, settings: OptimiserSettings) -> torch.o
 
 
 def set_learning_rate(
-    optimiser: torch.optim.Optimizer, settings: OptimiserSettings, step: int, num_steps: int
+    optimizer: torch.optim.Optimizer, settings: OptimizerSettings, step: int, num_steps: int
 ) -> None:
     """Set the learning rate of ``step``, counted from 1."""
     factor = min(1.0, step / settings.warmup_steps) if settings.warmup_steps else 1.0
@@ -348,7 +350,7 @@ def set_learning_rate(
         factor *= 0.5 * (1 + math.cos(math.pi * (step - 1) / num_steps))
     elif settings.schedule == "step":
         factor *= 0.5 ** ((step - 1) // settings.halve_every)
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         group["lr"] = settings.learning_rate * factor
 
 
@@ -363,7 +365,7 @@ def _open_run(
     output: Path,
     resume: bool,
     model: FewShotModel,
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     processes: Processes,
 ) -> tuple[RunDirectory, TrainingState]:
     """Begin a run, or take up the one in ``output`` at its last state.
@@ -371,11 +373,11 @@ def _open_run(
     What is there is for the first process to say, which may have begun to write it meanwhile.
     """
     run = RunDirectory(output)
-    has_state = bool(processes.from_first(run.has_state()))
+    has_state = bool(processes.broadcast_value(run.has_state()))
     if settings.init is not None and not (resume and has_state):
         begin_with_backbone(model, Path(settings.init))
-    if run.open(settings, resume, processes.from_first, processes.is_first):
-        return run, load_resume(run, model, optimiser)
+    if run.open(settings, resume, processes.broadcast_value, processes.is_first):
+        return run, load_resume(run, model, optimizer)
     return run, TrainingState(step=0, memory=model.empty_memory(), pending=None)
 
 

@@ -1,4 +1,4 @@
-"""What several backbones are made of: dropping, widths and initialisation."""
+"""What several backbones are made of: dropping, widths and initialization."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,7 +19,7 @@ def convolution3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.C
     return nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
 
 
-def initialise_convolutions(network: nn.Module) -> None:
+def initialize_convolutions(network: nn.Module) -> None:
     """Draw every convolution's weights from N(0, 2 / fan-out), as the deep networks' authors do."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
@@ -46,7 +46,7 @@ def drop_blocks(
     """DropBlock (Ghiasi et al. 2018): set squares of each channel's map to zero, scale the rest.
 
     The scale is one over the share that is kept on average, where the authors count what was kept
-    in this batch. So an image's features do not depend on the pattern of its neighbours, and a
+    in this batch. So an image's features do not depend on the pattern of its neighbors, and a
     batch may be split among processes.
 
     Args:

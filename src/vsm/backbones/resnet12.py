@@ -14,7 +14,7 @@ from vsm.backbones.parts import (
     convolution3x3,
     drop,
     drop_blocks,
-    initialise_convolutions,
+    initialize_convolutions,
     scaled_width,
 )
 from vsm.seeding import Randomness
@@ -62,7 +62,7 @@ class ResNet12(nn.Module):
             _Block(before, after) for before, after in pairwise([in_channels, *widths])
         )
         self.num_features = widths[-1]
-        initialise_convolutions(self)
+        initialize_convolutions(self)
         # torch's stubs lack this form of Module.to.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

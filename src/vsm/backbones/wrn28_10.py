@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.backbones.parts import convolution3x3, drop, initialise_convolutions, scaled_width
+from vsm.backbones.parts import convolution3x3, drop, initialize_convolutions, scaled_width
 from vsm.seeding import Randomness
 
 STEM_WIDTH = 16
@@ -47,7 +47,7 @@ class WideResNet(nn.Module):
                 width = out_width
         self.norm = nn.BatchNorm2d(width)
         self.num_features = width
-        initialise_convolutions(self)
+        initialize_convolutions(self)
         # torch's stubs lack this form of Module.to.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

@@ -1,7 +1,7 @@
 """Simple classifiers on fixed features, so that a gain of the memory means something.
 
-They are measured by :func:`vsm.evaluation.evaluate_classifier` on the episodes that every model
-sees. This room knows features and nothing of models.
+They are measured by :func:`vsm.evaluation.evaluator.evaluate_classifier` on the episodes that every
+model sees. This package knows features and nothing of models.
 """
 
 from collections.abc import Callable, Mapping

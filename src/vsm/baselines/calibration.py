@@ -71,7 +71,7 @@ class DistributionCalibration(Baseline):
         return self._statistics
 
     def elements_per_task(self, way: int, shot: int, queries: int, num_features: int) -> int:
-        """Count the drawn features, their centred copy, their noise, and the factors."""
+        """Count the drawn features, their centered copy, their noise, and the factors."""
         rank = self.statistics.class_factors.shape[1]
         drawn = way * self.settings.samples * (3 * num_features + rank)
         factors = way * shot * rank * num_features

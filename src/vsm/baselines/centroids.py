@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vsm.baselines.contract import BaseFeaturesSource, Baseline
-from vsm.classifier import pairwise_distance
+from vsm.nn.prototype_classifier import pairwise_distance
 from vsm.seeding import Randomness
 from vsm.settings import BaselineSettings
 
@@ -17,9 +17,9 @@ class SimpleShot(Baseline):
     """SimpleShot (Wang, Chao, Weinberger and van der Maaten 2019).
 
     Nearest class mean by Euclidean distance of features that are left alone (``un``), scaled to
-    length one (``l2n``), or centred by the mean of all training features first (``cl2n``). The mean
-    of scaled features is not scaled again. The published rule has no probabilities; these are the
-    softmax of the negative squared distance over the temperature.
+    length one (``l2n``), or centered by the mean of all training features first (``cl2n``). The
+    mean of scaled features is not scaled again. The published rule has no probabilities; these are
+    the softmax of the negative squared distance over the temperature.
     """
 
     def __init__(

@@ -51,8 +51,8 @@ class BaseFeatures:
         rank = min(max(self.class_sizes), self.features.shape[1])
         factors = self.features.new_zeros(len(self.class_sizes), rank, self.features.shape[1])
         for factor, rows in zip(factors, self._classes(), strict=True):
-            centred = (rows - rows.mean(0)) / max(len(rows) - 1, 1) ** 0.5
-            small = centred if len(rows) <= rank else torch.linalg.qr(centred, mode="r").R
+            centered = (rows - rows.mean(0)) / max(len(rows) - 1, 1) ** 0.5
+            small = centered if len(rows) <= rank else torch.linalg.qr(centered, mode="r").R
             factor[: len(small)] = small
         return factors
 

@@ -1,6 +1,6 @@
 """Multinomial logistic regression of many tasks at once, by L-BFGS.
 
-Every task minimises ``1/S · [ Σ_i −log softmax(W x_i + b)_{y_i} + ‖W‖² / (2C) ]`` over its own S
+Every task minimizes ``1/S · [ Σ_i −log softmax(W x_i + b)_{y_i} + ‖W‖² / (2C) ]`` over its own S
 samples, which is the objective of scikit-learn's ``LogisticRegression``. Tasks share each product
 but no decision: a task's steps do not depend on the others of its batch.
 
@@ -47,7 +47,7 @@ def fit_logistic_regression(
 ) -> LinearClassifiers:
     """Fit T classifiers until no entry of any gradient exceeds ``tolerance``.
 
-    Samples are centred, written in a basis of their span and, if large, divided by their spread.
+    Samples are centered, written in a basis of their span and, if large, divided by their spread.
     Each is a change of variables that the fit undoes: the minimum is that of the samples given.
 
     Args:
@@ -59,17 +59,17 @@ def fit_logistic_regression(
             the spread of the samples exceeds 1, on the gradient in units of it.
         max_iterations: of L-BFGS; a warning tells how many tasks would have needed more.
     """
-    centre = samples.mean(1, keepdim=True)  # b is free to make up for it
-    coordinates, basis = _span(samples - centre)
+    center = samples.mean(1, keepdim=True)  # b is free to make up for it
+    coordinates, basis = _span(samples - center)
     spread = coordinates.square().mean((1, 2), keepdim=True).sqrt().clamp_min(1)  # [T, 1, 1]
     targets = F.one_hot(labels, num_classes).mT.to(samples)  # [N, S]
     decay = 1 / (inverse_penalty * len(labels) * spread.square())
     problem = _Problem(coordinates / spread, targets, decay)
-    weights, biases = _minimise(problem, tolerance, max_iterations)
+    weights, biases = _minimize(problem, tolerance, max_iterations)
     weights = weights / spread
     if basis is not None:
         weights = weights @ basis
-    return LinearClassifiers(weights, biases - (weights @ centre.mT).squeeze(-1))
+    return LinearClassifiers(weights, biases - (weights @ center.mT).squeeze(-1))
 
 
 def _span(samples: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -107,7 +107,7 @@ class _Problem(NamedTuple):
         return cross_entropy + self.decay / 2 * _dot(weights, weights), gradient
 
 
-def _minimise(problem: _Problem, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
+def _minimize(problem: _Problem, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
     """Return W ``[T, N, D]`` and b ``[T, N]``."""
     num_tasks, _, num_features = problem.samples.shape
     num_classes = len(problem.targets)

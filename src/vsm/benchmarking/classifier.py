@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vsm.benchmarking.timing import Work
 from vsm.benchmarking.workloads import ClassifierWorkload
-from vsm.serving import Explanation, FewShotClassifier
+from vsm.classify import Explanation, FewShotClassifier
 
 
 def embedding_alone(workload: ClassifierWorkload) -> Work:
@@ -18,7 +18,7 @@ def embedding_alone(workload: ClassifierWorkload) -> Work:
     assert encoder is not None
     assert encoder.pictures is not None
     support, queries = pictures(workload, encoder.pictures.input_shape)
-    prepared = encoder.pictures.normalise(encoder.pictures.pixels([*support, *queries]))
+    prepared = encoder.pictures.normalize(encoder.pictures.pixels([*support, *queries]))
 
     def embed() -> Tensor:
         with torch.no_grad():

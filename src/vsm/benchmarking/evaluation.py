@@ -10,7 +10,7 @@ from vsm.benchmarking.step import remembered, run_settings
 from vsm.benchmarking.timing import Work
 from vsm.benchmarking.workloads import EvaluationWorkload
 from vsm.data import EpisodeSampler, ImageDataset, open_images
-from vsm.evaluation import Evaluation, evaluate
+from vsm.evaluation.evaluator import Evaluation, evaluate
 from vsm.model import FewShotModel
 
 SEED = 0  # of the list of episodes; the peer's are the first of the same list
@@ -48,7 +48,7 @@ def _batches(dataset: ImageDataset, image_ids: Tensor) -> Iterator[Tensor]:
     Peers' loaders do the same after reading files; here everything comes out of memory.
     """
     for episode in image_ids:
-        yield channels_first(dataset.normalise(dataset.load(episode)))
+        yield channels_first(dataset.normalize(dataset.load(episode)))
 
 
 def _test_classes(workload: EvaluationWorkload) -> tuple[ImageDataset, EpisodeSampler]:

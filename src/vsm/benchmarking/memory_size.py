@@ -36,9 +36,9 @@ def recalls_with_gradient(workload: StepWorkload) -> Work:
     def recall() -> None:
         model.zero_grad(set_to_none=True)
         support.mean.grad = content.grad = None
-        hidden = memory.hidden_from(class_ids, model.settings.memory.mask)
+        slot_mask = memory.slot_mask(class_ids, model.settings.memory.mask)
         recollection: Recollection = recall_from(
-            support, memory, hidden, workload.memory_samples, random
+            support, memory, slot_mask, workload.memory_samples, random
         )
         (recollection.samples.sum() + recollection.divergence.sum()).backward()
 

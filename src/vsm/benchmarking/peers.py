@@ -101,17 +101,17 @@ def build_peer(image_shape: tuple[int, int, int], channels: int) -> PeerConv4:
 def peer_steps(workload: StepWorkload, tasks_at_once: int) -> Work:
     """Return the training of a peer's ProtoNet on all tasks of a step, so many in one update."""
     backbone = build_peer(workload.image_shape, workload.channels)
-    optimiser = torch.optim.Adam(backbone.parameters(), lr=LEARNING_RATE)
+    optimizer = torch.optim.Adam(backbone.parameters(), lr=LEARNING_RATE)
     batches = channels_first(episode_images(workload)).split(tasks_at_once)
 
     def train() -> list[float]:
         losses = []
         backbone.train()
         for batch in batches:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss = peer_loss(backbone, batch, workload.shot)
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             losses.append(loss.item())
         return losses
 

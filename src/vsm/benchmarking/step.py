@@ -11,17 +11,17 @@ from vsm.benchmarking.timing import Work
 from vsm.benchmarking.workloads import EvaluationWorkload, StepWorkload
 from vsm.memory import Memory, Observations
 from vsm.model import FewShotModel
-from vsm.runs import TrainingState
+from vsm.runs.trained_model import TrainingState
 from vsm.seeding import generator, normal, uniform
 from vsm.settings import (
     Inference,
     Method,
     ModelSettings,
-    OptimiserSettings,
+    OptimizerSettings,
     RunSettings,
     SamplingSettings,
 )
-from vsm.training import build_optimiser, training_step
+from vsm.training import build_optimizer, training_step
 
 NUM_BATCHES = 8  # different classes in as many steps
 PRODUCT_WIDTH = 1024  # of matrices so large that arithmetic alone decides how long they take
@@ -42,12 +42,12 @@ def run_settings(
         queries=workload.queries,
         model=ModelSettings(inference=inference, channels=workload.channels),
         sampling=SamplingSettings(*samples, *samples),
-        optimiser=OptimiserSettings(schedule="constant"),
+        optimizer=OptimizerSettings(schedule="constant"),
     )
 
 
 def episode_images(workload: StepWorkload) -> Tensor:
-    """Return noise in the place of normalised images, channels-last in memory as data gives them.
+    """Return noise in the place of normalized images, channels-last in memory as data gives them.
 
     Returns:
         ``[T, N, K + Q, C, H, W]``.
@@ -78,14 +78,14 @@ def training_steps(
     """Return a training step: tensors in; Adam and the update of the memory done."""
     settings = run_settings(workload, method, inference)
     model = FewShotModel(settings, workload.image_shape)
-    optimiser = build_optimiser(model, settings.optimiser)
+    optimizer = build_optimizer(model, settings.optimizer)
     inputs = episode_images(workload)
     state = TrainingState(step=0, memory=remembered(model, workload.remembered), pending=None)
     batches = cycle([episode_classes(workload, batch) for batch in range(NUM_BATCHES)])
 
     def step() -> dict[str, float]:
         state.step += 1
-        return training_step(model, optimiser, inputs, next(batches), state)
+        return training_step(model, optimizer, inputs, next(batches), state)
 
     return step
 

@@ -32,7 +32,7 @@ from vsm.benchmarking.step import backbone_passes, embeddings, equal_arithmetic,
 from vsm.benchmarking.timing import Timed, Work, timed
 from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, StepWorkload
 from vsm.errors import VsmError
-from vsm.runtime import keep_allocations
+from vsm.system.allocator import keep_allocations
 
 WORKS: dict[str, Callable[..., Work]] = {
     "step": lambda method, inference="network", **sizes: training_steps(

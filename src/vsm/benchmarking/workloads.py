@@ -10,7 +10,7 @@ class StepWorkload:
     """One training step: T tasks of N classes with K + Q images of one size each.
 
     The defaults are the paper's 5-way 1-shot tasks with J = 150 and L = 100. ``image_size`` 28 is
-    grey as Omniglot is, other sizes are colour.
+    gray as Omniglot is, other sizes are color.
     """
 
     image_size: int = 28

@@ -22,7 +22,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         "--image_size",
         type=Literal[28, 32, 84],
         default=28,
-        help="Pixels a side: 28 as Omniglot (grey), 32 as CIFAR-FS, 84 as miniImageNet.",
+        help="Pixels a side: 28 as Omniglot (gray), 32 as CIFAR-FS, 84 as miniImageNet.",
     )
     parser.add_argument("--channels", type=int, default=64, help="Width of the conv4 backbone.")
     parser.add_argument("--repeats", type=int, default=10, help="How often each work is timed.")

@@ -14,7 +14,7 @@ from vsm.cli.output import counting, print_json, print_table
 from vsm.errors import SettingsError
 
 if TYPE_CHECKING:
-    from vsm.serving import Explanation
+    from vsm.classify import Explanation
 
 DEFAULT_MODEL = "cifar-fs-vsm"  # photographs are what most people have
 
@@ -60,12 +60,12 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     if parsed.json and parsed.csv is not None:
         raise SettingsError("csv: goes to a file and --json to the screen; give one of them")
 
-    from vsm.data.folder import images_below, labelled_images
+    from vsm.classify import NONE_OF_THESE, FewShotClassifier
+    from vsm.data.folder import images_below, labeled_images
     from vsm.errors import DataError
-    from vsm.files import write_text
-    from vsm.serving import NONE_OF_THESE, FewShotClassifier
+    from vsm.system.files import write_text
 
-    examples, labels = labelled_images(parsed.support)
+    examples, labels = labeled_images(parsed.support)
     queries = [image for given in parsed.query for image in images_below(given)]
     if not queries:
         raise DataError(f"query: there are no images in {parsed.query[0]}; give files or folders")

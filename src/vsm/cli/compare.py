@@ -19,7 +19,7 @@ from vsm.errors import SettingsError
 from vsm.settings import BASELINE_NAMES, BaselineName
 
 if TYPE_CHECKING:
-    from vsm.comparison import MeasuredRun
+    from vsm.evaluation.comparison import MeasuredRun
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -52,10 +52,10 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
             "measures one"
         )
 
-    from vsm.comparison import EpisodeProtocol, load_for, measure, measure_baseline
-    from vsm.devices import choose_placement
-    from vsm.runs import RunDirectory
-    from vsm.runtime import keep_allocations
+    from vsm.evaluation.comparison import EpisodeProtocol, load_for, measure, measure_baseline
+    from vsm.runs.trained_model import RunDirectory
+    from vsm.system.allocator import keep_allocations
+    from vsm.system.devices import choose_placement
 
     keep_allocations()
     placement = choose_placement(parsed.device, parsed.precision)
@@ -90,7 +90,7 @@ def baseline_names(listed: str) -> list[BaselineName]:
 
 def comparison_json(measured: "Sequence[MeasuredRun]") -> dict[str, Any]:
     """Return what ``--json`` prints: every run, every baseline, and every paired difference."""
-    from vsm.comparison import paired_differences
+    from vsm.evaluation.comparison import paired_differences
 
     return {
         "runs": [{"run": one.label, **one.as_dict()} for one in measured if not one.baseline],
@@ -101,7 +101,7 @@ def comparison_json(measured: "Sequence[MeasuredRun]") -> dict[str, Any]:
 
 def print_comparison(measured: "Sequence[MeasuredRun]") -> None:
     """Print the scores, and the paired differences below them."""
-    from vsm.comparison import paired_differences
+    from vsm.evaluation.comparison import paired_differences
 
     print_table(
         measured[0].protocol.describe(),

@@ -9,8 +9,8 @@ import jsonargparse
 from vsm.cli.arguments import add_json_argument
 from vsm.cli.launch import exit_when_stopped
 from vsm.cli.output import TrainingBar, console, counting, need_matplotlib, print_json
-from vsm.configuration import preset_paths, settings_from_files
 from vsm.errors import RunError
+from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.settings import Method
 
 METHODS_SHOWN: tuple[Method, ...] = ("protonet", "vpn", "vsm")
@@ -36,10 +36,10 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from dataclasses import replace
 
     from vsm.cli.compare import comparison_json, print_comparison
-    from vsm.comparison import EpisodeProtocol, evaluate_run
     from vsm.data import open_images
+    from vsm.evaluation.comparison import EpisodeProtocol, evaluate_run
     from vsm.report import write_report
-    from vsm.runtime import keep_allocations
+    from vsm.system.allocator import keep_allocations
     from vsm.training import train
 
     keep_allocations()

@@ -10,8 +10,8 @@ from vsm.cli.arguments import add_backbone_argument, add_json_argument, add_prot
 from vsm.cli.output import counting, print_json, print_table
 from vsm.cli.processes import add_placement_arguments
 from vsm.errors import SettingsError
+from vsm.runs.shipped import Card, shipped_folder, temperature_for
 from vsm.settings import BaselineName, BaselineSettings
-from vsm.shipped_models import Card, shipped_folder, temperature_for
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -94,9 +94,9 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         )
     source = _source(parsed)
 
-    from vsm.comparison import EpisodeProtocol, load_for, measure, measure_baseline
-    from vsm.devices import choose_placement
-    from vsm.runtime import keep_allocations
+    from vsm.evaluation.comparison import EpisodeProtocol, load_for, measure, measure_baseline
+    from vsm.system.allocator import keep_allocations
+    from vsm.system.devices import choose_placement
 
     keep_allocations()
     placement = choose_placement(parsed.device, parsed.precision)

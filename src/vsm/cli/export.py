@@ -28,7 +28,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Convert, compare with PyTorch, write."""
     parsed = parser.parse_args(arguments)
 
-    from vsm.exporting import export_onnx
+    from vsm.export import export_onnx
 
     exported = export_onnx(
         parsed.model,

@@ -11,12 +11,12 @@ from typing import Any, cast, get_type_hints
 import jsonargparse
 
 from vsm.cli.processes import is_first_process
-from vsm.configuration import AnySettings, instantiate, read_settings, settings_to_dict
-from vsm.directories import CONFIG_NAME, METRICS_NAME, RESUME_NAME, require_made_by
 from vsm.errors import SettingsError
-from vsm.interruption import Interrupted
+from vsm.runs.configuration import AnySettings, instantiate, read_settings, settings_to_dict
+from vsm.runs.directory import CONFIG_NAME, METRICS_NAME, RESUME_NAME, require_made_by
+from vsm.runs.shipped import is_shipped
 from vsm.settings import RunSettings
-from vsm.shipped_models import is_shipped
+from vsm.system.interruption import Interrupted
 
 
 def add_run_arguments(parser: jsonargparse.ArgumentParser, kind: type[AnySettings]) -> None:

@@ -11,7 +11,7 @@ from vsm.cli.output import need_matplotlib, print_json, print_table
 from vsm.errors import SettingsError
 
 if TYPE_CHECKING:
-    from vsm.memory_files import Changes, NamedMemory
+    from vsm.runs.memory_files import Changes, NamedMemory
 
 TARGET = "A run directory, or a memory file."
 SOURCE = "A run directory, a name that vsm models lists, or a memory file."
@@ -29,7 +29,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     )
     add_json_argument(showing)
 
-    adding = _action(actions, "add", "Take in classes from labelled folders.")
+    adding = _action(actions, "add", "Take in classes from labeled folders.")
     adding.add_argument("target", type=Path, help=f"{TARGET} A new file begins as the model's.")
     adding.add_argument(
         "--images", type=Path, required=True, help="A folder with a folder of images a class."
@@ -84,7 +84,7 @@ def _show(chosen: jsonargparse.Namespace) -> None:
             raise SettingsError("plot: goes to a file and --json to the screen; give one of them")
         need_matplotlib("plot")
 
-    from vsm.memory_files import read_memory
+    from vsm.runs.memory_files import read_memory
 
     memory = read_memory(chosen.target)
     if chosen.plot is not None:
@@ -122,7 +122,7 @@ def _title(memory: "NamedMemory") -> str:
 
 
 def _add(chosen: jsonargparse.Namespace) -> None:
-    from vsm.memory_files import by_hand, own_memory_path, update_memory
+    from vsm.runs.memory_files import by_hand, own_memory_path, update_memory
 
     own_memory_path(chosen.target)  # says at once if it may not be written
     model = chosen.model or chosen.target
@@ -132,11 +132,11 @@ def _add(chosen: jsonargparse.Namespace) -> None:
             "features with --model"
         )
 
-    from vsm.data.folder import labelled_images
+    from vsm.classify import open_pretrained
+    from vsm.data.folder import labeled_images
     from vsm.errors import ClassifierError
-    from vsm.serving import open_pretrained
 
-    images, labels = labelled_images(chosen.images)
+    images, labels = labeled_images(chosen.images)
     opened = open_pretrained(model, backbone=chosen.backbone)
     consolidation, identity = by_hand(opened.model), opened.identity
     if consolidation is None:
@@ -164,7 +164,7 @@ def _add(chosen: jsonargparse.Namespace) -> None:
 
 
 def _forget(chosen: jsonargparse.Namespace) -> None:
-    from vsm.memory_files import update_memory
+    from vsm.runs.memory_files import update_memory
 
     after = update_memory(chosen.target, lambda memory: memory.without(chosen.classes))
     _tell(chosen, f"{chosen.target}: forgot {len(set(chosen.classes))} classes", after)
@@ -172,8 +172,8 @@ def _forget(chosen: jsonargparse.Namespace) -> None:
 
 def _merge(chosen: jsonargparse.Namespace) -> None:
     from vsm.errors import MemoryFileError
-    from vsm.files import locked
-    from vsm.memory_files import memory_path, own_memory_path, read_memory
+    from vsm.runs.memory_files import memory_path, own_memory_path, read_memory
+    from vsm.system.files import locked
 
     output = own_memory_path(chosen.output)
     inputs = [memory_path(path).resolve() for path in (chosen.first, chosen.second)]
@@ -198,7 +198,7 @@ def _tell(chosen: jsonargparse.Namespace, done: str, after: "NamedMemory") -> No
 
 
 def _export(chosen: jsonargparse.Namespace) -> None:
-    from vsm.memory_files import read_memory
+    from vsm.runs.memory_files import read_memory
 
     memory = read_memory(chosen.target)
     memory.export(chosen.output)

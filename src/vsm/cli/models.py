@@ -8,7 +8,7 @@ import jsonargparse
 from vsm.cli.arguments import add_json_argument
 from vsm.cli.evaluate import SCORE_COLUMNS, score_cells
 from vsm.cli.output import print_json, print_table
-from vsm.shipped_models import Card, shipped_card, shipped_names
+from vsm.runs.shipped import Card, shipped_card, shipped_names
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:

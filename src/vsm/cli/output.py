@@ -24,9 +24,9 @@ from rich.text import Text
 from vsm.errors import SettingsError
 
 if TYPE_CHECKING:
-    from vsm.evaluation import Advance, Evaluation
-    from vsm.pretraining import FewShotScores
-    from vsm.statistics import Estimate
+    from vsm.evaluation.evaluator import Advance, Evaluation
+    from vsm.evaluation.statistics import Estimate
+    from vsm.pretraining.loop import FewShotScores
 
 
 def print_json(value: Mapping[str, Any]) -> None:

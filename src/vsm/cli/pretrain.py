@@ -22,8 +22,8 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     parsed, settings = parse_run(parser, arguments, PretrainSettings, "pretrain")
     require_consent(own_code(settings.backbone), arguments, "--backbone")
 
-    from vsm.pretraining import pretrain
-    from vsm.runtime import keep_allocations
+    from vsm.pretraining.loop import pretrain
+    from vsm.system.allocator import keep_allocations
 
     keep_allocations()
     with (

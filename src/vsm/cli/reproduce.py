@@ -11,7 +11,7 @@ from vsm.cli.launch import exit_when_stopped
 from vsm.cli.output import console, print_json, print_table
 from vsm.errors import RunError, SettingsError
 from vsm.reproduction.budgets import BUDGETS, budget
-from vsm.reproduction.catalogue import Exhibit, exhibit, exhibits
+from vsm.reproduction.catalog import Exhibit, exhibit, exhibits
 from vsm.settings import SlurmSettings
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _reproduce(names: Sequence[str], chosen: jsonargparse.Namespace) -> None:
     from vsm.reproduction.plan import check_data
     from vsm.reproduction.runner import run_jobs
     from vsm.reproduction.store import JobStore
-    from vsm.runtime import keep_allocations
+    from vsm.system.allocator import keep_allocations
 
     keep_allocations()
     plans = _plans(names, chosen)

@@ -41,7 +41,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="Fit a temperature of the probabilities on validation classes, for each of the shots.",
     )
     parser.add_argument(
-        "--data_licence", type=str | None, help="Of the data; needed unless they are built in."
+        "--data_license", type=str | None, help="Of the data; needed unless they are built in."
     )
     parser.add_argument("--overwrite", action="store_true", help="Replace the model of that name.")
     parser.add_argument(
@@ -64,9 +64,9 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
             "has one already"
         )
 
-    from vsm.devices import choose_placement
-    from vsm.runtime import keep_allocations
     from vsm.shipping import Shipment, add_rejection, ship
+    from vsm.system.allocator import keep_allocations
+    from vsm.system.devices import choose_placement
 
     keep_allocations()
     if parsed.rejection_only:
@@ -79,7 +79,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     chosen = parsed.as_dict()
     kept = ("name", "output", "way", "queries", "episodes", "seed", "storage", "calibrate")
     shipment = Shipment(
-        shots=shots, **{key: chosen[key] for key in (*kept, "data_licence", "overwrite")}
+        shots=shots, **{key: chosen[key] for key in (*kept, "data_license", "overwrite")}
     )
     placement = choose_placement(parsed.device, parsed.precision)
     with counting(f"measure {parsed.run}", shipment.num_episodes(), quiet=parsed.json) as advance:

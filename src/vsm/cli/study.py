@@ -13,7 +13,7 @@ from vsm.study.page import difference_table, score_table, write_page
 from vsm.study.plan import Condition, Study, read_study
 
 if TYPE_CHECKING:
-    from vsm.devices import Placement
+    from vsm.system.devices import Placement
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -43,8 +43,8 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
             print(parsed.render)
         return
 
-    from vsm.devices import choose_placement
-    from vsm.runtime import keep_allocations
+    from vsm.system.allocator import keep_allocations
+    from vsm.system.devices import choose_placement
 
     keep_allocations()
     placement = choose_placement(parsed.device, parsed.precision)

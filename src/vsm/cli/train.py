@@ -8,12 +8,12 @@ import jsonargparse
 from vsm.cli.launch import add_run_arguments, exit_when_stopped, parse_run, require_consent
 from vsm.cli.output import TrainingBar, print_json
 from vsm.cli.processes import add_placement_arguments
-from vsm.configuration import preset_paths
 from vsm.errors import SettingsError
+from vsm.runs.configuration import preset_paths
 from vsm.settings import RunSettings, SlurmSettings
 
 if TYPE_CHECKING:
-    from vsm.runs import RunDirectory
+    from vsm.runs.trained_model import RunDirectory
 
 BACKBONE, BACKBONE_ALIAS = "--model.backbone", "--backbone"
 
@@ -51,14 +51,14 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         _submit(parsed, settings, arguments)
         return
 
-    from vsm.devices import choose_placement
-    from vsm.distributed import joined_processes
-    from vsm.runtime import keep_allocations
+    from vsm.system.allocator import keep_allocations
+    from vsm.system.devices import choose_placement
+    from vsm.system.distributed import join_processes
     from vsm.training import named_again, train
 
     keep_allocations()
     placement = choose_placement(parsed.device, parsed.precision)
-    with exit_when_stopped("train"), joined_processes(placement.device) as processes:
+    with exit_when_stopped("train"), join_processes(placement.device) as processes:
         quiet = parsed.json or not processes.is_first
         with TrainingBar(settings.method, settings.steps, quiet) as bar:
             finished = train(settings, parsed.output, parsed.resume, bar, processes, placement)
@@ -87,7 +87,7 @@ def _submit(
     parsed: jsonargparse.Namespace, settings: RunSettings, arguments: Sequence[str]
 ) -> None:
     """Put the training into a queue and say where to look for it."""
-    from vsm.launching import submit
+    from vsm.system.launching import submit
 
     slurm = SlurmSettings(**parsed.slurm.as_dict())
     job = submit(parsed.launcher, slurm, settings.tasks, parsed.output, arguments)
@@ -100,7 +100,7 @@ def _submit(
 
 def _may_change(key: str, settings: RunSettings) -> bool:
     """Steps may change on resume where no schedule depends on them."""
-    return key == "steps" and settings.optimiser.schedule != "cosine"
+    return key == "steps" and settings.optimizer.schedule != "cosine"
 
 
 def _with_full_names(arguments: Sequence[str]) -> list[str]:

@@ -1,13 +1,13 @@
 """Datasets and episodes. This room knows samples and classes, and nothing of models."""
 
 from vsm.data.augmentation import Augmentation
-from vsm.data.catalogue import describe, list_datasets, open_dataset, open_images, prepare
+from vsm.data.catalog import describe, list_datasets, open_dataset, open_images, prepare
 from vsm.data.dataset import (
     SPLITS,
     Dataset,
     FeatureDataset,
     ImageDataset,
-    Normalisation,
+    Normalization,
     Split,
 )
 from vsm.data.episodes import EpisodeBatch, EpisodeSampler
@@ -20,7 +20,7 @@ __all__ = [
     "EpisodeSampler",
     "FeatureDataset",
     "ImageDataset",
-    "Normalisation",
+    "Normalization",
     "Split",
     "describe",
     "list_datasets",

@@ -13,14 +13,14 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R 601: how bright red, green and blue look
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A random crop, flip and change of colours, drawn for every image on its own.
+    """A random crop, flip and change of colors, drawn for every image on its own.
 
     Attributes:
         crop_padding: black pixels added on all sides before a crop of the original size.
         flip_probability: how often an image is mirrored left to right.
         brightness: pixels are multiplied by a factor from ``[1 - brightness, 1 + brightness]``.
-        contrast: likewise, distances from the image's mean grey value.
-        saturation: likewise, distances from the pixel's grey value; 0 for grey images.
+        contrast: likewise, distances from the image's mean gray value.
+        saturation: likewise, distances from the pixel's gray value; 0 for gray images.
     """
 
     crop_padding: int = 0
@@ -37,11 +37,11 @@ class Augmentation:
         if self.crop_padding or self.flip_probability:
             pixels = self._crop_and_flip(pixels, random)
         if self.brightness or self.contrast or self.saturation:
-            pixels = self._change_colours(pixels, random)
+            pixels = self._change_colors(pixels, random)
         return pixels
 
-    def without_colours(self) -> "Augmentation":
-        """Return the same crop and flip, and colours as they are."""
+    def without_colors(self) -> "Augmentation":
+        """Return the same crop and flip, and colors as they are."""
         return Augmentation(self.crop_padding, self.flip_probability)
 
     def _crop_and_flip(self, pixels: Tensor, random: Randomness) -> Tensor:
@@ -57,10 +57,10 @@ class Augmentation:
         chosen: Tensor = windows[mirrored.long().to(pixels.device), images, top, left]
         return chosen.contiguous(memory_format=torch.channels_last)
 
-    def _change_colours(self, pixels: Tensor, random: Randomness) -> Tensor:
+    def _change_colors(self, pixels: Tensor, random: Randomness) -> Tensor:
         """Change saturation, then contrast, then brightness, and clip once at the end.
 
-        With grey value ``g = wᵀx``, its mean ``m`` over the image and factors ``s, c, b``, a pixel
+        With gray value ``g = wᵀx``, its mean ``m`` over the image and factors ``s, c, b``, a pixel
         ``x`` becomes ``b (c (s x + (1 - s) g) + (1 - c) m)``.
         """
         batch, channels, height, width = pixels.shape
@@ -69,11 +69,11 @@ class Augmentation:
         b, c, s = factors.to(pixels.device).split(1, 1)  # each [B, 1]
         weights = torch.tensor(LUMA if channels == 3 else [1 / channels] * channels)
         values = pixels.permute(0, 2, 3, 1).flatten(1, 2).float()  # [B, HW, C]
-        grey = values @ weights.to(pixels.device)  # [B, HW]
-        constant = b * (1 - c) * grey.mean(1, keepdim=True)  # [B, 1]
+        gray = values @ weights.to(pixels.device)  # [B, HW]
+        constant = b * (1 - c) * gray.mean(1, keepdim=True)  # [B, 1]
         if not pixels.is_floating_point():
             constant += 0.5  # conversion to integers cuts off; so it rounds
-        shared = torch.addcmul(constant, grey, b * c * (1 - s))  # [B, HW], for all channels
+        shared = torch.addcmul(constant, gray, b * c * (1 - s))  # [B, HW], for all channels
         changed = torch.addcmul(shared.unsqueeze(2), values, (b * c * s).unsqueeze(2))
         changed = changed.clamp_(0, 255).to(pixels.dtype)
         return changed.view(batch, height, width, channels).permute(0, 3, 1, 2)
@@ -83,5 +83,5 @@ NO_AUGMENTATION = Augmentation()
 
 
 def natural(crop_padding: int) -> Augmentation:
-    """Return the usual preset for photographs: padded crop, mirror, and colours within 40%."""
+    """Return the usual preset for photographs: padded crop, mirror, and colors within 40%."""
     return Augmentation(crop_padding, 0.5, brightness=0.4, contrast=0.4, saturation=0.4)

@@ -1,4 +1,4 @@
-"""Labelled samples, images or features, grouped by class, and classes grouped by split."""
+"""Labeled samples, images or features, grouped by class, and classes grouped by split."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
-class Normalisation:
+class Normalization:
     """Per-channel mean and standard deviation of pixels scaled to [0, 1]."""
 
     mean: tuple[float, ...]
-    standard_deviation: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,17 +57,17 @@ class Dataset(ABC):
         """Return the samples of ``image_ids`` as they are stored, ``[*image_ids.shape, ...]``."""
 
     @abstractmethod
-    def augment(self, samples: Tensor, random: Randomness, colours: bool = True) -> Tensor:
+    def augment(self, samples: Tensor, random: Randomness, colors: bool = True) -> Tensor:
         """Vary loaded training samples, each on its own. Evaluation never calls this.
 
         Args:
             samples: as :meth:`load` returns them.
             random: source of every draw.
-            colours: whether to vary colours too.
+            colors: whether to vary colors too.
         """
 
     @abstractmethod
-    def normalise(self, samples: Tensor) -> Tensor:
+    def normalize(self, samples: Tensor) -> Tensor:
         """Turn loaded samples into the floats that the model expects."""
 
     @property
@@ -102,17 +102,17 @@ class ImageDataset(Dataset):
 
     Attributes:
         images: uint8 ``[num_images, height, width, channels]``, possibly memory-mapped.
-        normalisation: constants applied when pixels become floats.
+        normalization: constants applied when pixels become floats.
         augmentation: how training images are varied; see :meth:`augment`.
     """
 
     images: npt.NDArray[np.uint8]
-    normalisation: Normalisation
+    normalization: Normalization
     augmentation: Augmentation = NO_AUGMENTATION
     _constant_images: tuple[Tensor, Tensor] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        constants = (self.normalisation.mean, self.normalisation.standard_deviation)
+        constants = (self.normalization.mean, self.normalization.std)
         object.__setattr__(self, "_constant_images", tuple(map(self._constant_image, constants)))
 
     def _constant_image(self, values: tuple[float, ...]) -> Tensor:
@@ -144,18 +144,18 @@ class ImageDataset(Dataset):
         pixels = torch.from_numpy(self.images[positions.reshape(-1)])  # [B, H, W, C]
         return pixels.permute(0, 3, 1, 2).view(*positions.shape, *self.image_shape)
 
-    def augment(self, pixels: Tensor, random: Randomness, colours: bool = True) -> Tensor:
+    def augment(self, pixels: Tensor, random: Randomness, colors: bool = True) -> Tensor:
         """Vary training images ``[..., C, H, W]`` by this dataset's preset, each on its own.
 
         Shape, dtype and memory layout are kept. Evaluation never calls this.
         """
-        augmentation = self.augmentation if colours else self.augmentation.without_colours()
+        augmentation = self.augmentation if colors else self.augmentation.without_colors()
         return augmentation(pixels.flatten(0, -4), random).view(pixels.shape)
 
-    def normalise(self, pixels: Tensor) -> Tensor:
-        """Turn uint8 pixels ``[..., C, H, W]`` into normalised floats of the same shape."""
-        mean, standard_deviation = (c.to(pixels.device) for c in self._constant_images)
-        return torch.sub(pixels, mean).div_(standard_deviation)
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """Turn uint8 pixels ``[..., C, H, W]`` into normalized floats of the same shape."""
+        mean, std = (c.to(pixels.device) for c in self._constant_images)
+        return torch.sub(pixels, mean).div_(std)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,11 +183,11 @@ class FeatureDataset(Dataset):
         self,
         samples: Tensor,
         random: Randomness,  # noqa: ARG002 - contract
-        colours: bool = True,  # noqa: ARG002 - contract
+        colors: bool = True,  # noqa: ARG002 - contract
     ) -> Tensor:
         """Return ``samples``: features are not varied."""
         return samples
 
-    def normalise(self, samples: Tensor) -> Tensor:
+    def normalize(self, samples: Tensor) -> Tensor:
         """Return ``samples``: features are used as they are."""
         return samples

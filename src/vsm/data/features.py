@@ -28,7 +28,7 @@ import torch
 from vsm.data.class_lists import ClassLists, dealt
 from vsm.data.dataset import SPLITS, FeatureDataset, Split
 from vsm.errors import DataError
-from vsm.files import atomic_path
+from vsm.system.files import atomic_path
 
 SUFFIX = ".safetensors"
 CHECKED_AT_ONCE = 1 << 22  # values

@@ -57,7 +57,7 @@ def read(path: Path) -> Iterator[Preparation]:
         yield from_files(tree, names, lists, _common_format(everything), origin)
 
 
-def labelled_images(path: Path) -> tuple[list[Path], list[str]]:
+def labeled_images(path: Path) -> tuple[list[Path], list[str]]:
     """Return the image files of all class folders of ``path``, and the class of each.
 
     There may be any number of classes, and no splits: this is for examples, not for training.
@@ -138,10 +138,10 @@ def _contents(path: Path) -> list[Path]:
 
 
 def _common_format(images: list[Path]) -> ImageFormat:
-    """Grey if every image is; as large as all of them if they agree and are small."""
+    """Gray if every image is; as large as all of them if they agree and are small."""
     headers = {inspect(image) for image in images}
-    grey = all(is_grey for is_grey, _, _ in headers)
+    gray = all(is_gray for is_gray, _, _ in headers)
     sizes = {(height, width) for _, height, width in headers}
     height, width = min(sizes)
     small_square = len(sizes) == 1 and height == width <= LARGEST_SIDE
-    return ImageFormat(height if small_square else LARGEST_SIDE, 1 if grey else 3, upright=True)
+    return ImageFormat(height if small_square else LARGEST_SIDE, 1 if gray else 3, upright=True)

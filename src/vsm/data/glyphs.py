@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vsm.data import store
-from vsm.data.dataset import SPLITS, ImageDataset, Normalisation, Split
+from vsm.data.dataset import SPLITS, ImageDataset, Normalization, Split
 from vsm.errors import DataError
 from vsm.seeding import derive_seed
 
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 GENERATOR_VERSION = 1  # raise with any change to the pixels, so that old caches are not read
 SEED = 0  # the seed of the dataset that is called glyphs
-NORMALISATION = Normalisation(mean=(0.1141,), standard_deviation=(0.2666,))  # of the train pixels
+NORMALIZATION = Normalization(mean=(0.1141,), std=(0.2666,))  # of the train pixels
 
 # What there is.
 NUM_ALPHABETS: dict[Split, int] = {"train": 28, "validation": 6, "test": 10}
@@ -69,7 +69,7 @@ LENGTH = (1.5, 4.2)  # shortest and longest pen path of a character
 MAX_EXTENT = 1.5  # widest and highest that strokes may grow together before being shrunk to 1
 ATTEMPTS = 5  # to find room for a stroke, before it is left out
 MAX_SIMILARITY = 0.85  # largest cosine between two blurred characters of an alphabet
-PATIENCE = 0.001  # how far each refusal moves that limit to 1, so that a poor alphabet ends
+TIMEOUT = 0.001  # how far each refusal moves that limit to 1, so that a poor alphabet ends
 BLUR = 1.8  # pen of that comparison, in pixels
 
 # Motor noise: standard deviations, of one drawing unless it says otherwise.
@@ -85,7 +85,7 @@ STRETCH = 0.15  # of log(size), for width and height alike
 WOBBLE = 0.05  # amplitude of a smooth warp of the page
 WOBBLE_FREQUENCY = 0.8  # most waves per character height
 PEN_NOISE = 0.1  # of log(pen)
-OFF_CENTRE = 2.0  # largest shift along either axis, in pixels
+OFF_CENTER = 2.0  # largest shift along either axis, in pixels
 
 # Paper and ink.
 SIDE = 28  # pixels
@@ -99,7 +99,7 @@ class Alphabet(NamedTuple):
 
     Attributes:
         primitives: turned in every way the alphabet allows, ``[F, NUM_CONTROLS, 2]``; each is
-            centred and its longer side is 1.
+            centered and its longer side is 1.
         frequencies: how often each is used, ``[F]``.
         stroke_counts: probabilities of one to four strokes, ``[4]``.
         layouts: probabilities that a stroke is joined, beside, or a mark, ``[3]``.
@@ -193,12 +193,12 @@ def _design_characters(alphabet: Alphabet, count: int, random: np.random.Generat
             looks[len(characters)] = look
             characters.append(character)
         else:
-            limit += PATIENCE * (1 - limit)
+            limit += TIMEOUT * (1 - limit)
     return characters
 
 
 def _compose(alphabet: Alphabet, random: np.random.Generator) -> Floats:
-    """Put one to four strokes together as far as there is room; ``[S, M, 2]``, centred."""
+    """Put one to four strokes together as far as there is room; ``[S, M, 2]``, centered."""
     strokes = _pick(alphabet, random)[None]
     for _ in range(random.choice(len(STROKE_COUNTS), p=alphabet.stroke_counts)):
         attempts = (_place(alphabet, strokes, random) for _ in range(ATTEMPTS))
@@ -223,14 +223,14 @@ def _place(alphabet: Alphabet, strokes: Floats, random: np.random.Generator) -> 
     if layout == "joined":
         anchor = strokes[random.integers(len(strokes)), JOINTS[random.integers(len(JOINTS))]]
         return np.asarray(stroke + anchor - stroke[JOINTS[random.integers(len(JOINTS))]])
-    centre = (low + high) / 2
+    center = (low + high) / 2
     if layout == "beside":
         axis = random.integers(2)
-        centre[axis] = high[axis] + GAP - stroke[:, axis].min()
-        return np.asarray(stroke + centre)
-    centre[0] = random.uniform(low[0], high[0])
-    centre[1] = high[1] + GAP if alphabet.mark_side > 0 else low[1] - GAP
-    return np.asarray(centre + stroke * MARK / np.ptp(stroke, axis=0).max())
+        center[axis] = high[axis] + GAP - stroke[:, axis].min()
+        return np.asarray(stroke + center)
+    center[0] = random.uniform(low[0], high[0])
+    center[1] = high[1] + GAP if alphabet.mark_side > 0 else low[1] - GAP
+    return np.asarray(center + stroke * MARK / np.ptp(stroke, axis=0).max())
 
 
 def _has_room(alphabet: Alphabet, strokes: Floats, stroke: Floats) -> bool:
@@ -267,7 +267,7 @@ def _rotation(angle: Floats) -> Floats:
 
 
 def _smoothing() -> Floats:
-    """Return the matrix ``[M, M]`` that correlates the noise of neighbouring control points."""
+    """Return the matrix ``[M, M]`` that correlates the noise of neighboring control points."""
     apart = np.subtract.outer(np.arange(NUM_CONTROLS), np.arange(NUM_CONTROLS))
     kernel = np.exp(-0.5 * (apart / JITTER_REACH) ** 2)
     return np.asarray(kernel / np.linalg.norm(kernel, axis=1, keepdims=True))
@@ -303,7 +303,7 @@ def _warp(curves: Floats, amplitudes: Floats, random: np.random.Generator) -> Fl
 
 
 def _fit(curves: Floats) -> Floats:
-    """Centre curves ``[B, S, P, 2]`` on the paper, shrunk where too large, in pixels."""
+    """Center curves ``[B, S, P, 2]`` on the paper, shrunk where too large, in pixels."""
     low = curves.min(axis=(1, 2), keepdims=True)
     high = curves.max(axis=(1, 2), keepdims=True)
     extent = (high - low).max(axis=-1, keepdims=True)
@@ -350,7 +350,7 @@ def _draw_on_paper(
 ) -> npt.NDArray[np.uint8]:
     """Return the drawings of one character, uint8 ``[NUM_DRAWINGS, H, W, 1]``."""
     points = _fit(_draw(alphabet, character, random))
-    points += random.uniform(-OFF_CENTRE, OFF_CENTRE, (NUM_DRAWINGS, 1, 1, 2))
+    points += random.uniform(-OFF_CENTER, OFF_CENTER, (NUM_DRAWINGS, 1, 1, 2))
     pen = alphabet.pen * np.exp(PEN_NOISE * random.standard_normal(NUM_DRAWINGS))
     return np.rint(255 * _ink(points, pen)[..., None]).astype(np.uint8)
 
@@ -389,7 +389,7 @@ def _draw_dataset(seed: int) -> ImageDataset:
         class_names=tuple(class_names),
         class_starts=np.arange(len(class_names) + 1) * NUM_DRAWINGS,
         splits=splits,
-        normalisation=NORMALISATION,
+        normalization=NORMALIZATION,
         origin=f"drawn by vsm.data.glyphs, generator version {GENERATOR_VERSION}, seed {seed}",
     )
 
@@ -403,6 +403,6 @@ def _keep(folder: str, dataset: ImageDataset) -> None:
         class_names=dataset.class_names,
         class_sizes=dataset.class_sizes.tolist(),
         splits={split: classes.tolist() for split, classes in dataset.splits.items()},
-        normalisation=dataset.normalisation,
+        normalization=dataset.normalization,
         origin=dataset.origin,
     )

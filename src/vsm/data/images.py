@@ -23,7 +23,7 @@ SUFFIXES = frozenset(
 )
 # Content decides, not the suffix; other formats of Pillow's run programs or are seldom audited.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-GREY_MODES = frozenset(("1", "L", "LA", "I", "I;16", "I;16B", "F"))
+GRAY_MODES = frozenset(("1", "L", "LA", "I", "I;16", "I;16B", "F"))
 Item = TypeVar("Item")
 CHUNK = 256  # images decoded between two writes; bounds memory
 DARK = 127.5  # mean of an image whose paper is dark
@@ -49,7 +49,7 @@ class ImageFormat:
 
     Attributes:
         side: height and width; other sizes are resized straight to it, without cropping.
-        channels: 1 for grey, 3 for colour.
+        channels: 1 for gray, 3 for color.
         ink: invert, for dark ink on white paper: the signal is high and the paper 0.
         upright: turn photographs the way their camera says they were held.
         any_paper: with ``ink``, invert only images that are light for the most part; light ink on
@@ -76,9 +76,9 @@ def is_image_name(name: str) -> bool:
 
 
 def inspect(path: Path) -> tuple[bool, int, int]:
-    """Return (is it grey, height, width) from the header of an image file alone."""
+    """Return (is it gray, height, width) from the header of an image file alone."""
     with _bombs_refused(), _reporting(str(path)), Image.open(path, formats=FORMATS) as image:
-        return image.mode in GREY_MODES, image.height, image.width
+        return image.mode in GRAY_MODES, image.height, image.width
 
 
 def decode(data: bytes, name: str, form: ImageFormat) -> npt.NDArray[np.uint8]:

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vsm.data.dataset import SPLITS, ImageDataset, Normalisation, Split
+from vsm.data.dataset import SPLITS, ImageDataset, Normalization, Split
 from vsm.errors import DataError
-from vsm.files import atomic_directory
+from vsm.system.files import atomic_directory
 
-FORMAT = 1
+FORMAT = 2
 VERIFIED_AT_ONCE = 4096  # images
 ABANDONED_SECONDS = 86_400  # no preparation is still writing after a day
 
@@ -53,7 +53,7 @@ def write(
     class_names: Sequence[str],
     class_sizes: Sequence[int],
     splits: dict[Split, list[int]],
-    normalisation: Normalisation,
+    normalization: Normalization,
     origin: str,
 ) -> Path:
     """Write a prepared dataset atomically and return its folder.
@@ -66,7 +66,7 @@ def write(
         class_names: unique names, in the order of the images.
         class_sizes: images of each class.
         splits: class ids of each split.
-        normalisation: stored beside the images.
+        normalization: stored beside the images.
         origin: one line for people: file, seed or address the images came from.
     """
     target = data_root() / name
@@ -79,7 +79,7 @@ def write(
                 "name": name,
                 "origin": origin,
                 "sha256": checksum,
-                "normalisation": asdict(normalisation),
+                "normalization": asdict(normalization),
                 "splits": splits,
                 "class_names": list(class_names),
                 "class_sizes": [int(size) for size in class_sizes],
@@ -152,6 +152,10 @@ def read_index(name: str) -> dict[str, Any]:
         raise DataError(f"data: {name} is not prepared (looked in {path.parent})") from None
     except (OSError, ValueError) as error:
         raise _damaged(name, path.parent, str(error)) from error
+    if index.get("format") == 1:  # other names of the same; preparing anew may mean downloading anew
+        constants = index.pop("normalisation")
+        index["normalization"] = {"mean": constants["mean"], "std": constants["standard_deviation"]}
+        index["format"] = FORMAT
     if index.get("format") != FORMAT:
         raise _damaged(name, path.parent, f"format {index.get('format')!r}, expected {FORMAT}")
     return index
@@ -178,9 +182,9 @@ def read(name: str) -> ImageDataset:
             for split in SPLITS
             if split in index["splits"]
         },
-        normalisation=Normalisation(
-            mean=tuple(index["normalisation"]["mean"]),
-            standard_deviation=tuple(index["normalisation"]["standard_deviation"]),
+        normalization=Normalization(
+            mean=tuple(index["normalization"]["mean"]),
+            std=tuple(index["normalization"]["std"]),
         ),
         origin=index["origin"],
     )

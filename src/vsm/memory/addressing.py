@@ -16,12 +16,12 @@ class Keys(NamedTuple):
     """Slots as supports are compared with them.
 
     Attributes:
-        slots: M ``[A, D]``, less the centre, and of length one for a cosine.
-        centre: mean of all slots ``[D]``; nothing if it is not taken away.
+        slots: M ``[A, D]``, less the center, and of length one for a cosine.
+        center: mean of all slots ``[D]``; nothing if it is not taken away.
     """
 
     slots: Tensor
-    centre: Tensor | None
+    center: Tensor | None
 
 
 class Addressing(nn.Module):
@@ -39,7 +39,7 @@ class Addressing(nn.Module):
     def __init__(self, settings: MemorySettings) -> None:
         super().__init__()
         self.similarity = settings.addressing
-        self.centre = settings.centre_addressing
+        self.center = settings.center_addressing
         self.top_k = settings.top_k
         self.control = settings.control
         scale = settings.addressing_scale or DEFAULT_SCALE[settings.addressing]
@@ -49,23 +49,23 @@ class Addressing(nn.Module):
 
     def keys(self, content: Tensor) -> Keys:
         """Return what supports are compared with, of M ``[A, D]``."""
-        centre = content.mean(0) if self.centre and content.shape[0] else None
-        keys = content if centre is None else content - centre
-        return Keys(F.normalize(keys, dim=-1) if self.similarity == "cosine" else keys, centre)
+        center = content.mean(0) if self.center and content.shape[0] else None
+        keys = content if center is None else content - center
+        return Keys(F.normalize(keys, dim=-1) if self.similarity == "cosine" else keys, center)
 
-    def logits(self, support_mean: Tensor, keys: Keys, hidden: Tensor | None) -> Tensor:
+    def logits(self, support_mean: Tensor, keys: Keys, slot_mask: Tensor | None) -> Tensor:
         """Return scale · g with −∞ at slots that may not be addressed.
 
         Args:
             support_mean: ``[T, N, D]``.
             keys: of A slots.
-            hidden: boolean ``[T, N, A]``, or nothing.
+            slot_mask: boolean ``[T, N, A]``, or nothing.
 
         Returns:
             ``[T, N, A]``.
         """
-        if keys.centre is not None:
-            support_mean = support_mean - keys.centre
+        if keys.center is not None:
+            support_mean = support_mean - keys.center
         if self.similarity == "cosine":
             support_mean = F.normalize(support_mean, dim=-1)
         logits = self.log_scale.exp() * (support_mean @ keys.slots.mT)
@@ -74,8 +74,8 @@ class Addressing(nn.Module):
             logits = torch.zeros_like(logits)
         elif self.control == "permuted":
             logits = logits.roll(num_slots // 2, -1)
-        if hidden is not None:
-            logits = logits.masked_fill(hidden, -torch.inf)
+        if slot_mask is not None:
+            logits = logits.masked_fill(slot_mask, -torch.inf)
         if self.top_k is not None and self.top_k < num_slots:
             best = logits.topk(self.top_k, dim=-1).indices
             dropped = torch.ones_like(logits, dtype=torch.bool).scatter_(-1, best, False)
@@ -83,17 +83,17 @@ class Addressing(nn.Module):
         return logits
 
     def forward(
-        self, support_mean: Tensor, content: Tensor | Keys, hidden: Tensor | None
+        self, support_mean: Tensor, content: Tensor | Keys, slot_mask: Tensor | None
     ) -> Tensor:
         """Eq. 9: return λ ``[T, N, A]``; a row whose slots are all hidden is zero throughout.
 
         Args:
             support_mean: ``[T, N, D]``.
             content: M ``[A, D]``, or the keys of it.
-            hidden: boolean ``[T, N, A]``, or nothing.
+            slot_mask: boolean ``[T, N, A]``, or nothing.
         """
         keys = content if isinstance(content, Keys) else self.keys(content)
-        return masked_softmax(self.logits(support_mean, keys, hidden))
+        return masked_softmax(self.logits(support_mean, keys, slot_mask))
 
 
 def masked_softmax(logits: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class Consolidation(ABC):
     def __call__(self, memory: Memory, observations: Observations, step: int) -> Memory:
         """Return the memory after it has taken in ``observations`` at ``step``."""
 
-    def health(self, memory: Memory) -> dict[str, float]:
+    def diagnostics(self, memory: Memory) -> dict[str, float]:
         """Return what is logged of ``memory`` after a backward pass."""
         return {"slots": float(len(memory))}
 
@@ -131,9 +131,9 @@ class SlotConsolidation(nn.Module, Consolidation):
         totals = _segment_sum(exponentials, segment, len(old))
         return exponentials / totals.index_select(0, segment)
 
-    def health(self, memory: Memory) -> dict[str, float]:
+    def diagnostics(self, memory: Memory) -> dict[str, float]:
         """Return the number of slots and, where there is one, the gradient of w (Eq. 11)."""
-        measured = super().health(memory)
+        measured = super().diagnostics(memory)
         if self.update == "attention":
             measured["attention_gradient_norm"] = _gradient_norm(
                 self.attention_memory, self.attention_sample

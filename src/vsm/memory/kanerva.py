@@ -34,7 +34,7 @@ from vsm.errors import SettingsError
 from vsm.memory.consolidation import Consolidation
 from vsm.memory.recall import MemoryPrior, Recall, Recollection, SupportSet
 from vsm.memory.state import Mask, Memory, Observations
-from vsm.networks import GaussianNetwork, Perceptron
+from vsm.nn.networks import GaussianNetwork, Perceptron
 from vsm.probability import DiagonalGaussian, bounded_log_variance, unbounded_log_variance
 from vsm.seeding import Randomness
 from vsm.settings import KanervaSettings, ModelSettings
@@ -92,7 +92,7 @@ class KanervaMemory(Memory):
             )
         return super().to(device)
 
-    def hidden_from(self, class_ids: Tensor, mask: Mask) -> None:
+    def slot_mask(self, class_ids: Tensor, mask: Mask) -> None:
         """Hide nothing, whatever ``mask`` says: no slot belongs to a class."""
 
 
@@ -186,7 +186,7 @@ class KanervaConsolidation(Consolidation):
 
 
 class KanervaRecall(Recall):
-    """Reading: m ~ N(w·R, w·U·wᵀ + σ²), reparameterised, with w the weights of the support mean.
+    """Reading: m ~ N(w·R, w·U·wᵀ + σ²), reparameterized, with w the weights of the support mean.
 
     Where nothing has been written, that is a reading of the machine's learned prior.
     """
@@ -200,27 +200,27 @@ class KanervaRecall(Recall):
         self,
         support: SupportSet,
         memory: KanervaMemory,
-        hidden: Tensor | None,
+        slot_mask: Tensor | None,
         num_samples: int,
         random: Randomness,
     ) -> Recollection:
         """See :class:`vsm.memory.recall.Recall`; nothing can be hidden."""
-        del hidden
+        del slot_mask
         weights = self.machine.weights(support.mean)  # [T, N, S]
         latent = self.machine.read(weights, memory)
         prior: DiagonalGaussian = self.network(support.mean)
         return Recollection(latent.sample(num_samples, random), weights, latent.kl(prior))
 
     def prior(
-        self, support: SupportSet, memory: KanervaMemory, hidden: Tensor | None
+        self, support: SupportSet, memory: KanervaMemory, slot_mask: Tensor | None
     ) -> MemoryPrior:
         """See :class:`vsm.memory.recall.Recall`: a reading is a Gaussian already."""
-        del hidden
+        del slot_mask
         weights = self.machine.weights(support.mean)
         known = (memory.count > 0).expand(weights.shape[:2])
         return MemoryPrior(self.machine.read(weights, memory), weights, known)
 
-    def health(self, recollection: Recollection) -> dict[str, Tensor]:
+    def diagnostics(self, recollection: Recollection) -> dict[str, Tensor]:
         """Return the learned variances; w are no probabilities and have no entropy."""
         del recollection
         return {

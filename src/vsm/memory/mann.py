@@ -64,12 +64,12 @@ class MannRecall(Recall):
         self,
         support: SupportSet,
         memory: None,
-        hidden: Tensor | None,
+        slot_mask: Tensor | None,
         num_samples: int,
         random: Randomness,
     ) -> Recollection:
         """See :class:`vsm.memory.recall.Recall`; the only draw is the order of presentation."""
-        del memory, hidden, num_samples
+        del memory, slot_mask, num_samples
         tasks, way, shot, _ = support.features.shape
         order = uniform(random, tasks, way * shot).argsort(-1)
         return self.recollect(support, order.to(support.features.device))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vsm.memory.addressing import Addressing, Keys, entropy
 from vsm.memory.state import SlotMemory
-from vsm.networks import GaussianNetwork, LearnedVariance, Perceptron
+from vsm.nn.networks import GaussianNetwork, LearnedVariance, Perceptron
 from vsm.probability import DiagonalGaussian
 from vsm.probability.mixture import SharedComponents, pairwise_log_prob, weighted_moments
 from vsm.seeding import Randomness, categorical, uniform
@@ -22,7 +22,7 @@ from vsm.settings import MemorySettings, ModelSettings, ObjectiveSettings
 
 
 class SupportSet(NamedTuple):
-    """S, the labelled images that a batch's classes are told by.
+    """S, the labeled images that a batch's classes are told by.
 
     Attributes:
         features: ``[T, N, K, D]``; where classes differ in size, K is the largest, and smaller ones
@@ -97,7 +97,7 @@ class Recall(nn.Module, ABC):
         self,
         support: SupportSet,
         memory: Any,
-        hidden: Tensor | None,
+        slot_mask: Tensor | None,
         num_samples: int,
         random: Randomness,
     ) -> Recollection:
@@ -107,24 +107,24 @@ class Recall(nn.Module, ABC):
             support: of every class.
             memory: of the kind that the method's consolidation makes; it may be empty. Nothing for
                 memories that are wiped between episodes.
-            hidden: boolean ``[T, N, A]``, slots that may not be addressed, or nothing.
+            slot_mask: boolean ``[T, N, A]``, slots that may not be addressed, or nothing.
             num_samples: J.
             random: source of every draw.
         """
 
-    def prior(self, support: SupportSet, memory: Any, hidden: Tensor | None) -> MemoryPrior:
+    def prior(self, support: SupportSet, memory: Any, slot_mask: Tensor | None) -> MemoryPrior:
         """Return one Gaussian for every class instead of samples, for conjugate inference.
 
         Args:
             support: of every class; it decides where to look.
             memory: as above.
-            hidden: as above.
+            slot_mask: as above.
 
         A memory that has none (mann) always goes with the network.
         """
         raise NotImplementedError(f"{type(self).__name__} has no Gaussian prior")
 
-    def health(self, recollection: Recollection) -> dict[str, Tensor]:
+    def diagnostics(self, recollection: Recollection) -> dict[str, Tensor]:
         """Return what is logged of a recollection, as means over its tasks ``[]``.
 
         Here, how sharply it was addressed.
@@ -139,9 +139,11 @@ class SlotRecall(Recall):
         super().__init__()
         self.addressing = Addressing(memory)
 
-    def health(self, recollection: Recollection) -> dict[str, Tensor]:
+    def diagnostics(self, recollection: Recollection) -> dict[str, Tensor]:
         """Add the learned scale."""
-        return super().health(recollection) | {"address_scale": self.addressing.log_scale.exp()}
+        return super().diagnostics(recollection) | {
+            "address_scale": self.addressing.log_scale.exp()
+        }
 
 
 class RoteRecall(SlotRecall):
@@ -161,30 +163,32 @@ class RoteRecall(SlotRecall):
         self,
         support: SupportSet,
         memory: SlotMemory,
-        hidden: Tensor | None,
+        slot_mask: Tensor | None,
         num_samples: int,
         random: Randomness,
     ) -> Recollection:
         """See :class:`Recall`; there is one value and nothing to draw."""
         del num_samples, random
-        weights, average = self._average(support, memory, hidden)
+        weights, average = self._average(support, memory, slot_mask)
         return Recollection(
             self.transform(average).unsqueeze(-2), weights, average.new_zeros(weights.shape[:2])
         )
 
-    def prior(self, support: SupportSet, memory: SlotMemory, hidden: Tensor | None) -> MemoryPrior:
+    def prior(
+        self, support: SupportSet, memory: SlotMemory, slot_mask: Tensor | None
+    ) -> MemoryPrior:
         """See :class:`Recall`: μ₀ is the recollection, τ² is learned."""
         assert self.spread is not None
-        weights, average = self._average(support, memory, hidden)
+        weights, average = self._average(support, memory, slot_mask)
         mean = self.transform(average)
         gaussian = DiagonalGaussian(mean, self.spread().expand_as(mean))
         return MemoryPrior(gaussian, weights, _addressed(weights))
 
     def _average(
-        self, support: SupportSet, memory: SlotMemory, hidden: Tensor | None
+        self, support: SupportSet, memory: SlotMemory, slot_mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return λ ``[T, N, A]`` and M̄ ``[T, N, D]``."""
-        weights = self.addressing(support.mean, memory.content, hidden)
+        weights = self.addressing(support.mean, memory.content, slot_mask)
         recalled = weights @ memory.content
         return weights, torch.where(_addressed(weights).unsqueeze(-1), recalled, support.mean)
 
@@ -263,13 +267,13 @@ class VariationalRecall(SlotRecall):
         self,
         support: SupportSet,
         memory: SlotMemory,
-        hidden: Tensor | None,
+        slot_mask: Tensor | None,
         num_samples: int,
         random: Randomness,
     ) -> Recollection:
         """See :class:`Recall`."""
         support_mean, content = support.mean, memory.content  # [T, N, D], [A, D]
-        weights = self.addressing(support_mean, content, hidden)  # [T, N, A]
+        weights = self.addressing(support_mean, content, slot_mask)  # [T, N, A]
         slots: DiagonalGaussian = self.network(content)  # [A, D]
         prior: DiagonalGaussian = self.network(support_mean)  # [T, N, D]
         if self.kind == "soft":
@@ -289,10 +293,12 @@ class VariationalRecall(SlotRecall):
         divergence = torch.where(_addressed(weights), divergence, torch.zeros_like(divergence))
         return Recollection(samples, weights, divergence)
 
-    def prior(self, support: SupportSet, memory: SlotMemory, hidden: Tensor | None) -> MemoryPrior:
+    def prior(
+        self, support: SupportSet, memory: SlotMemory, slot_mask: Tensor | None
+    ) -> MemoryPrior:
         """See :class:`Recall`: the mixture's mean and variance, however samples would be drawn."""
         keys, shared = self._prepared(memory.content)
-        weights = self.addressing(support.mean, keys, hidden)
+        weights = self.addressing(support.mean, keys, slot_mask)
         return MemoryPrior(self._soft(weights, shared), weights, _addressed(weights))
 
     def _soft(self, weights: Tensor, slots: SharedComponents) -> DiagonalGaussian:

@@ -60,7 +60,7 @@ class Memory(ABC):
         """Return the memory of the first ``count`` slots alone; 0 empties it."""
 
     @abstractmethod
-    def hidden_from(self, class_ids: Tensor, mask: Mask) -> Tensor | None:
+    def slot_mask(self, class_ids: Tensor, mask: Mask) -> Tensor | None:
         """Tell which slots each class of a training batch must not see.
 
         Args:
@@ -116,7 +116,7 @@ class SlotMemory(Memory):
         """See :class:`Memory`."""
         return self.keep(torch.arange(min(count, len(self)), device=self.class_ids.device))
 
-    def hidden_from(self, class_ids: Tensor, mask: Mask) -> Tensor | None:
+    def slot_mask(self, class_ids: Tensor, mask: Mask) -> Tensor | None:
         """See :class:`Memory`."""
         if mask == "none":
             return None

@@ -69,7 +69,7 @@ class DiagonalGaussian:
         return (-self.log_variance).exp()
 
     def sample(self, num_samples: int, random: Randomness) -> Tensor:
-        """Draw reparameterised samples.
+        """Draw reparameterized samples.
 
         Returns:
             ``[..., num_samples, D]``, differentiable in mean and log-variance.

@@ -52,15 +52,15 @@ class SharedComponents(NamedTuple):
     E[μ²] − E[μ]² of features far from zero cancels catastrophically in single precision.
 
     Attributes:
-        centre: plain average of the means ``[D]``.
-        centred: means less that ``[C, D]``.
+        center: plain average of the means ``[D]``.
+        centered: means less that ``[C, D]``.
         squares: of these ``[C, D]``.
         variance: ``[C, D]``.
         log_variance: ``[C, D]``.
     """
 
-    centre: Tensor
-    centred: Tensor
+    center: Tensor
+    centered: Tensor
     squares: Tensor
     variance: Tensor
     log_variance: Tensor
@@ -68,10 +68,10 @@ class SharedComponents(NamedTuple):
     @staticmethod
     def of(components: DiagonalGaussian) -> "SharedComponents":
         """Prepare ``components [C, D]``."""
-        centre = _centre(components.mean, -2)
-        centred = components.mean - centre
+        center = _center(components.mean, -2)
+        centered = components.mean - center
         return SharedComponents(
-            centre, centred, centred.square(), components.variance, components.log_variance
+            center, centered, centered.square(), components.variance, components.log_variance
         )
 
     def spread(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,9 +80,9 @@ class SharedComponents(NamedTuple):
         Args:
             weights: of the mixtures ``[..., C]``.
         """
-        mean = weights @ self.centred
+        mean = weights @ self.centered
         between = (weights @ self.squares - mean.square()).clamp_min(0)
-        return mean + self.centre, weights @ self.variance, between
+        return mean + self.center, weights @ self.variance, between
 
     def moments(self, weights: Tensor) -> Moments:
         """Return all moments of the mixtures with ``weights [..., C]``, each ``[..., D]``."""
@@ -94,7 +94,7 @@ def weighted_moments(weights: Tensor, components: DiagonalGaussian) -> Moments:
     return SharedComponents.of(components).moments(weights)
 
 
-def _centre(means: Tensor, axis: int) -> Tensor:
+def _center(means: Tensor, axis: int) -> Tensor:
     """Average ``means`` over ``axis`` without gradient; zero where the axis is empty."""
     detached = means.detach()
     return detached.mean(axis) if means.shape[axis] else detached.sum(axis)
@@ -126,7 +126,7 @@ class GaussianMixture:
         )
 
     def sample(self, num_samples: int, random: Randomness) -> Tensor:
-        """Draw reparameterised samples, as evenly as possible from the components in their order.
+        """Draw reparameterized samples, as evenly as possible from the components in their order.
 
         Sample ℓ comes from component ℓ mod C. The components of Eq. 10 belong to independent draws
         of m, so no order of them is special, and any L of them serve as well as the first L.
@@ -159,8 +159,8 @@ def pairwise_log_prob(values: Tensor, components: DiagonalGaussian) -> Tensor:
     Returns:
         ``[..., L, C]``.
     """
-    centre = _centre(components.mean, -2).unsqueeze(-2)
-    values, means = values - centre, components.mean - centre
+    center = _center(components.mean, -2).unsqueeze(-2)
+    values, means = values - center, components.mean - center
     precision = components.precision
     squares = values.square() @ precision.mT - 2 * values @ (means * precision).mT
     constants = (means.square() * precision + components.log_variance + LOG_TWO_PI).sum(-1)

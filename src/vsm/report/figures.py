@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 from torch import Tensor
 
-from vsm.colours import COLOURS, QUIET, RIGHT, WRONG
-from vsm.comparison import MeasuredRun
+from vsm.colors import COLORS, QUIET, RIGHT, WRONG
 from vsm.data import ImageDataset
+from vsm.evaluation.comparison import MeasuredRun
 from vsm.report.showcase import ShownEpisode
 
 
@@ -38,9 +38,9 @@ def episode_sheet(episode: ShownEpisode, dataset: ImageDataset) -> Figure:
     for n in range(way):
         axes = figure.add_subplot(grid[0, n])
         show_image(axes, dataset, int(episode.support_ids[n, 0]))
-        axes.set_title(f"class {n + 1}", fontsize=9, color=COLOURS[n % len(COLOURS)], weight="bold")
+        axes.set_title(f"class {n + 1}", fontsize=9, color=COLORS[n % len(COLORS)], weight="bold")
         for spine in axes.spines.values():
-            spine.set_color(COLOURS[n % len(COLOURS)])
+            spine.set_color(COLORS[n % len(COLORS)])
             spine.set_linewidth(2.5)
         for q in range(queries):
             probabilities = episode.probabilities[n, q]
@@ -55,8 +55,8 @@ def episode_sheet(episode: ShownEpisode, dataset: ImageDataset) -> Figure:
                 color=verdict,
             )
             bars = figure.add_subplot(grid[2 + 2 * q, n])
-            colours = [COLOURS[c % len(COLOURS)] for c in range(way)]
-            bars.bar(range(1, way + 1), probabilities.tolist(), color=colours)
+            colors = [COLORS[c % len(COLORS)] for c in range(way)]
+            bars.bar(range(1, way + 1), probabilities.tolist(), color=colors)
             bars.set_ylim(0, 1)
             bars.set_yticks([])
             bars.set_xticks(range(1, way + 1) if way <= 5 else [])
@@ -106,18 +106,18 @@ def prototype_clouds(episodes: dict[str, ShownEpisode]) -> Figure:
     for position, (title, episode) in enumerate(episodes.items()):
         axes = figure.add_subplot(1, len(episodes), position + 1)
         way = len(episode.class_names)
-        centre, plane, _ = principal_plane(
+        center, plane, _ = principal_plane(
             torch.cat([episode.prototypes.flatten(0, 1), episode.query_features.flatten(0, 1)])
         )
         for n in range(way):
-            colour = COLOURS[n % len(COLOURS)]
-            points = ((episode.prototypes[n] - centre) @ plane).numpy()
-            queries = ((episode.query_features[n] - centre) @ plane).numpy()
-            axes.scatter(points[:, 0], points[:, 1], s=7, alpha=0.35, color=colour, linewidths=0)
+            color = COLORS[n % len(COLORS)]
+            points = ((episode.prototypes[n] - center) @ plane).numpy()
+            queries = ((episode.query_features[n] - center) @ plane).numpy()
+            axes.scatter(points[:, 0], points[:, 1], s=7, alpha=0.35, color=color, linewidths=0)
             axes.scatter(
-                queries[:, 0], queries[:, 1], s=30, marker="x", color=colour, label=f"class {n + 1}"
+                queries[:, 0], queries[:, 1], s=30, marker="x", color=color, label=f"class {n + 1}"
             )
-            _add_ellipse(axes, points, colour)
+            _add_ellipse(axes, points, color)
         axes.set_title(title, fontsize=11)
         axes.set_xticks([])
         axes.set_yticks([])
@@ -131,15 +131,15 @@ def principal_plane(points: Tensor) -> tuple[Tensor, Tensor, list[float]]:
     """Return where points ``[n, D]`` vary most.
 
     Returns:
-        Their centre ``[D]``, two principal axes ``[D, 2]``, and each one's share of the variance.
+        Their center ``[D]``, two principal axes ``[D, 2]``, and each one's share of the variance.
     """
-    centre = points.mean(0)
-    _, scales, axes = torch.linalg.svd(points - centre, full_matrices=False)
+    center = points.mean(0)
+    _, scales, axes = torch.linalg.svd(points - center, full_matrices=False)
     shares = scales.square() / scales.square().sum().clamp_min(1e-12)
-    return centre, axes[:2].T, shares[:2].tolist()
+    return center, axes[:2].T, shares[:2].tolist()
 
 
-def _add_ellipse(axes: Axes, points: Any, colour: str) -> None:
+def _add_ellipse(axes: Axes, points: Any, color: str) -> None:
     """Draw the two-standard-deviation ellipse of points ``[L, 2]``."""
     if len(points) < 3:
         return
@@ -147,7 +147,7 @@ def _add_ellipse(axes: Axes, points: Any, colour: str) -> None:
     angle = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
     width, height = 4 * np.sqrt(np.maximum(values[::-1], 1e-12))
     axes.add_patch(
-        Ellipse(points.mean(0), width, height, angle=angle, fill=False, edgecolor=colour, lw=1.6)
+        Ellipse(points.mean(0), width, height, angle=angle, fill=False, edgecolor=color, lw=1.6)
     )
 
 
@@ -156,17 +156,17 @@ def learning_curves(metrics: dict[str, list[dict[str, Any]]]) -> Figure:
     figure = Figure(figsize=(10.5, 3.6), layout="constrained")
     loss, accuracy = figure.subplots(1, 2)
     for position, (name, rows) in enumerate(metrics.items()):
-        colour = COLOURS[position % len(COLOURS)]
+        color = COLORS[position % len(COLORS)]
         steps = [row["step"] for row in rows if "cross_entropy" in row]
         values = [row["cross_entropy"] for row in rows if "cross_entropy" in row]
-        loss.plot(steps, values, color=colour, alpha=0.25, lw=0.8)
-        loss.plot(steps, _smoothed(values), color=colour, label=name, lw=1.8)
+        loss.plot(steps, values, color=color, alpha=0.25, lw=0.8)
+        loss.plot(steps, _smoothed(values), color=color, label=name, lw=1.8)
         validated = [row for row in rows if "validation" in row]
         accuracy.errorbar(
             [row["step"] for row in validated],
             [100 * row["validation"]["accuracy"] for row in validated],
             [100 * row["validation"]["ci95"] for row in validated],
-            color=colour,
+            color=color,
             label=name,
             capsize=2,
             marker="o",
@@ -183,7 +183,7 @@ def learning_curves(metrics: dict[str, list[dict[str, Any]]]) -> Figure:
 
 
 def _smoothed(values: list[float], reach: int = 4) -> list[float]:
-    """Median over each value and its neighbours up to ``reach`` away."""
+    """Median over each value and its neighbors up to ``reach`` away."""
     return [
         statistics.median(values[max(0, at - reach) : at + reach + 1]) for at in range(len(values))
     ]
@@ -203,7 +203,7 @@ def memory_growth(rows: list[dict[str, Any]]) -> Figure:
     for position, (key, label) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), position + 1)
         values = [row[key] for row in shown]
-        axes.plot(steps, values, color=COLOURS[position], lw=1.4)
+        axes.plot(steps, values, color=COLORS[position], lw=1.4)
         if key == "attention_gradient_norm" and any(values):
             axes.set_yscale("log", nonpositive="mask")
         axes.set_xlabel("step")
@@ -219,19 +219,19 @@ def reliability_diagram(measured: Sequence[MeasuredRun], names: Sequence[str]) -
         table = one.evaluation.reliability
         filled = table.fraction > 0
         width = 1 / len(table.fraction)
-        centres = (torch.arange(len(table.fraction)) + 0.5) * width
+        centers = (torch.arange(len(table.fraction)) + 0.5) * width
         axes = figure.add_subplot(1, len(measured), position + 1)
         axes.plot([0, 1], [0, 1], color="#888888", lw=1, ls="--")
         axes.bar(
-            centres[filled].tolist(),
+            centers[filled].tolist(),
             table.accuracy[filled].tolist(),
             width=0.92 * width,
-            color=COLOURS[position % len(COLOURS)],
+            color=COLORS[position % len(COLORS)],
             alpha=0.85,
             label="accuracy",
         )
         axes.bar(
-            centres.tolist(),
+            centers.tolist(),
             (0.25 * table.fraction / table.fraction.max()).tolist(),
             width=0.92 * width,
             color="#333333",

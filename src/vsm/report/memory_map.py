@@ -14,11 +14,11 @@ from matplotlib.patheffects import withStroke
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.colours import COLOURS, QUIET
+from vsm.colors import COLORS, QUIET
 from vsm.errors import MemoryFileError
-from vsm.files import atomic_path
-from vsm.memory_files import NamedMemory
 from vsm.report.figures import principal_plane
+from vsm.runs.memory_files import NamedMemory
+from vsm.system.files import atomic_path
 
 WIDTH, DPI = 10.0, 150  # inches, dots an inch
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -49,28 +49,28 @@ def draw_memory_map(memory: NamedMemory, title: str) -> Figure:
 
     Places are the two principal axes of the slots' directions from their mean, which is how
     ``vsm memory show`` and the addressing compare them. A dot's area is in proportion to the
-    samples that went into it. A line leads to each slot's nearest neighbour in all dimensions, if
-    there are not too many to be told apart. Names of the form ``group/class`` give a colour to
+    samples that went into it. A line leads to each slot's nearest neighbor in all dimensions, if
+    there are not too many to be told apart. Names of the form ``group/class`` give a color to
     every group, and groups are named as well.
     """
     slots = memory.slots
     if len(slots) < 3:
         raise MemoryFileError(f"plot: a map needs at least three slots, got {len(slots)}")
     directions = F.normalize(slots.content - slots.content.mean(0), dim=-1)
-    centre, plane, shares = principal_plane(directions)
-    places = ((directions - centre) @ plane).double().numpy()
+    center, plane, shares = principal_plane(directions)
+    places = ((directions - center) @ plane).double().numpy()
     extent = np.ptp(places, 0)
     height = WIDTH * min(max(extent[1] / max(extent[0], 1e-12), 0.5), 1.3)
     figure = Figure(figsize=(WIDTH, height + 0.5), layout="constrained")
     axes = figure.add_subplot()
     if len(slots) <= MOST_LINES:
-        _draw_neighbours(axes, places, directions)
-    areas, colours = _areas(slots.counts.double().numpy()), _colours(_groups(memory.names))
+        _draw_neighbors(axes, places, directions)
+    areas, colors = _areas(slots.counts.double().numpy()), _colors(_groups(memory.names))
     across, up = places.T
-    axes.scatter(across, up, s=areas, c=colours, alpha=0.75, linewidths=0.3, edgecolors="white")
+    axes.scatter(across, up, s=areas, c=colors, alpha=0.75, linewidths=0.3, edgecolors="white")
     _frame(axes, shares, title)
     figure.draw_without_rendering()  # settles the size of the axes, in which there is room or not
-    _write_names(axes, places, memory.names, areas, colours)
+    _write_names(axes, places, memory.names, areas, colors)
     return figure
 
 
@@ -100,12 +100,12 @@ def _groups(names: Sequence[str]) -> list[str]:
     return [name.partition("/")[0] for name in names]
 
 
-def _colours(groups: Sequence[str]) -> list[str]:
+def _colors(groups: Sequence[str]) -> list[str]:
     place = {group: n for n, group in enumerate(sorted(set(groups)))}
-    return [COLOURS[place[group] % (len(COLOURS) - 1)] for group in groups]
+    return [COLORS[place[group] % (len(COLORS) - 1)] for group in groups]
 
 
-def _draw_neighbours(axes: Axes, places: Points, directions: Tensor) -> None:
+def _draw_neighbors(axes: Axes, places: Points, directions: Tensor) -> None:
     cosines = (directions @ directions.mT).fill_diagonal_(-torch.inf)
     nearest = cosines.argmax(1).numpy()
     lines = np.stack([places, places[nearest], np.full_like(places, np.nan)], 1)  # [A, 3, 2]
@@ -113,7 +113,7 @@ def _draw_neighbours(axes: Axes, places: Points, directions: Tensor) -> None:
 
 
 def _write_names(
-    axes: Axes, places: Points, names: Sequence[str], areas: Points, colours: Sequence[str]
+    axes: Axes, places: Points, names: Sequence[str], areas: Points, colors: Sequence[str]
 ) -> None:
     """Write names of groups at their middles, then of slots, largest first, where there is room."""
     room, groups = _Room(axes), _groups(names)
@@ -121,7 +121,7 @@ def _write_names(
         members = [n for n, other in enumerate(groups) if other == group]
         middle = np.median(places[members], 0)
         room.write(
-            middle, 0.0, group, {"size": NAME_SIZE + 2, "weight": "bold"}, colours[members[0]]
+            middle, 0.0, group, {"size": NAME_SIZE + 2, "weight": "bold"}, colors[members[0]]
         )
     for slot in np.argsort(-areas, kind="stable").tolist():
         if room.num_written >= MOST_NAMES:
@@ -143,7 +143,7 @@ class _Room:
         return len(self._boxes)
 
     def write(
-        self, place: Points, area: float, name: str, font: dict[str, Any], colour: str
+        self, place: Points, area: float, name: str, font: dict[str, Any], color: str
     ) -> None:
         """Write right of, left of, above or below a dot, wherever there is room first."""
         text = name.replace("_", " ")
@@ -165,7 +165,7 @@ class _Room:
             tuple(self._axes.transData.inverted().transform(at)),
             ha="center",
             va="center",
-            color=colour,
+            color=color,
             path_effects=[withStroke(linewidth=2, foreground="white")],
             parse_math=False,  # names are nobody's formulas
             **font,

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from vsm.comparison import MeasuredRun, paired_differences
 from vsm.data import Dataset, ImageDataset
 from vsm.errors import DataError
-from vsm.files import write_text
+from vsm.evaluation.comparison import MeasuredRun, paired_differences
 from vsm.report import figures
 from vsm.report.showcase import look_at_episodes
-from vsm.runs import RunDirectory
+from vsm.runs.trained_model import RunDirectory
+from vsm.system.files import write_text
 
 STYLE = """
 body { font: 16px/1.55 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
@@ -51,7 +51,7 @@ def write_report(measured: Sequence[MeasuredRun], dataset: Dataset, output: Path
         *(
             _figure(
                 figures.episode_sheet(episode, dataset),
-                f"An episode of {names[measured.index(chosen)]}. On top the labelled image of each "
+                f"An episode of {names[measured.index(chosen)]}. On top the labeled image of each "
                 "new class (the first, if there are more), below it queries of that class with the "
                 "predicted class, its probability, and the probability of every class.",
             )

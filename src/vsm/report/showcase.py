@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vsm.classifier import predictive
-from vsm.comparison import MeasuredRun
 from vsm.data import Dataset, EpisodeSampler
-from vsm.evaluation import embed_images, evaluation_mode
+from vsm.evaluation.comparison import MeasuredRun
+from vsm.evaluation.evaluator import embed_images, evaluation_mode
+from vsm.nn.prototype_classifier import predictive
 from vsm.seeding import generator
 
 

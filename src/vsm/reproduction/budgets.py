@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vsm.configuration import PRESETS, preset_paths, settings_from_files
 from vsm.errors import SettingsError
-from vsm.reproduction.catalogue import Changes, Exhibit, Row
+from vsm.reproduction.catalog import Changes, Exhibit, Row
 from vsm.reproduction.paper import Column
+from vsm.runs.configuration import PRESETS, preset_paths, settings_from_files
 from vsm.settings import METHODS, RunSettings
 
 FOLDER = Path(__file__).with_name("budgets")

@@ -4,13 +4,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vsm.comparison import EpisodeProtocol, evaluate_run
 from vsm.errors import RunError
-from vsm.interruption import Interrupted
-from vsm.pretraining import pretrain
+from vsm.evaluation.comparison import EpisodeProtocol, evaluate_run
+from vsm.pretraining.loop import pretrain
 from vsm.reproduction.jobs import Job, pretrain_settings, run_settings
 from vsm.reproduction.separation import measure_separation
 from vsm.reproduction.store import JobStore
+from vsm.system.interruption import Interrupted
 from vsm.training import train
 
 

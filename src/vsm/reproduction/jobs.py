@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal, get_type_hints
 
-from vsm.configuration import AnySettings
-from vsm.reproduction.catalogue import Measure
+from vsm.reproduction.catalog import Measure
+from vsm.runs.configuration import AnySettings
 from vsm.settings import PretrainSettings, RunSettings
 
 RESULTS_VERSION = 1

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from vsm.errors import RunError, SettingsError
-from vsm.launching import scheduler_parameters
 from vsm.reproduction.execution import execute
 from vsm.reproduction.jobs import Job
 from vsm.reproduction.store import JobStore
 from vsm.reproduction.worker import SubmittedWork
 from vsm.settings import SlurmSettings
+from vsm.system.launching import scheduler_parameters
 
 LauncherName = Literal["none", "local", "slurm"]
 LOG_NAME = "worker.log"

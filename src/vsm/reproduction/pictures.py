@@ -7,12 +7,12 @@ from dataclasses import replace
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vsm.colours import COLOURS
-from vsm.comparison import evaluate_run
+from vsm.colors import COLORS
 from vsm.data import open_dataset
+from vsm.evaluation.comparison import evaluate_run
 from vsm.report.figures import prototype_clouds
 from vsm.report.showcase import look_at_episodes
-from vsm.reproduction.catalogue import MEMORY_SIZES, RETENTIONS
+from vsm.reproduction.catalog import MEMORY_SIZES, RETENTIONS
 from vsm.reproduction.document import Picture
 from vsm.reproduction.execution import protocol_of
 from vsm.reproduction.results import Results
@@ -51,7 +51,7 @@ def _retention(results: Results, _: JobStore) -> list[Picture]:
             [cell.value for _, cell in shown],
             [cell.interval or 0.0 for _, cell in shown],
             label=str(column),
-            color=COLOURS[at % len(COLOURS)],
+            color=COLORS[at % len(COLORS)],
             capsize=2,
             marker="o",
             ms=3,
@@ -124,8 +124,8 @@ def _curve(
             points.append((place, 100 * found.mean, 100 * found.ci95))
     if points:
         x, y, error = zip(*points, strict=True)
-        colour = COLOURS[position % len(COLOURS)]
-        axes.errorbar(x, y, error, label=label, color=colour, capsize=2, marker="o", ms=3)
+        color = COLORS[position % len(COLORS)]
+        axes.errorbar(x, y, error, label=label, color=color, capsize=2, marker="o", ms=3)
     return len(points)
 
 

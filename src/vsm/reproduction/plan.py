@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from vsm.data import EpisodeSampler, open_images, store
-from vsm.data.catalogue import CATALOGUE, FOLDER_PREFIX
+from vsm.data.catalog import CATALOG, FOLDER_PREFIX
 from vsm.data.folder import key as folder_key
 from vsm.data.glyphs import GENERATOR_VERSION
 from vsm.errors import DataError, SettingsError
 from vsm.reproduction.budgets import Budget, Unavailable, budget
-from vsm.reproduction.catalogue import Exhibit, Row, exhibit
+from vsm.reproduction.catalog import Exhibit, Row, exhibit
 from vsm.reproduction.jobs import Job, evaluate_job, in_order, pretrain_job, train_job
 from vsm.reproduction.paper import Column
 from vsm.settings import PretrainSettings, RunSettings
@@ -207,7 +207,7 @@ def _pretraining(affordable: Budget, settings: RunSettings, checksum: str) -> Jo
             backbone=model.backbone,
             channels=model.channels,
             epochs=epochs,
-            augment_colours=False,
+            augment_colors=False,
         ),
         checksum,
     )
@@ -226,7 +226,7 @@ def data_checksum(data: str, remembered: Mapping[str, str]) -> str:
         return folder_key(path) if path.is_dir() else remembered.get(data, UNPREPARED)
     if store.is_prepared(data):
         return str(store.read_index(data)["sha256"])
-    if data not in CATALOGUE:
+    if data not in CATALOG:
         open_images(data)  # says which there are
     return remembered.get(data, UNPREPARED)
 

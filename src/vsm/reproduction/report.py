@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vsm.errors import DataError, RunError
-from vsm.files import atomic_path, write_text
 from vsm.reproduction.budgets import BUDGETS
-from vsm.reproduction.catalogue import exhibits
+from vsm.reproduction.catalog import exhibits
 from vsm.reproduction.document import Block, Heading, Picture, Text, to_html, to_markdown
 from vsm.reproduction.plan import Plan, make_plan
 from vsm.reproduction.results import Results, collect
 from vsm.reproduction.store import JobStore
 from vsm.reproduction.tables import difference_table, value_table
+from vsm.system.files import atomic_path, write_text
 
 TITLE = "Reproduction of the paper's tables and figures"
 EXPLANATION = (

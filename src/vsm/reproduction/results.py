@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vsm.reproduction.catalogue import Row
+from vsm.evaluation.statistics import Estimate, crossed_estimate
+from vsm.reproduction.catalog import Row
 from vsm.reproduction.jobs import Job
 from vsm.reproduction.plan import Plan
 from vsm.reproduction.store import JobStore, State
-from vsm.statistics import Estimate, crossed_estimate
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from vsm.interruption import Interrupted, StopRequest, stop_request
 from vsm.reproduction.jobs import Job
 from vsm.reproduction.launchers import Handle, Launcher
 from vsm.reproduction.store import JobStore
+from vsm.system.interruption import Interrupted, StopRequest, stop_request
 
 POLL_SECONDS = 0.2
 

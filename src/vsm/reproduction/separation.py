@@ -6,12 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vsm.comparison import EpisodeProtocol
 from vsm.data import EpisodeSampler, open_dataset
-from vsm.devices import choose_placement
-from vsm.evaluation import embed_images, evaluation_mode
-from vsm.runs import load_run
+from vsm.evaluation.comparison import EpisodeProtocol
+from vsm.evaluation.evaluator import embed_images, evaluation_mode
+from vsm.runs.trained_model import load_run
 from vsm.seeding import task_generators
+from vsm.system.devices import choose_placement
 
 
 class Separation(NamedTuple):

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from vsm import __version__
 from vsm.errors import RunError, VsmError
-from vsm.files import write_text
 from vsm.reproduction.jobs import Job
 from vsm.reproduction.plan import Request
+from vsm.system.files import write_text
 
 State = Literal["done", "running", "failed", "interrupted", "damaged", "waiting"]
 STATES: tuple[State, ...] = ("done", "running", "failed", "interrupted", "damaged", "waiting")

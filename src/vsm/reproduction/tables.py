@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from vsm.reproduction.catalogue import Row
+from vsm.evaluation.statistics import Estimate
+from vsm.reproduction.catalog import Row
 from vsm.reproduction.document import Table
 from vsm.reproduction.plan import PlannedColumn
 from vsm.reproduction.results import Cell, Difference, Quantity, Results
-from vsm.statistics import Estimate
 
 NOTHING = "–"
 CLEAR = " *"

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from vsm.errors import RunError
-from vsm.interruption import Interrupted
 from vsm.reproduction.execution import execute
 from vsm.reproduction.jobs import Job
-from vsm.runtime import keep_allocations
+from vsm.system.allocator import keep_allocations
+from vsm.system.interruption import Interrupted
 
 
 def work(root: str, key: str) -> int:

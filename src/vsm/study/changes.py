@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vsm.comparison import EpisodeProtocol, LoadedRun, measure
-from vsm.evaluation import Advance, Evaluation, evaluation_mode, unwatched
+from vsm.evaluation.comparison import EpisodeProtocol, LoadedRun, measure
+from vsm.evaluation.evaluator import Advance, Evaluation, evaluation_mode, unwatched
 from vsm.seeding import generator
 
 NUM_TURNED_RIGHT = 3

@@ -11,8 +11,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vsm.colours import COLOURS, RIGHT, WRONG
-from vsm.files import atomic_path
+from vsm.colors import COLORS, RIGHT, WRONG
+from vsm.system.files import atomic_path
 
 FEWEST_SIZES = 3  # two points make no curve
 MOST_CLASSES_NAMED = 40
@@ -44,7 +44,7 @@ def _accuracy_against_size(axes: Axes, sizes: list[dict[str, Any]]) -> None:
     slots = [sum(one["slots"]) / len(one["slots"]) for one in sizes]
     means = [100 * one["mean"] for one in sizes]
     widths = [100 * (one["ci95"] or 0.0) for one in sizes]
-    axes.errorbar(slots, means, widths, marker="o", capsize=3, color=COLOURS[0])
+    axes.errorbar(slots, means, widths, marker="o", capsize=3, color=COLORS[0])
     axes.set_xscale("symlog" if min(slots) == 0 else "log")
     axes.set_xticks(slots, [f"{size:g}" for size in slots])
     axes.minorticks_off()

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from vsm import __version__
-from vsm.comparison import (
+from vsm.data import Dataset, open_dataset
+from vsm.errors import EpisodeError
+from vsm.evaluation.comparison import (
     EpisodeProtocol,
     LoadedRun,
     MeasuredRun,
@@ -20,20 +22,18 @@ from vsm.comparison import (
     measure,
     measure_baseline,
 )
-from vsm.data import Dataset, open_dataset
-from vsm.devices import Placement, choose_placement
-from vsm.errors import EpisodeError
-from vsm.evaluation import Advance, unwatched
-from vsm.files import write_text
-from vsm.runs import RunDirectory
+from vsm.evaluation.evaluator import Advance, unwatched
+from vsm.evaluation.statistics import crossed_estimate
+from vsm.runs.trained_model import RunDirectory
 from vsm.settings import BaselineName, BaselineSettings
-from vsm.statistics import crossed_estimate
 from vsm.study.changes import changed_answers
 from vsm.study.parts import Parts, digest_of_run
 from vsm.study.plan import Condition, Study
 from vsm.study.remembered import chosen_slots, nearness_to_slots
 from vsm.study.summary import accuracies, difference, gains, interval, summary
 from vsm.study.training_record import training_record
+from vsm.system.devices import Placement, choose_placement
+from vsm.system.files import write_text
 
 Watch = Callable[[str, int], AbstractContextManager[Advance]]
 """Shows progress of something, by its title and size, while the block runs."""
@@ -169,11 +169,11 @@ class Measurer:
                 return found
             with self._watch(f"{title}: temperature", validation.episodes) as advance:
                 temperature = measure_it(run, validation, advance).evaluation.best_temperature()
-            after = evaluation.tempered(temperature)
+            after = evaluation.scale_by_temperature(temperature)
             return found | {
                 "temperature": temperature,
-                "tempered_nll": after.nll,
-                "tempered_ece": after.reliability.expected_calibration_error,
+                "calibrated_nll": after.nll,
+                "calibrated_ece": after.reliability.expected_calibration_error,
             }
 
         protocols = {"test": asdict(test), "validation": asdict(validation)}

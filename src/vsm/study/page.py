@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from vsm.errors import RunError
-from vsm.files import write_text
 from vsm.reproduction.document import Block, Heading, Picture, Table, Text, to_markdown
 from vsm.study.plan import Condition, Study, picture_name
+from vsm.system.files import write_text
 
 MOST_CLASSES_LISTED = 40
 CHARTS = "charts"  # folder beside the page
@@ -91,8 +91,8 @@ def score_table(found: Found) -> Table:
                 *(
                     (
                         f"{row['temperature']:.2f}",
-                        f"{row['tempered_nll']:.3f}",
-                        f"{row['tempered_ece']:.2%}",
+                        f"{row['calibrated_nll']:.3f}",
+                        f"{row['calibrated_ece']:.2%}",
                     )
                     if "temperature" in row
                     else ("–", "–", "–")

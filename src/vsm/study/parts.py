@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vsm.files import write_text
 from vsm.reproduction.jobs import RESULTS_VERSION
+from vsm.system.files import write_text
 
 RUN_FILES = ("config.yaml", "model.safetensors", "memory.safetensors")
 

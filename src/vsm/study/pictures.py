@@ -4,11 +4,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from vsm.colours import COLOURS, RIGHT, WRONG
+from vsm.colors import COLORS, RIGHT, WRONG
 from vsm.data import ImageDataset
-from vsm.files import atomic_path
 from vsm.report.figures import show_image
 from vsm.study.plan import MOST_CLASSES_DRAWN, Condition, Study, picture_name
+from vsm.system.files import atomic_path
 
 MOST_SUPPORT_DRAWN = 5
 
@@ -46,9 +46,9 @@ def draw_change(change: dict[str, Any], dataset: ImageDataset) -> Figure:
             axes = left.add_subplot(grid[n, place])
             show_image(axes, dataset, image)
             title = "" if place else f"{n + 1}: {_short(name)}"
-            axes.set_title(title, fontsize=8, color=_colour(n), weight="bold")
+            axes.set_title(title, fontsize=8, color=_color(n), weight="bold")
             for spine in axes.spines.values():
-                spine.set_color(_colour(n))
+                spine.set_color(_color(n))
                 spine.set_linewidth(2.5)
         for rank, slot in enumerate(recalled[n] if recalled else []):
             axes = left.add_subplot(grid[n, len(support[n]) + rank])
@@ -61,7 +61,7 @@ def draw_change(change: dict[str, Any], dataset: ImageDataset) -> Figure:
     for axes, title, key in ((before, "without", "before"), (after, "with", "after")):
         probabilities = change[key]
         best = probabilities.index(max(probabilities))
-        axes.bar(range(1, way + 1), probabilities, color=[_colour(n) for n in range(way)])
+        axes.bar(range(1, way + 1), probabilities, color=[_color(n) for n in range(way)])
         axes.set_ylim(0, 1)
         axes.set_xticks(range(1, way + 1))
         axes.tick_params(labelsize=8, length=0)
@@ -75,8 +75,8 @@ def draw_change(change: dict[str, Any], dataset: ImageDataset) -> Figure:
     return figure
 
 
-def _colour(position: int) -> str:
-    return COLOURS[position % len(COLOURS)]
+def _color(position: int) -> str:
+    return COLORS[position % len(COLORS)]
 
 
 def _short(name: str) -> str:

@@ -5,8 +5,8 @@ from itertools import product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from vsm.configuration import read_settings
 from vsm.errors import SettingsError
+from vsm.runs.configuration import read_settings
 from vsm.settings import StudySettings
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional as F
 
-from vsm.comparison import EpisodeProtocol, LoadedRun
+from vsm.evaluation.comparison import EpisodeProtocol, LoadedRun
 from vsm.memory import Memory, SlotMemory
 from vsm.seeding import generator
 
@@ -33,8 +33,8 @@ def nearness_to_slots(run: LoadedRun, protocol: EpisodeProtocol) -> dict[int, fl
     classes = run.dataset.classes(protocol.split).tolist()
     means = [embed(torch.from_numpy(run.dataset.image_ids(c))).mean(0) for c in classes]
     features, content = torch.stack(means), memory.content
-    if run.trained.settings.memory.centre_addressing:
-        centre = content.mean(0)
-        features, content = features - centre, content - centre
+    if run.trained.settings.memory.center_addressing:
+        center = content.mean(0)
+        features, content = features - center, content - center
     cosines = F.normalize(features, dim=-1) @ F.normalize(content, dim=-1).mT  # [C, A]
     return dict(zip(classes, cosines.amax(-1).tolist(), strict=True))

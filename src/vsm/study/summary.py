@@ -7,11 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vsm.evaluation.statistics import (
+    Estimate,
+    class_bootstrap,
+    crossed_estimate,
+    estimate,
+    spearman,
+)
 from vsm.seeding import generator
-from vsm.statistics import Estimate, class_bootstrap, crossed_estimate, estimate, spearman
 
 BEFORE = ("nll", "ece")
-AFTER = ("temperature", "tempered_nll", "tempered_ece")
+AFTER = ("temperature", "calibrated_nll", "calibrated_ece")
 
 
 def interval(found: Estimate) -> dict[str, float | None]:

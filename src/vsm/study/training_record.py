@@ -5,10 +5,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vsm.directories import METRICS_NAME, Directory
 from vsm.errors import RunError
-from vsm.provenance import command
-from vsm.runs import RunDirectory
+from vsm.runs.directory import METRICS_NAME, Directory
+from vsm.runs.provenance import command
+from vsm.runs.trained_model import RunDirectory
 from vsm.settings import RunSettings
 
 

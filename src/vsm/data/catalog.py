@@ -1,0 +1,375 @@
+"""Which datasets there are, by name, and what the command line does with them.
+
+Every dataset is an entry of one dictionary. ``folder:PATH`` and ``glyphs`` need nothing but
+themselves and are prepared when first opened; the others are prepared once, from files the user
+has or from a public download. ``features:PATH`` is read as it is.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vsm.data import (
+    cifar_fs,
+    features,
+    folder,
+    glyphs,
+    mini_imagenet,
+    omniglot,
+    store,
+    tiered_imagenet,
+)
+from vsm.data.augmentation import NO_AUGMENTATION, Augmentation, natural
+from vsm.data.dataset import SPLITS, Dataset, FeatureDataset, ImageDataset, Normalization
+from vsm.data.downloads import Progress, PublicFile, fetch
+from vsm.data.preparation import Preparation
+from vsm.errors import DataError
+
+FOLDER_PREFIX = "folder:"
+STORED_FOLDER_PREFIX = "folder-"
+FEATURES_PREFIX = "features:"
+GRAY = Normalization(mean=(0.5,), std=(0.5,))
+IMAGENET = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a dataset before it is prepared.
+
+    Attributes:
+        title: one line for people.
+        needs: what ``--from`` expects.
+        read: opens a source as a :class:`Preparation`, given (source, allow missing images).
+        normalization: mean and standard deviation of the training images.
+        augmentation: how training images are varied.
+        downloads: public files that ``--download`` fetches, if there are any.
+    """
+
+    title: str
+    needs: str
+    read: Callable[[Path, bool], AbstractContextManager[Preparation]]
+    normalization: Normalization
+    augmentation: Augmentation
+    downloads: tuple[PublicFile, ...] = ()
+
+
+_OMNIGLOT_FILES = tuple(
+    PublicFile(
+        f"https://raw.githubusercontent.com/brendenlake/omniglot/master/python/{name}.zip",
+        md5,
+        size_limit=32 << 20,
+    )
+    for name, md5 in (
+        ("images_background", "68d2efa1b9178cc56df9314c21c6e718"),
+        ("images_evaluation", "6b91aef0f799c5bb55b94e3f2daec811"),
+    )
+)
+_CIFAR_100_FILE = PublicFile(
+    f"https://www.cs.toronto.edu/~kriz/{cifar_fs.ARCHIVE}",
+    "eb9058c3a382ffc7106e4002c42a8d85",
+    size_limit=256 << 20,
+)
+_OMNIGLOT_NEEDS = "images_background.zip and images_evaluation.zip, or the folders inside them"
+_OMNIGLOT_NORMALIZATION = Normalization(mean=(0.0839,), std=(0.2393,))
+_MINI_IMAGENET_NORMALIZATION = Normalization(
+    mean=(0.4721, 0.4533, 0.4100), std=(0.2772, 0.2678, 0.2845)
+)
+
+CATALOG: dict[str, Entry] = {
+    "omniglot": Entry(
+        title="Omniglot, 1100/100/423 characters in 4 rotations (split of the paper)",
+        needs=_OMNIGLOT_NEEDS,
+        read=omniglot.read_paper_split,
+        normalization=_OMNIGLOT_NORMALIZATION,
+        augmentation=NO_AUGMENTATION,
+        downloads=_OMNIGLOT_FILES,
+    ),
+    "omniglot-vinyals": Entry(
+        title="Omniglot, 1028/172/423 characters in 4 rotations (split of Vinyals et al.)",
+        needs=_OMNIGLOT_NEEDS,
+        read=omniglot.read_vinyals_split,
+        normalization=_OMNIGLOT_NORMALIZATION,
+        augmentation=NO_AUGMENTATION,
+        downloads=_OMNIGLOT_FILES,
+    ),
+    "cifar-fs": Entry(
+        title="CIFAR-FS, 64/16/20 classes (Bertinetto et al.)",
+        needs=f"the CIFAR-FS zip cifar100.zip or {cifar_fs.ARCHIVE}, or either unpacked",
+        read=cifar_fs.read,
+        normalization=Normalization(mean=(0.5088, 0.4917, 0.4437), std=(0.2674, 0.2564, 0.2772)),
+        augmentation=natural(crop_padding=4),
+        downloads=(_CIFAR_100_FILE,),
+    ),
+    "mini-imagenet": Entry(
+        title="miniImageNet, 64/16/20 classes (Ravi & Larochelle)",
+        needs="the folder of mini-imagenet-cache-{train,val,test}.pkl, or of the images with "
+        "train.csv, val.csv and test.csv",
+        read=mini_imagenet.read,
+        normalization=_MINI_IMAGENET_NORMALIZATION,
+        augmentation=natural(crop_padding=8),
+    ),
+    "tiered-imagenet": Entry(
+        title="tieredImageNet, 351/97/160 classes (Ren et al.)",
+        needs="the folder of {train,val,test}_images_png.pkl and *_labels.pkl, or ImageNet's "
+        "folder of synsets",
+        read=tiered_imagenet.read,
+        normalization=_MINI_IMAGENET_NORMALIZATION,
+        augmentation=natural(crop_padding=8),
+    ),
+}
+
+
+def _quiet(what: str, done: int, total: int) -> None:
+    """Report no progress."""
+
+
+def open_dataset(spec: str) -> Dataset:
+    """Open images by the names of ``open_images``, or stored features by ``features:PATH``.
+
+    Raises:
+        DataError: if the name is unknown, or not prepared; says what to run.
+    """
+    if spec.startswith(FEATURES_PREFIX):
+        return features.read(_path(spec, FEATURES_PREFIX))
+    return open_images(spec)
+
+
+def open_images(spec: str) -> ImageDataset:
+    """Open ``glyphs``, a name of :data:`CATALOG`, or ``folder:PATH``.
+
+    A folder that was prepared can also be opened by the name that :func:`list_datasets` gives it,
+    as it was then.
+
+    Raises:
+        DataError: if the name is unknown, or not prepared; says what to run.
+    """
+    if spec.startswith(FEATURES_PREFIX):
+        raise DataError(f"data: images are needed here, but {spec} holds features of an encoder")
+    if spec == "glyphs":
+        return glyphs.open_glyphs()
+    if spec.startswith(FOLDER_PREFIX):
+        path = _path(spec, FOLDER_PREFIX)
+        return _open_folder(_prepare_folder(path, _quiet), f"folder:{path.resolve().name}")
+    if spec.startswith(STORED_FOLDER_PREFIX) and store.is_prepared(spec):
+        return _open_folder(spec, spec)
+    entry = _entry(spec)
+    if not store.is_prepared(spec):
+        options = "--from PATH | --download" if entry.downloads else "--from PATH"
+        raise DataError(
+            f"data: {spec} is not prepared in {store.data_root()}; run "
+            f"`vsm data prepare {spec} {options}`, where PATH is {entry.needs}"
+        )
+    return replace(store.read(spec), augmentation=entry.augmentation)
+
+
+def prepare(
+    name: str,
+    source: Path | None = None,
+    *,
+    download: bool = False,
+    allow_missing: bool = False,
+    progress: Progress = _quiet,
+) -> Path:
+    """Prepare a dataset and return its folder; one that is prepared already is left as it is.
+
+    Args:
+        name: a name of :data:`CATALOG`, ``glyphs``, ``folder`` (with ``source``) or
+            ``folder:PATH``.
+        source: file or folder the user has.
+        download: fetch the public files instead.
+        allow_missing: go without images that should be there; the origin then says so.
+        progress: called with (what is being done, how much, of how much).
+    """
+    if name == "folder":
+        if source is None:
+            raise DataError("data: prepare folder needs --from PATH, a folder of class folders")
+        name = f"{FOLDER_PREFIX}{source}"
+    if name.startswith(FOLDER_PREFIX):
+        return store.data_root() / _prepare_folder(_path(name, FOLDER_PREFIX), progress)
+    if name.startswith(FEATURES_PREFIX):
+        raise DataError(f"data: {name} needs no preparation; use it with --data {name}")
+    if name == "glyphs":
+        return _location(glyphs.open_glyphs()) or store.data_root()
+    entry = _entry(name)
+    if store.is_prepared(name):
+        store.read(name)  # says so if it is damaged
+        return store.data_root() / name
+    if source is not None and download:
+        raise DataError("data: --from and --download exclude each other; give one of them")
+    if source is not None and not source.expanduser().exists():
+        raise DataError(f"data: {source} does not exist; check the path given with --from")
+    if source is None:
+        source = _download(name, entry, download, progress)
+    with entry.read(source.expanduser(), allow_missing) as preparation:
+        return _write(name, preparation, entry.normalization, progress)
+
+
+def describe(spec: str) -> dict[str, Any]:
+    """Return what there is to know about a prepared dataset, ready for JSON.
+
+    ``image_shape`` is (channels, height, width); ``splits`` counts classes; ``bytes`` and
+    ``location`` are those of the prepared files. Features have ``num_features`` in place of what
+    only images have.
+    """
+    if spec.startswith(FEATURES_PREFIX):
+        return _describe_features(features.read(_path(spec, FEATURES_PREFIX)))
+    return _describe_images(open_images(spec))
+
+
+def _describe_features(dataset: FeatureDataset) -> dict[str, Any]:
+    return {
+        "name": dataset.name,
+        "classes": len(dataset.class_names),
+        "rows": dataset.num_samples,
+        "num_features": dataset.features.shape[1],
+        **_class_facts(dataset),
+        "origin": dataset.origin,
+        "bytes": dataset.features.nbytes,
+    }
+
+
+def _class_facts(dataset: Dataset) -> dict[str, Any]:
+    return {
+        "splits": {split: len(dataset.splits.get(split, ())) for split in SPLITS},
+        "class_sizes": {
+            "smallest": int(dataset.class_sizes.min()),
+            "largest": int(dataset.class_sizes.max()),
+        },
+    }
+
+
+def _describe_images(dataset: ImageDataset) -> dict[str, Any]:
+    location = _location(dataset)
+    return {
+        "name": dataset.name,
+        "classes": len(dataset.class_names),
+        "images": len(dataset.images),
+        "image_shape": list(dataset.image_shape),
+        **_class_facts(dataset),
+        "normalization": asdict(dataset.normalization),
+        "augmentation": asdict(dataset.augmentation),
+        "origin": dataset.origin,
+        "bytes": dataset.images.nbytes,
+        "sha256": store.read_index(location.name)["sha256"] if location else None,
+        "location": str(location) if location else None,
+    }
+
+
+def list_datasets() -> list[dict[str, Any]]:
+    """Return one row for every known dataset and every prepared folder, ready for JSON.
+
+    Each has ``name``, ``title``, ``prepared``, ``location`` and ``bytes`` (both None if not
+    prepared), ``needs`` (what ``--from`` expects) and ``download`` (whether there is one).
+    """
+    rows = [_row("glyphs", "glyphs-v*", "built-in procedural characters", "nothing", False)]
+    for name, entry in CATALOG.items():
+        rows.append(_row(name, name, entry.title, entry.needs, bool(entry.downloads)))
+    for name in store.prepared_names():
+        if name.startswith(STORED_FOLDER_PREFIX):
+            rows.append(_row(name, name, _origin(name), "a folder of class folders", False))
+    return rows
+
+
+def _origin(name: str) -> str:
+    try:
+        return str(store.read_index(name)["origin"])
+    except DataError as error:
+        return str(error)
+
+
+def _row(name: str, stored: str, title: str, needs: str, download: bool) -> dict[str, Any]:
+    found = sorted(path.parent for path in store.data_root().glob(f"{stored}/index.json"))
+    return {
+        "name": name,
+        "title": title,
+        "prepared": bool(found),
+        "location": str(found[-1]) if found else None,
+        "bytes": sum(file.stat().st_size for file in found[-1].iterdir()) if found else None,
+        "needs": needs,
+        "download": download,
+    }
+
+
+def _entry(name: str) -> Entry:
+    try:
+        return CATALOG[name]
+    except KeyError:
+        known = ", ".join(("glyphs", *CATALOG, "folder:PATH", "features:PATH"))
+        raise DataError(f"data: unknown dataset {name!r}; known: {known}") from None
+
+
+def _download(name: str, entry: Entry, wanted: bool, progress: Progress) -> Path:
+    """Fetch the public files of ``entry`` and return the folder or file to read."""
+    if not entry.downloads and wanted:
+        raise DataError(
+            f"data: {name} has no public download; get it from its authors and pass --from PATH, "
+            f"{entry.needs}"
+        )
+    if not wanted:
+        raise DataError(
+            f"data: prepare {name} needs --from PATH, {entry.needs}"
+            + ", or --download" * bool(entry.downloads)
+        )
+    folder = store.data_root() / "downloads"
+    files = [fetch(file, folder, progress) for file in entry.downloads]
+    return files[0]  # readers find a second half beside the first
+
+
+def _write(
+    key: str, preparation: Preparation, normalization: Normalization, progress: Progress
+) -> Path:
+    num_images = sum(preparation.class_sizes.values())
+
+    def reported() -> Iterator[npt.NDArray[np.uint8]]:
+        done = 0
+        for batch in preparation.batches:
+            yield batch
+            done += len(batch)
+            progress(f"preparing {key}", done, num_images)
+
+    return store.write(
+        key,
+        reported(),
+        num_images=num_images,
+        image_shape=preparation.image_shape,
+        class_names=list(preparation.class_sizes),
+        class_sizes=list(preparation.class_sizes.values()),
+        splits=preparation.splits(),
+        normalization=normalization,
+        origin=preparation.origin,
+    )
+
+
+def _path(spec: str, prefix: str) -> Path:
+    path = spec.removeprefix(prefix)
+    if not path:
+        raise DataError(f"data: {prefix} needs a path, as in {prefix}PATH")
+    return Path(path).expanduser()
+
+
+def _prepare_folder(path: Path, progress: Progress) -> str:
+    """Prepare the folder at ``path`` as it is now, and return the name it is stored under."""
+    key = folder.key(path)
+    if not store.is_prepared(key):
+        with folder.read(path) as preparation:
+            gray = preparation.image_shape[-1] == 1
+            _write(key, preparation, GRAY if gray else IMAGENET, progress)
+    return key
+
+
+def _open_folder(key: str, name: str) -> ImageDataset:
+    dataset = store.read(key)
+    channels, side, _ = dataset.image_shape
+    augmentation = NO_AUGMENTATION if channels == 1 else natural(crop_padding=side // 10)
+    return replace(dataset, name=name, augmentation=augmentation)
+
+
+def _location(dataset: ImageDataset) -> Path | None:
+    """Return the folder a dataset is mapped from; None if it lives in memory."""
+    filename = getattr(dataset.images, "filename", None)
+    return Path(filename).parent if filename else None

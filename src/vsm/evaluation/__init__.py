@@ -1,0 +1,1 @@
+"""Measuring: episodes and their outcomes, statistics, calibration, rejection, comparisons."""

@@ -1,0 +1,255 @@
+"""When to answer "none of these": conformal thresholds from classes that are known.
+
+The score of a query x for class n is its distance to the class's prototype, averaged over the
+samples of it, against its distances to all that is remembered and is none of the classes:
+
+    s_n(x) = D(x, z_n) / τ + log Σ_a exp(−D(x, M_a) / τ).
+
+Without a memory of slots the second part is nothing. A query is answered if s_n(x) is at most the
+threshold for some n. Of the lowest scores min_n s_n of k queries of known classes, the
+⌈(k + 1)·c⌉-th smallest is not exceeded by that of a new query with probability c, if the new one
+comes about as those did: so many queries of fitted classes are answered. Scores shrink as
+prototypes become better known, and their minimum as there are more classes, so there is a
+threshold for each number of support images and of classes.
+"""
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vsm.data import Dataset, EpisodeSampler
+from vsm.errors import ClassifierError, RunError
+from vsm.evaluation.evaluator import cached_embedder
+from vsm.memory import Memory, SlotMemory, SupportSet
+from vsm.model import FewShotModel
+from vsm.nn.prototype_classifier import mean_distance, pairwise_distance
+from vsm.runs.shipped import REJECTION_NAME
+from vsm.seeding import generator
+from vsm.system.files import write_text
+
+SHOTS = (1, 2, 5, 10)
+WAYS = (1, 2, 5, 10, 20)
+LEVELS = 200
+"""Thresholds are kept for 1/200, 2/200, … of the scores."""
+MOST_QUERIES, EPISODES, AT_ONCE = 10, 50, 10
+SIGNIFICANT_DIGITS = 5  # of a stored threshold
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Largest scores that are accepted.
+
+    Attributes:
+        by_shot: for each number of support images, and of classes, that for a coverage of 1/L,
+            2/L, … (L − 1)/L.
+    """
+
+    by_shot: dict[int, dict[int, tuple[float, ...]]]
+
+    def at(self, coverage: float, shots: Sequence[int]) -> Tensor:
+        """Return the threshold of each of N classes ``[N]`` by its number of images.
+
+        It is that of the largest numbers, of images and of classes, that are known and not above
+        them, which turns away too few rather than too many.
+        """
+        if not 0 < coverage < 1:
+            raise ClassifierError(f"reject: expected a coverage between 0 and 1, got {coverage}")
+        level = math.ceil(coverage * LEVELS - 1e-9) - 1
+        if level >= LEVELS - 1:
+            return torch.full((len(shots),), math.inf)  # more than any threshold can promise
+        chosen = [self.by_shot[_not_above(shot, self.by_shot)] for shot in shots]
+        return torch.tensor([ways[_not_above(len(shots), ways)][level] for ways in chosen])
+
+    def write(self, folder: Path, fingerprint: str) -> None:
+        """Store them with the model in ``folder``, whose encoder has this fingerprint."""
+        rounded = {
+            shot: {way: [_rounded(value) for value in values] for way, values in ways.items()}
+            for shot, ways in self.by_shot.items()
+        }
+        facts = {"encoder": fingerprint, "thresholds": rounded}
+        write_text(folder / REJECTION_NAME, json.dumps(facts) + "\n")
+
+    @staticmethod
+    def read(folder: Path, fingerprint: str) -> "Thresholds | None":
+        """Read what is stored with a model; nothing where nothing is."""
+        path = folder / REJECTION_NAME
+        if not path.is_file():
+            return None
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            known = Thresholds.of(facts["thresholds"])
+            lists = [values for ways in known.by_shot.values() for values in ways.values()]
+            if {len(values) for values in lists} != {LEVELS - 1}:
+                raise ValueError(f"expected {LEVELS - 1} thresholds each")
+            measured_with = facts["encoder"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{path} is damaged: {error!r}; take it away, or ship again") from error
+        if measured_with != fingerprint:
+            raise RunError(
+                f"{path} was measured with the encoder {measured_with[:12]}, but model.safetensors "
+                f"beside it holds {fingerprint[:12]}; was one of the two exchanged?"
+            )
+        return known
+
+    @staticmethod
+    def of(stored: dict[str, Any]) -> "Thresholds":
+        """Make them from what JSON holds: the numbers of images and classes are strings there."""
+        return Thresholds(
+            {
+                int(shot): {int(way): tuple(map(float, values)) for way, values in ways.items()}
+                for shot, ways in stored.items()
+            }
+        )
+
+
+def _not_above(number: int, known: Collection[int]) -> int:
+    """Return the largest of the known numbers that is not above one, or else the smallest."""
+    return max((one for one in known if one <= number), default=min(known))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+
+
+def conformal(scores: Tensor) -> tuple[float, ...]:
+    """Return the ⌈(n + 1)·c⌉-th smallest of n scores for each coverage c; ∞ where n is too few."""
+    ordered = scores.flatten().sort().values.tolist()
+    count = len(ordered)
+    ranks = (math.ceil((count + 1) * level / LEVELS - 1e-9) for level in range(1, LEVELS))
+    return tuple(ordered[rank - 1] if rank <= count else math.inf for rank in ranks)
+
+
+def slots_of(memory: Memory | None) -> Tensor | None:
+    """Return what the slots of a memory hold, where each stands for a class: ``[A, D]``."""
+    return memory.content if isinstance(memory, SlotMemory) and len(memory) else None
+
+
+def class_scores(
+    model: FewShotModel,
+    prototypes: Tensor,
+    queries: Tensor,
+    slots: Tensor | None,
+    slot_mask: Tensor | None = None,
+) -> Tensor:
+    """Score every query for every class.
+
+    Args:
+        model: gives distance and temperature.
+        prototypes: ``[T, N, L, D]``.
+        queries: features ``[T, B, D]``.
+        slots: what is remembered of other classes ``[A, D]``; nothing: distances alone count.
+        slot_mask: boolean ``[T, A]``, slots that are of the classes themselves.
+
+    Returns:
+        ``[T, B, N]``.
+    """
+    temperature = model.classifier.log_temperature.exp()
+    distances = mean_distance(queries, prototypes, model.classifier.distance)
+    scores: Tensor = distances / temperature
+    if slots is None:
+        return scores
+    rows, others = queries.flatten(0, 1).unsqueeze(0), slots.view(1, len(slots), 1, -1)
+    to_slots = pairwise_distance(rows, others, model.classifier.distance)
+    logits = -to_slots.view(*queries.shape[:2], len(slots)) / temperature  # [T, B, A]
+    if slot_mask is not None:
+        logits = logits.masked_fill(slot_mask.unsqueeze(1), -math.inf)
+    return scores + torch.logsumexp(logits, -1, keepdim=True)
+
+
+@torch.no_grad()
+def lowest_scores(
+    model: FewShotModel,
+    memory: Memory | None,
+    support: Tensor,
+    queries: Tensor,
+    seed: int,
+    slot_mask: Tensor | None = None,
+) -> dict[int, Tensor]:
+    """Score queries of known classes as if so many of these had been fitted, and no others.
+
+    The N classes of a task are taken in groups of w, the rest being left out, and the score of a
+    query is its lowest for the classes of its group.
+
+    Args:
+        model: in evaluation mode.
+        memory: read, never written.
+        support: features ``[T, N, K, D]``.
+        queries: features ``[T, N, Q, D]``.
+        seed: of the sampled prototypes.
+        slot_mask: boolean ``[T, N, A]``, slots that may not be addressed.
+
+    Returns:
+        For each w of ``WAYS`` up to N, ``[T, w, Q, N // w]``.
+    """
+    random = generator(seed, "rejection-noise", support.shape[2])
+    prototypes = model.infer(SupportSet.of(support), memory, random, slot_mask).prototypes
+    own_slots = None if slot_mask is None else slot_mask.any(1)
+    scores = class_scores(model, prototypes, queries.flatten(1, 2), slots_of(memory), own_slots)
+    tasks, way, num_queries, _ = queries.shape
+    scores = scores.view(tasks, way, num_queries, way)
+    lowest = {}
+    for size in (size for size in WAYS if size <= way):
+        groups = way // size
+        kept = scores[:, : groups * size, :, : groups * size]
+        shape = (tasks, groups, size, num_queries, groups, size)
+        lowest[size] = kept.reshape(shape).diagonal(dim1=1, dim2=4).amin(3)
+    return lowest
+
+
+def calibrate(
+    model: FewShotModel,
+    memory: Memory | None,
+    episodes: Callable[[int], Iterator[tuple[Tensor, Tensor, Tensor | None]]],
+    shots: Sequence[int],
+    seed: int,
+) -> Thresholds:
+    """Measure thresholds on episodes of known classes.
+
+    Args:
+        model: in evaluation mode.
+        memory: read, never written.
+        episodes: given K, yields support, queries and hidden slots, as :func:`lowest_scores` takes.
+        shots: every K to measure.
+        seed: of the sampled prototypes.
+    """
+    by_shot = {}
+    for shot in shots:
+        found = [lowest_scores(model, memory, *part[:2], seed, part[2]) for part in episodes(shot)]
+        by_shot[shot] = {
+            way: conformal(torch.cat([one[way].flatten() for one in found])) for way in found[0]
+        }
+    return Thresholds(by_shot)
+
+
+def calibrate_on_validation(
+    model: FewShotModel, memory: Memory | None, dataset: Dataset
+) -> Thresholds:
+    """Measure thresholds on episodes of the validation classes, which nothing was trained on.
+
+    Args:
+        model: in evaluation mode.
+        memory: read, never written.
+        dataset: what the model was trained on; its validation images are embedded once.
+    """
+    sizes = dataset.class_sizes[dataset.classes("validation")]
+    smallest, way = int(sizes.min()), min(WAYS[-1], len(sizes))
+
+    def sampler(shot: int) -> EpisodeSampler:
+        return EpisodeSampler(dataset, "validation", way, shot, min(MOST_QUERIES, smallest - shot))
+
+    embed = cached_embedder(model, sampler(1))
+
+    def episodes(shot: int) -> Iterator[tuple[Tensor, Tensor, None]]:
+        chosen = sampler(shot)
+        for block in chosen.evaluation_episodes(EPISODES, 0):
+            for image_ids in block.image_ids.split(AT_ONCE):
+                support, queries = embed(image_ids).split([shot, chosen.queries], 2)
+                yield support, queries, None
+
+    return calibrate(model, memory, episodes, [shot for shot in SHOTS if shot < smallest], 0)

@@ -1,0 +1,52 @@
+"""Prototypes by Bayes' rule: the memory is a Gaussian prior, the support its likelihood."""
+
+import torch
+from torch import Tensor, nn
+
+from vsm.memory import MemoryPrior, SupportSet
+from vsm.nn.networks import LearnedVariance
+from vsm.probability import DiagonalGaussian
+from vsm.settings import MemorySettings, ModelSettings
+
+
+class ConjugateInference(nn.Module):
+    """q(z | M, S) in closed form, for every feature by itself.
+
+    With z ~ N(μ₀, τ²) from the memory and h_k | z ~ N(z, s²) for the K support images,
+
+        z | h ~ N((κ·μ₀ + K·h̄) / (κ + K), s² / (κ + K)),    κ = s² / τ²,
+
+    so κ is the number of support images that the memory is worth. Without memory κ = 0. s² is one
+    learned variance a feature. ``memory.strength`` sets κ instead of learning it: training classes
+    are easy for a backbone that was trained on them, and teach it to trust the memory too little.
+    """
+
+    def __init__(self, num_features: int, model: ModelSettings, memory: MemorySettings) -> None:
+        super().__init__()
+        self.noise = LearnedVariance(num_features, model.initial_log_variance)  # s²
+        self.strength = memory.strength
+
+    def forward(self, support: SupportSet, prior: MemoryPrior | None) -> DiagonalGaussian:
+        """Return the posterior of every class's prototype ``[T, N, D]``.
+
+        Args:
+            support: features ``[T, N, K, D]``, their means, and K of each class if it differs.
+            prior: what the memory expects; nothing for methods without one.
+        """
+        mean, log_noise = support.mean, self.noise()
+        shot = support.shot
+        if prior is None:
+            kappa = torch.zeros_like(mean)
+        else:
+            kappa = self.kappa(prior)
+            mean = torch.lerp(mean, prior.gaussian.mean, kappa / (kappa + shot))
+        return DiagonalGaussian(mean, log_noise - (kappa + shot).log())
+
+    def kappa(self, prior: MemoryPrior) -> Tensor:
+        """Return what the memory is worth in support images ``[T, N, D]``."""
+        if self.strength is None:
+            kappa = (self.noise() - prior.gaussian.log_variance).exp()
+        else:
+            kappa = torch.full_like(prior.gaussian.mean, self.strength)
+        counted: Tensor = kappa.masked_fill(~prior.known.unsqueeze(-1), 0.0)
+        return counted

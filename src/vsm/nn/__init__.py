@@ -1,0 +1,1 @@
+"""Modules of the model: perceptrons, the prototype classifier, batch norm over processes."""

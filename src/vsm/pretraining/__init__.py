@@ -1,0 +1,5 @@
+"""Supervised training of a backbone on all training classes, for ``vsm train`` to begin with."""
+
+from vsm.pretraining.loop import FewShotScores, PretrainingDirectory, pretrain
+
+__all__ = ["FewShotScores", "PretrainingDirectory", "pretrain"]

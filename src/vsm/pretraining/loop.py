@@ -1,0 +1,383 @@
+"""Pre-training, top to bottom: all training classes → epochs of steps → few-shot validation.
+
+One step: order of the epoch → images → augmentation → turned copies → backbone → heads → loss →
+optimizer. What it leaves is a backbone whose features tell unseen classes apart; ``vsm train``
+begins with it.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vsm.data import EpisodeSampler, ImageDataset, open_images
+from vsm.errors import RunError, SettingsError
+from vsm.evaluation.evaluator import cached_embedder, evaluate
+from vsm.evaluation.statistics import Estimate
+from vsm.model import FewShotModel
+from vsm.pretraining.supervised import (
+    Batch,
+    SupervisedNetwork,
+    one_cycle,
+    supervised_loss,
+    with_turned_copies,
+)
+from vsm.runs.configuration import read_settings
+from vsm.runs.directory import Directory
+from vsm.runs.tensor_files import (
+    BACKBONE_NAME,
+    learning_tensors,
+    load_tensors,
+    restore_learning,
+    save_backbone,
+    save_tensors,
+)
+from vsm.seeding import generator
+from vsm.settings import ModelSettings, OneCycleSettings, PretrainSettings, RunSettings
+from vsm.system.interruption import Interrupted, stop_request
+
+LOG_EVERY = 10
+VALIDATION_SEED = 0
+VALIDATION_TEMPERATURE = 0.1  # of the cosines; it orders no classes, so accuracy ignores it
+
+
+class PretrainingDirectory(Directory):
+    """The files of one pre-training, by name."""
+
+    command = "pretrain"
+    results = (BACKBONE_NAME,)
+
+    @property
+    def backbone(self) -> Path:
+        """The best backbone by validation."""
+        return self.path / BACKBONE_NAME
+
+    def settings(self) -> PretrainSettings:
+        """Read the pre-training's settings, or say that there is none."""
+        self.require()
+        return read_settings(PretrainSettings, self.config)
+
+
+@dataclass(frozen=True)
+class FewShotScores:
+    """Accuracy of nearest prototypes on episodes of unseen classes, by number of support images."""
+
+    way: int
+    queries: int
+    episodes: int
+    accuracies: dict[int, Estimate]
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy over the numbers of support images; the best backbone has the highest."""
+        return sum(accuracy.mean for accuracy in self.accuracies.values()) / len(self.accuracies)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what is logged and stored with the backbone; accuracies are fractions."""
+        return {
+            "way": self.way,
+            "queries": self.queries,
+            "episodes": self.episodes,
+            "mean_accuracy": self.mean,
+            "shots": {
+                str(shot): {"accuracy": accuracy.mean, "ci95": accuracy.ci95}
+                for shot, accuracy in self.accuracies.items()
+            },
+        }
+
+
+class PretrainingProgress(Protocol):
+    """What the loop tells whoever watches."""
+
+    def started(self, num_steps: int) -> None:
+        """The first step is about to be done, of so many."""
+
+    def step(self, step: int, loss: float) -> None:
+        """A step is done."""
+
+    def scored(self, epoch: int, scores: FewShotScores, is_best: bool) -> None:
+        """A validation is done."""
+
+
+class Silence:
+    """Nobody watches."""
+
+    def started(self, num_steps: int) -> None:
+        """Say nothing."""
+
+    def step(self, step: int, loss: float) -> None:
+        """Say nothing."""
+
+    def scored(self, epoch: int, scores: FewShotScores, is_best: bool) -> None:
+        """Say nothing."""
+
+
+@dataclass
+class PretrainingState:
+    """All that changes while pre-training, apart from the network and its optimizer.
+
+    Attributes:
+        step: steps done, over all epochs.
+        best_epoch: epoch of the best validation so far; 0 before the first.
+        best_accuracy: its mean accuracy.
+    """
+
+    step: int = 0
+    best_epoch: int = 0
+    best_accuracy: float = -1.0
+
+
+def pretrain(
+    settings: PretrainSettings,
+    output: Path,
+    resume: bool = False,
+    progress: PretrainingProgress | None = None,
+) -> PretrainingDirectory:
+    """Train a backbone to classify all training classes, and leave a directory with the best.
+
+    Args:
+        settings: all that defines the pre-training; the same settings give the same, bit for bit.
+        output: the directory.
+        resume: go on from the last state in ``output``, if there is one.
+        progress: told of every step and validation.
+
+    Raises:
+        Interrupted: after saving, when the process was asked to stop.
+    """
+    progress = progress or Silence()
+    dataset = open_images(settings.data)
+    images = TrainingImages.of(dataset, settings)
+    samplers = validation_samplers(settings, dataset)
+    judge = FewShotModel(judge_settings(settings), dataset.image_shape)
+    network = SupervisedNetwork(judge.require_backbone(), images.num_classes, settings)
+    optimizer = build_optimizer(network, settings.optimizer)
+    run, state = _open_run(settings, output, resume, network, optimizer)
+    num_steps = settings.epochs * images.steps_per_epoch
+    progress.started(num_steps)
+    started = time.monotonic()
+    with run.metrics_log(state.step) as log, stop_request() as stop:
+        for epoch, ids, labels in images.batches(state.step):
+            state.step += 1
+            batch = load_batch(dataset, ids, labels, settings, state.step)
+            rate = one_cycle(settings.optimizer, state.step, num_steps)
+            measured = pretraining_step(network, optimizer, batch, rate, settings, state.step)
+            progress.step(state.step, measured["loss"])
+            if not math.isfinite(measured["loss"]):
+                raise RunError(
+                    f"pre-training diverged: the loss is {measured['loss']} at step {state.step}; "
+                    "lower optimizer.learning_rate"
+                )
+            here = {"step": state.step, "epoch": epoch}
+            if state.step % LOG_EVERY == 0 or state.step == 1:
+                log({**here, "seconds": time.monotonic() - started, **measured})
+            at_end = state.step == num_steps
+            epoch_done = state.step % images.steps_per_epoch == 0
+            if at_end or (epoch_done and epoch % settings.validation.every == 0):
+                scores = validate(judge, samplers, settings.validation.episodes)
+                is_best = scores.mean > state.best_accuracy
+                if is_best:
+                    state.best_epoch, state.best_accuracy = epoch, scores.mean
+                    facts = backbone_facts(settings, dataset, epoch, scores)
+                    save_backbone(run.backbone, network.backbone, facts)
+                log({**here, "validation": scores.as_dict()})
+                progress.scored(epoch, scores, is_best)
+            if state.step % settings.checkpoint_every == 0 or at_end or stop:
+                save_tensors(run.resume, learning_tensors(network, optimizer), vars(state))
+            if stop.signal_number is not None and not at_end:
+                raise Interrupted(
+                    stop.signal_number,
+                    f"stopped and saved at step {state.step} of {num_steps} (epoch {epoch} of "
+                    f"{settings.epochs}); go on with: vsm pretrain --output {output} --resume",
+                )
+    return run
+
+
+@dataclass(frozen=True)
+class TrainingImages:
+    """Every image of the training classes, and the order in which each epoch visits them.
+
+    Attributes:
+        image_ids: positions in ``dataset.images`` ``[n]``.
+        labels: position of each image's class among the training classes ``[n]``.
+        num_classes: C.
+        settings: read are epochs, batch_size and seed.
+    """
+
+    image_ids: Tensor
+    labels: Tensor
+    num_classes: int
+    settings: PretrainSettings
+
+    @classmethod
+    def of(cls, dataset: ImageDataset, settings: PretrainSettings) -> "TrainingImages":
+        """List the images of ``dataset``, or say why they cannot be trained on."""
+        classes = dataset.classes("train")
+        image_ids = np.concatenate([dataset.image_ids(class_id) for class_id in classes])
+        labels = np.repeat(np.arange(len(classes)), dataset.class_sizes[classes])
+        _, height, width = dataset.image_shape
+        if settings.batch_size > len(image_ids):
+            raise SettingsError(
+                f"batch_size: {settings.batch_size} images asked for, but the training classes of "
+                f"{dataset.name} have {len(image_ids)}; lower batch_size"
+            )
+        if settings.rotation.form != "none" and height != width:
+            raise SettingsError(
+                f"rotation.form: quarter turns need square images, but those of {dataset.name} are "
+                f"{height}×{width}; set rotation.form to none"
+            )
+        tensors = (torch.from_numpy(image_ids), torch.from_numpy(labels))
+        return cls(*tensors, len(classes), settings)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches; an epoch leaves out the images that fill none, others each time."""
+        return len(self.image_ids) // self.settings.batch_size
+
+    def batches(self, steps_done: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield epoch (from 1), image ids ``[B]`` and labels ``[B]`` of every step still to do.
+
+        The order of an epoch is a function of seed and epoch alone.
+        """
+        first, within = divmod(steps_done, self.steps_per_epoch)
+        for epoch in range(first + 1, self.settings.epochs + 1):
+            random = generator(self.settings.seed, "order", epoch)
+            order = torch.randperm(len(self.image_ids), generator=random)
+            for rows in order.split(self.settings.batch_size)[within : self.steps_per_epoch]:
+                yield epoch, self.image_ids[rows], self.labels[rows]
+            within = 0
+
+
+def load_batch(
+    dataset: ImageDataset, image_ids: Tensor, labels: Tensor, settings: PretrainSettings, step: int
+) -> Batch:
+    """Load images ``[B]``, vary them, add turned copies and normalize."""
+    pixels = dataset.load(image_ids)
+    if settings.augment:
+        random = generator(settings.seed, "augmentation", step)
+        pixels = dataset.augment(pixels, random, settings.augment_colors)
+    random = generator(settings.seed, "rotation", step)
+    pixels, turns = with_turned_copies(pixels, settings.rotation.form, random)
+    return Batch(dataset.normalize(pixels), labels, turns)
+
+
+def pretraining_step(
+    network: SupervisedNetwork,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    learning_rate: float,
+    settings: PretrainSettings,
+    step: int,
+) -> dict[str, float]:
+    """Do one step; change network and optimizer, and return what is logged."""
+    network.train()
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    scores = network(batch, generator(settings.seed, "noise", step))
+    terms = supervised_loss(scores, batch, settings.label_smoothing, settings.rotation)
+    optimizer.zero_grad(set_to_none=True)
+    terms.total.backward()
+    optimizer.step()
+    measured = {
+        "loss": terms.total.item(),
+        "cross_entropy": terms.cross_entropy.item(),
+        "accuracy": _share_right(scores.classes, batch.labels),
+        "learning_rate": learning_rate,
+    }
+    if len(batch.turns):
+        measured["rotation_loss"] = terms.rotation.item()
+        measured["rotation_accuracy"] = _share_right(scores.turns, batch.turns)
+    return measured
+
+
+def _share_right(scores: Tensor, labels: Tensor) -> float:
+    return (scores.argmax(1) == labels).double().mean().item()
+
+
+def build_optimizer(
+    network: SupervisedNetwork, settings: OneCycleSettings
+) -> torch.optim.Optimizer:
+    """Return SGD over the parameters that learn."""
+    return torch.optim.SGD(
+        [parameter for parameter in network.parameters() if parameter.requires_grad],
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+
+
+def judge_settings(settings: PretrainSettings) -> RunSettings:
+    """Return the few-shot classifier that validates: nearest prototype by cosine.
+
+    Features have length one before they are averaged to a prototype. It builds the backbone, so
+    that a pre-trained one is what ``vsm train`` would build.
+    """
+    model = ModelSettings(
+        backbone=settings.backbone,
+        channels=settings.channels,
+        keep_probability=settings.keep_probability,
+        normalize_features=True,
+        distance="cosine",
+        temperature=VALIDATION_TEMPERATURE,
+    )
+    return RunSettings(data=settings.data, method="protonet", seed=settings.seed, model=model)
+
+
+def validation_samplers(settings: PretrainSettings, dataset: ImageDataset) -> list[EpisodeSampler]:
+    """Return one sampler of validation episodes for each number of support images."""
+    validation = settings.validation
+    way = min(validation.way, len(dataset.classes("validation")))
+    return [
+        EpisodeSampler(dataset, "validation", way, shot, validation.queries)
+        for shot in validation.shots
+    ]
+
+
+def validate(judge: FewShotModel, samplers: list[EpisodeSampler], episodes: int) -> FewShotScores:
+    """Measure the backbone as it is; every validation image is embedded once."""
+    embed = cached_embedder(judge, samplers[0])
+    accuracies = {
+        sampler.shot: evaluate(
+            judge, None, sampler, episodes, VALIDATION_SEED, embed=embed
+        ).accuracy
+        for sampler in samplers
+    }
+    return FewShotScores(samplers[0].way, samplers[0].queries, episodes, accuracies)
+
+
+def backbone_facts(
+    settings: PretrainSettings, dataset: ImageDataset, epoch: int, scores: FewShotScores
+) -> dict[str, Any]:
+    """Return what is stored with a backbone: how to build it, its origin, how good it is."""
+    return {
+        "backbone": settings.backbone,
+        "channels": settings.channels,
+        "keep_probability": settings.keep_probability,
+        "input_shape": list(dataset.image_shape),
+        "data": settings.data,
+        "epoch": epoch,
+        "validation": scores.as_dict(),
+    }
+
+
+def _open_run(
+    settings: PretrainSettings,
+    output: Path,
+    resume: bool,
+    network: SupervisedNetwork,
+    optimizer: torch.optim.Optimizer,
+) -> tuple[PretrainingDirectory, PretrainingState]:
+    """Begin a pre-training, or take up the one in ``output`` at its last state."""
+    run = PretrainingDirectory(output)
+    if not run.open(settings, resume):
+        return run, PretrainingState()
+    tensors, progress = load_tensors(run.resume)
+    restore_learning(network, optimizer, tensors, run.resume)
+    return run, PretrainingState(**progress)

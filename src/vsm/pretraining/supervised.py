@@ -1,0 +1,167 @@
+"""Supervised learning of a backbone: heads, turned copies, the loss and the one-cycle schedule.
+
+Letters: B images of a batch, R turned copies, C training classes, D features.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vsm.backbones import Backbone
+from vsm.seeding import Randomness, default_generator, integers
+from vsm.settings import OneCycleSettings, PretrainSettings, RotationSettings
+
+QUARTER_TURNS = 4
+
+
+class CosineClassifier(nn.Module):
+    """Scores ``s · cos(x, w_c)`` of features x for every class c, with a fixed factor s.
+
+    Args:
+        num_features: D.
+        num_classes: C.
+        scale: s.
+    """
+
+    def __init__(self, num_features: int, num_classes: int, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.weight = nn.Parameter(torch.empty(num_classes, num_features))
+        nn.init.normal_(self.weight, std=num_features**-0.5)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Score features ``[B, D]``: ``[B, C]``."""
+        return self.scale * F.normalize(features, dim=1) @ F.normalize(self.weight, dim=1).T
+
+
+class Batch(NamedTuple):
+    """Images of one step.
+
+    Attributes:
+        images: normalized ``[B + R, C, H, W]``, or ``[R, C, H, W]`` where the first B of R copies
+            turned by 0°, 90°, 180° and 270° are the images themselves.
+        labels: position of each image's class among the training classes ``[B]``.
+        turns: quarter turns of the last R images ``[R]``.
+    """
+
+    images: Tensor
+    labels: Tensor
+    turns: Tensor
+
+
+class Scores(NamedTuple):
+    """What the heads say of the B images' classes ``[B, C]`` and of the R turns ``[R, 4]``."""
+
+    classes: Tensor
+    turns: Tensor
+
+
+class SupervisedNetwork(nn.Module):
+    """A backbone, a classifier of all training classes and, if asked for, a head for rotations.
+
+    Args:
+        backbone: what is to be learned.
+        num_classes: C.
+        settings: the whole pre-training's; read are classifier, cosine_scale, rotation and seed.
+    """
+
+    def __init__(self, backbone: Backbone, num_classes: int, settings: PretrainSettings) -> None:
+        super().__init__()
+        self.backbone = backbone
+        width = backbone.num_features
+        self.classifier: nn.Module
+        with default_generator(settings.seed, "heads"):
+            if settings.classifier == "cosine":
+                self.classifier = CosineClassifier(width, num_classes, settings.cosine_scale)
+            else:
+                self.classifier = nn.Linear(width, num_classes)
+            if settings.rotation.form != "none":
+                self.rotation_head = nn.Linear(width, QUARTER_TURNS)
+
+    def forward(self, batch: Batch, random: Randomness) -> Scores:
+        """Score classes and turns; ``random`` is the source of what the backbone drops."""
+        features = self.backbone(batch.images, random)
+        classes = self.classifier(features[: len(batch.labels)])
+        if not len(batch.turns):
+            return Scores(classes, features.new_empty(0, QUARTER_TURNS))
+        return Scores(classes, self.rotation_head(features[-len(batch.turns) :]))
+
+
+def with_turned_copies(pixels: Tensor, form: str, random: Randomness) -> tuple[Tensor, Tensor]:
+    """Add copies turned counter-clockwise by quarter turns, for self-supervision.
+
+    Args:
+        pixels: square images ``[B, C, H, H]``.
+        form: ``none``; ``one`` copy of each image, turned by 0°, 90°, 180° or 270° at random;
+            ``all``, where the images themselves are the copies turned by 0°.
+        random: source of the turns.
+
+    Returns:
+        Images, channels-last, of which the first B are ``pixels``; and the turns of the last R.
+    """
+    if form == "none":
+        return pixels, torch.empty(0, dtype=torch.int64)
+    if form == "all":
+        copies = [torch.rot90(pixels, turn, (2, 3)) for turn in range(QUARTER_TURNS)]
+        turns = torch.arange(QUARTER_TURNS).repeat_interleave(len(pixels))
+    else:
+        turns = integers(random, QUARTER_TURNS, len(pixels))
+        copies = [pixels, _turned(pixels, turns)]
+    return torch.cat(copies).contiguous(memory_format=torch.channels_last), turns
+
+
+def _turned(pixels: Tensor, turns: Tensor) -> Tensor:
+    """Turn each image ``[B, C, H, H]`` by its own number of quarter turns ``[B]``."""
+    turned = torch.empty_like(pixels)
+    for turn in range(QUARTER_TURNS):
+        chosen = turns == turn
+        turned[chosen] = torch.rot90(pixels[chosen], turn, (2, 3))
+    return turned
+
+
+class LossTerms(NamedTuple):
+    """The loss and its parts, each a scalar."""
+
+    total: Tensor
+    cross_entropy: Tensor
+    rotation: Tensor
+
+
+def supervised_loss(
+    scores: Scores, batch: Batch, label_smoothing: float, rotation: RotationSettings
+) -> LossTerms:
+    """Cross-entropy of the classes plus the weighted cross-entropy of the rotations.
+
+    With ε the label smoothing, an image's target is ``1 - ε + ε / C`` for its class and ``ε / C``
+    for the others. Rotations are not smoothed.
+    """
+    cross_entropy = F.cross_entropy(scores.classes, batch.labels, label_smoothing=label_smoothing)
+    if not len(batch.turns):
+        return LossTerms(cross_entropy, cross_entropy, cross_entropy.new_zeros(()))
+    turns = F.cross_entropy(scores.turns, batch.turns)
+    return LossTerms(cross_entropy + rotation.weight * turns, cross_entropy, turns)
+
+
+def one_cycle(settings: OneCycleSettings, step: int, num_steps: int) -> float:
+    """Return the learning rate of ``step``, counted from 1 (Smith & Topin 2018, with cosines).
+
+    It rises from the highest divided by ``initial_divisor`` over ``warmup_share`` of the steps, and
+    falls until the last to the first divided by ``final_divisor``. A function of the step alone, so
+    that a resumed run needs no state of it.
+    """
+    highest = settings.learning_rate
+    first = highest / settings.initial_divisor
+    last = first / settings.final_divisor
+    position, end = step - 1, num_steps - 1
+    peak = max(0.0, settings.warmup_share * num_steps - 1)
+    if position < peak:
+        return _cosine_between(first, highest, position / peak)
+    fallen = (position - peak) / (end - peak) if end > peak else 0.0
+    return _cosine_between(highest, last, fallen)
+
+
+def _cosine_between(start: float, end: float, share: float) -> float:
+    return end + (start - end) * 0.5 * (1 + math.cos(math.pi * share))

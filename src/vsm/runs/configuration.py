@@ -1,0 +1,101 @@
+"""Settings to and from YAML, with unknown keys and bad values named."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import jsonargparse
+import yaml
+
+from vsm.errors import SettingsError
+from vsm.settings import PretrainSettings, RunSettings, StudySettings
+
+AnySettings = TypeVar("AnySettings", RunSettings, PretrainSettings)
+ReadSettings = TypeVar("ReadSettings", RunSettings, PretrainSettings, StudySettings)
+
+PRESETS = Path(__file__).parents[1] / "presets"
+_READERS: dict[type, jsonargparse.ArgumentParser] = {}
+
+
+def preset_paths(name: str) -> list[Path]:
+    """Return the files of a shipped preset, general before special, or say which there are.
+
+    A preset ``paper-…`` is a cell of the paper's tables; it adds to what ``paper`` says of all.
+    """
+    path = PRESETS / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(preset.stem for preset in PRESETS.glob("*.yaml")))
+        raise SettingsError(f"preset: unknown preset {name!r}; known: {known}")
+    return [PRESETS / "paper.yaml", path] if name.startswith("paper-") else [path]
+
+
+def settings_to_dict(settings: RunSettings | PretrainSettings) -> dict[str, Any]:
+    """Return the settings as nested plain values."""
+    return dataclasses.asdict(settings)
+
+
+def settings_to_yaml(settings: RunSettings | PretrainSettings) -> str:
+    """Return the settings as YAML, in the order of their declaration."""
+    return yaml.safe_dump(settings_to_dict(settings), sort_keys=False, allow_unicode=True)
+
+
+def settings_from_files(*paths: Path) -> RunSettings:
+    """Read the settings of a training run from YAML files; later files override earlier ones."""
+    return read_settings(RunSettings, *paths)
+
+
+def stored_settings(path: Path) -> RunSettings:
+    """Read the settings that a run was made with; those that it does not name are older than they.
+
+    ``model.inference`` was the network before it had a name.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values["model"] = {"inference": "network"} | values.get("model", {})
+    except (yaml.YAMLError, UnicodeDecodeError, TypeError, AttributeError):
+        return settings_from_files(path)  # says what is wrong with it
+    return settings_from_dict(values, path)
+
+
+def read_settings(kind: type[ReadSettings], *paths: Path) -> ReadSettings:
+    """Read settings of one kind from YAML files; later files override earlier ones."""
+    words = [part for path in paths for part in ("--config", str(path))]
+    try:
+        parsed = _reader(kind).parse_args(words)
+        return instantiate(kind, parsed)
+    except (argparse.ArgumentError, jsonargparse.ArgumentError) as error:
+        names = ", ".join(str(path) for path in paths)
+        raise SettingsError(f"{names}: {error}") from error
+
+
+def _reader(kind: type) -> jsonargparse.ArgumentParser:
+    """Return the parser of one kind of settings; making it takes longer than reading with it."""
+    if kind not in _READERS:
+        parser = jsonargparse.ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(kind)
+        parser.add_argument("--config", action="config")
+        _READERS[kind] = parser
+    return _READERS[kind]
+
+
+def settings_from_dict(values: Any, source: Path) -> RunSettings:
+    """Check the nested plain values of a training run's settings, as stored in ``source``."""
+    try:
+        return instantiate(RunSettings, _reader(RunSettings).parse_object(values))
+    except (argparse.ArgumentError, jsonargparse.ArgumentError, TypeError) as error:
+        raise SettingsError(f"{source}: {error}") from error
+
+
+def instantiate(kind: type[ReadSettings], parsed: jsonargparse.Namespace) -> ReadSettings:
+    """Turn a parsed namespace into settings, checking every value."""
+    values = parsed.as_dict()
+    types = get_type_hints(kind)
+    return kind(
+        **{
+            field.name: types[field.name](**values[field.name])
+            if dataclasses.is_dataclass(types[field.name])
+            else values[field.name]
+            for field in dataclasses.fields(kind)
+        }
+    )

@@ -1,0 +1,152 @@
+"""What every run directory shares: settings, a log of measurements, the state to resume from.
+
+Nothing here imports torch, so that the command line can look at a directory at once.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from vsm.runs.configuration import settings_to_yaml
+from vsm.errors import RunError
+from vsm.system.files import write_text
+from vsm.settings import PretrainSettings, RunSettings
+
+CONFIG_NAME = "config.yaml"
+METRICS_NAME = "metrics.jsonl"
+RESUME_NAME = "resume.safetensors"
+COMMAND_OF_KEY = {"method": "train", "epochs": "pretrain"}
+"""A setting that one command alone writes to config.yaml."""
+
+Log = Callable[[dict[str, Any]], None]
+
+
+def require_made_by(command: str, path: Path) -> None:
+    """Refuse a directory whose config.yaml another command wrote."""
+    try:
+        keys = yaml.safe_load((path / CONFIG_NAME).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, yaml.YAMLError):
+        return  # whoever reads it says so
+    for key, maker in COMMAND_OF_KEY.items():
+        if maker != command and isinstance(keys, dict) and key in keys:
+            raise RunError(
+                f"{path} was written by vsm {maker}, but one of vsm {command} is needed; "
+                "choose another directory"
+            )
+
+
+@dataclass(frozen=True)
+class Directory:
+    """The files that runs of all kinds have, by name."""
+
+    path: Path
+    command: ClassVar[str]
+    results: ClassVar[tuple[str, ...]]
+
+    @property
+    def config(self) -> Path:
+        """Settings."""
+        return self.path / CONFIG_NAME
+
+    @property
+    def metrics(self) -> Path:
+        """Measurements, one JSON object a line."""
+        return self.path / METRICS_NAME
+
+    @property
+    def resume(self) -> Path:
+        """The last state."""
+        return self.path / RESUME_NAME
+
+    def exists(self) -> bool:
+        """Whether a run was begun here."""
+        return self.config.is_file()
+
+    def has_state(self) -> bool:
+        """Whether there is a run with a state to go on from."""
+        return self.exists() and self.resume.is_file()
+
+    def open(
+        self,
+        settings: RunSettings | PretrainSettings,
+        resume: bool,
+        agree: Callable[[bool], float] = bool,
+        writes: bool = True,
+    ) -> bool:
+        """Begin a run, or take up the one that is here; tell whether it has a state to go on from.
+
+        Args:
+            settings: of the run.
+            resume: whether to take it up.
+            agree: what the first of several processes sees, which may have begun to write already.
+            writes: whether this process is the one that writes.
+
+        Raises:
+            RunError: if there is a run and it was not asked to resume it.
+        """
+        exists, has_state = bool(agree(self.exists())), bool(agree(self.has_state()))
+        if exists and not resume:
+            raise RunError(
+                f"output: {self.path} already holds a run; go on with --resume, replace it with "
+                "--overwrite, or choose another --output"
+            )
+        if writes and has_state:
+            write_text(self.config, settings_to_yaml(settings))  # more steps may be asked for
+        elif writes:
+            self.create(settings)
+        return has_state
+
+    def create(self, settings: RunSettings | PretrainSettings) -> None:
+        """Begin a run: write its settings and remove what an earlier run left."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"output: cannot make the folder {self.path}: {error.strerror}; choose another "
+                "--output"
+            ) from error
+        for leftover in (METRICS_NAME, RESUME_NAME, *self.results):
+            (self.path / leftover).unlink(missing_ok=True)
+        write_text(self.config, settings_to_yaml(settings))
+
+    def require(self) -> None:
+        """Say that there is no run, or that another command made it."""
+        if not self.exists():
+            raise RunError(f"{self.path} is not a run directory: it has no {CONFIG_NAME}")
+        require_made_by(self.command, self.path)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Return every complete measurement; a line cut short by a kill is passed over."""
+        if not self.metrics.is_file():
+            return []
+        rows = []
+        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                continue
+        return rows
+
+    @contextmanager
+    def metrics_log(self, step: int, writes: bool = True) -> Iterator[Log]:
+        """Yield a function that appends a row; rows after ``step`` belong to work that was lost.
+
+        Of several processes one writes, and the rows of the others go nowhere.
+        """
+        if not writes:
+            yield lambda _: None
+            return
+        kept = [row for row in self.read_metrics() if row["step"] <= step]
+        write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
+        with self.metrics.open("a", encoding="utf-8") as file:
+
+            def log(row: dict[str, Any]) -> None:
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+
+            yield log

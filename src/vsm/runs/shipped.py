@@ -1,0 +1,100 @@
+"""Models that ship with the package: their names, their cards, and where they are.
+
+A shipped model is a folder with those files of a run directory that using it needs, and a card: one
+JSON object that says what it is, how good it was measured to be, and how it was made. Whatever
+takes a run directory therefore takes a shipped model. Nothing here imports torch.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from vsm.runs.directory import CONFIG_NAME
+from vsm.errors import RunError
+
+MODELS = Path(__file__).parents[1] / "models"
+CARD_NAME, REJECTION_NAME = "card.json", "rejection.json"
+NEEDED_FACTS = ("name", "way", "shot", "encoder", "input_shape", "temperatures")
+"""What code reads of a card; the rest is for people."""
+
+Card = dict[str, Any]
+
+
+def shipped_names() -> list[str]:
+    """Return the names of all models that ship with the package."""
+    return sorted(card.parent.name for card in MODELS.glob(f"[!.]*/{CARD_NAME}"))
+
+
+def shipped_folder(name: str) -> Path:
+    """Return the folder of a shipped model, or say which there are."""
+    if name not in shipped_names():
+        raise RunError(f"model: unknown model {name!r}; known: {_known()}")
+    return MODELS / name
+
+
+def is_shipped(source: str | Path) -> bool:
+    """Whether a shipped model is meant: there is one of that name, and nothing at that path."""
+    return str(source) in shipped_names() and not Path(source).exists()
+
+
+def find_run(source: str | Path) -> Path:
+    """Return the folder of a run directory or of a shipped model's name.
+
+    A folder that exists is meant before a model of the same name.
+    """
+    path = Path(source)
+    if is_shipped(source):
+        return MODELS / path
+    if path.name == str(source) and not path.exists():
+        raise RunError(
+            f"{source} is not a run directory: it has no {CONFIG_NAME}; and no model of that name "
+            f"ships with vsm; known: {_known()}"
+        )
+    return path
+
+
+def read_card(folder: Path) -> Card | None:
+    """Return the card in ``folder``; a plain run directory has none."""
+    path = folder / CARD_NAME
+    if not path.is_file():
+        return None
+    try:
+        card = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: {error}") from error
+    missing = [fact for fact in NEEDED_FACTS if not isinstance(card, dict) or fact not in card]
+    if missing:
+        raise RunError(f"{path} is not a model's card: it lacks {', '.join(missing)}")
+    known: Card = card
+    return known
+
+
+def shipped_card(name: str) -> Card:
+    """Return the card of a shipped model, or say which there are."""
+    card = read_card(shipped_folder(name))
+    assert card is not None
+    return card
+
+
+def temperature_for(facts: Mapping[str, Any], shot: float) -> float | None:
+    """Return the temperature for a number of support images; nothing if none was fitted.
+
+    Between two fitted ones log T is linear in log K; beyond the last it is that of the last.
+    """
+    fitted = {int(key): float(value) for key, value in (facts["temperatures"] or {}).items()}
+    if not fitted:
+        return None
+    shots = sorted(fitted)
+    for fewer, more in pairwise(shots):
+        if fewer < shot < more:
+            share = math.log(shot / fewer) / math.log(more / fewer)
+            low, high = math.log(fitted[fewer]), math.log(fitted[more])
+            return math.exp(low + share * (high - low))
+    return fitted[min(shots, key=lambda known: abs(known - shot))]
+
+
+def _known() -> str:
+    return ", ".join(shipped_names()) or "none"

@@ -1,0 +1,183 @@
+"""Tensors and facts in safetensors files, and the one file that carries a pre-trained backbone.
+
+Facts are one JSON object under one key, since several keys would have no fixed order. Every file
+is replaced atomically. Nothing is pickled.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from vsm.errors import RunError
+from vsm.system.files import atomic_path
+
+METADATA_KEY = "vsm"
+BACKBONE_NAME = "backbone.safetensors"
+BACKBONE_KIND = "backbone"
+BACKBONE_FACTS = ("backbone", "channels", "keep_probability", "input_shape")
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """Write tensors and facts; a full disk is an ``OSError``, as with any other file."""
+    stamp = {METADATA_KEY: json.dumps(facts, ensure_ascii=False)}
+    with atomic_path(path) as temporary:
+        try:
+            safetensors.torch.save_file(_apart(tensors), temporary, stamp)
+        except safetensors.SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            code = int(number[1])
+            raise OSError(code, os.strerror(code), str(path)) from error
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy what shares memory, as tied weights do; safetensors would refuse it."""
+    stored: dict[str, Tensor] = {}
+    seen = set()
+    for name, tensor in tensors.items():
+        laid_out = tensor.detach().cpu().contiguous()
+        storage = laid_out.untyped_storage().data_ptr()
+        stored[name] = laid_out.clone() if storage in seen else laid_out
+        seen.add(storage)
+    return stored
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read tensors and facts, or say what is wrong with the file."""
+    if not path.is_file():
+        raise RunError(f"{path} is missing: the run has not saved it yet, or it was moved")
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            # Copied, since the last bit of a matrix product may depend on how its operands are
+            # aligned, and a file aligns them otherwise than torch. A file is no dictionary: without
+            # keys() it cannot be iterated over.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            return tensors, json.loads((file.metadata() or {})[METADATA_KEY])
+    except KeyError:
+        raise RunError(
+            f"{path} was not written by vsm: it has no {METADATA_KEY!r} metadata"
+        ) from None
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise RunError(f"{path} is damaged: {error}") from error
+
+
+def save_backbone(path: Path, backbone: nn.Module, facts: dict[str, Any]) -> None:
+    """Write a backbone's own state and what is needed to build it again.
+
+    Args:
+        path: the file.
+        backbone: exactly its ``state_dict`` is stored.
+        facts: at least ``backbone``, ``channels``, ``keep_probability`` and ``input_shape``.
+    """
+    save_tensors(path, dict(backbone.state_dict()), {"kind": BACKBONE_KIND, **facts})
+
+
+def load_backbone(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a pre-trained backbone.
+
+    Args:
+        path: the directory of ``vsm pretrain``, or the ``backbone.safetensors`` inside it.
+
+    Returns:
+        The backbone's ``state_dict``, and its facts: ``backbone`` (name), ``channels``,
+        ``keep_probability``, ``input_shape`` ``[C, H, W]``, ``data``, ``epoch`` and ``validation``.
+
+    Raises:
+        RunError: if there is no such file, or it does not hold a backbone.
+    """
+    file = path / BACKBONE_NAME if path.is_dir() else path
+    if not file.is_file():
+        raise RunError(
+            f"{path} holds no pre-trained backbone: there is no file {file}; make one with: vsm "
+            "pretrain --output DIRECTORY"
+        )
+    weights, facts = load_tensors(file)
+    kind = facts.get("kind") if isinstance(facts, dict) else None
+    if kind != BACKBONE_KIND or any(name not in facts for name in BACKBONE_FACTS):
+        raise RunError(
+            f"{file} does not hold a pre-trained backbone; give a directory of vsm pretrain, or "
+            f"its {BACKBONE_NAME}"
+        )
+    return weights, facts
+
+
+def fingerprint(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+    """Return a SHA-256 of facts and of the names, shapes and single-precision values of tensors.
+
+    Tensors of whole numbers, such as counters of batches, are passed over.
+    """
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        if tensor.is_floating_point():
+            digest.update(f"\n{name} {list(tensor.shape)}\n".encode())
+            digest.update(tensor.detach().cpu().float().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def strip_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with ``prefix.``, without it."""
+    start = f"{prefix}."
+    return {key[len(start) :]: value for key, value in tensors.items() if key.startswith(start)}
+
+
+def load_weights(model: nn.Module, weights: dict[str, Tensor], source: Path) -> None:
+    """Load weights, or say that they belong to other settings."""
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise RunError(
+            f"{source}: its weights do not fit its settings or data ({reason}); was config.yaml or "
+            "the file exchanged?"
+        ) from error
+
+
+def learning_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the state of a model and the moments of its optimizer, by name."""
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    for index, values in optimizer.state_dict()["state"].items():
+        tensors |= {
+            f"optimizer.{index}.{name}": value
+            for name, value in values.items()
+            if value is not None  # SGD without momentum keeps none
+        }
+    return tensors
+
+
+def restore_learning(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    tensors: dict[str, Tensor],
+    source: Path,
+) -> None:
+    """Put what :func:`learning_tensors` named back into a model and, if given, its optimizer."""
+    load_weights(model, strip_prefix(tensors, "model"), source)
+    if optimizer is not None:
+        _restore_moments(optimizer, strip_prefix(tensors, "optimizer"))
+
+
+def _restore_moments(optimizer: torch.optim.Optimizer, saved: dict[str, Tensor]) -> None:
+    """Put saved moments into ``optimizer``, each in the memory layout of its parameter.
+
+    Fused optimizers walk parameter and moments by address, so a channels-last weight needs
+    channels-last moments.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    moments: dict[int, dict[str, Tensor]] = {}
+    for key, value in saved.items():
+        index, name = key.split(".", 1)
+        parameter = parameters[int(index)]
+        laid_out = torch.empty_like(parameter).copy_(value) if value.ndim else value
+        moments.setdefault(int(index), {})[name] = laid_out.detach()
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": moments, "param_groups": groups})

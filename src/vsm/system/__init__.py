@@ -1,0 +1,1 @@
+"""The machine: devices, processes, files, signals, the allocator, schedulers."""

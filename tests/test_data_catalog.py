@@ -1,0 +1,197 @@
+"""What the command line asks of the catalog, and that nothing half-written ever stays."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from data_layouts import color_image, encoded, leftovers, write_zip
+from vsm.data import catalog, open_dataset, open_images, store
+from vsm.data.catalog import describe, list_datasets, prepare
+from vsm.data.downloads import Progress, PublicFile
+from vsm.data.preparation import regroup
+from vsm.errors import DataError
+
+CLASSES = ("skyscraper", "otter", "baby")  # one of each split of CIFAR-FS
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VSM_DATA", str(tmp_path / "prepared"))
+    return tmp_path / "prepared"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    files = {
+        f"cifar100/data/{name}/{number:04}.png": encoded(color_image(number, 32))
+        for name in CLASSES
+        for number in range(2)
+    }
+    return write_zip(tmp_path / "cifar100.zip", files)
+
+
+def test_preparing_twice_does_nothing_the_second_time(source: Path) -> None:
+    first = prepare("cifar-fs", source, allow_missing=True)
+    written = (first / "images.npy").stat().st_mtime_ns
+    source.unlink()  # not even needed
+    assert prepare("cifar-fs", source) == first
+    assert prepare("cifar-fs") == first
+    assert (first / "images.npy").stat().st_mtime_ns == written
+
+
+def test_a_description_says_everything_and_is_json(source: Path, root: Path) -> None:
+    prepare("cifar-fs", source, allow_missing=True)
+    described = json.loads(json.dumps(describe("cifar-fs")))
+    assert described["name"] == "cifar-fs"
+    assert described["classes"] == 3
+    assert described["images"] == 6
+    assert described["image_shape"] == [3, 32, 32]
+    assert described["splits"] == {"train": 1, "validation": 1, "test": 1}
+    assert described["class_sizes"] == {"smallest": 2, "largest": 2}
+    assert described["bytes"] == 6 * 32 * 32 * 3
+    assert described["location"] == str(root / "cifar-fs")
+    assert str(source) in described["origin"]
+    assert len(described["sha256"]) == 64
+
+
+def test_the_list_shows_what_is_prepared(source: Path, root: Path) -> None:
+    known = ["glyphs", *catalog.CATALOG]
+    assert [row["name"] for row in list_datasets()] == known
+    assert not any(row["prepared"] for row in list_datasets())
+    prepare("cifar-fs", source, allow_missing=True)
+    rows = {row["name"]: row for row in json.loads(json.dumps(list_datasets()))}
+    assert rows["cifar-fs"]["prepared"]
+    assert rows["cifar-fs"]["location"] == str(root / "cifar-fs")
+    assert rows["cifar-fs"]["bytes"] > 6 * 32 * 32 * 3
+    assert not rows["mini-imagenet"]["prepared"]
+    assert rows["omniglot"]["download"]
+    assert not rows["mini-imagenet"]["download"]
+
+
+@pytest.mark.parametrize("name", list(catalog.CATALOG))
+def test_opening_what_is_not_prepared_says_what_to_run(name: str) -> None:
+    with pytest.raises(DataError, match=f"run `vsm data prepare {name} --from PATH") as caught:
+        open_dataset(name)
+    assert ("--download" in str(caught.value)) == bool(catalog.CATALOG[name].downloads)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(DataError, match=r"unknown dataset 'imagenet'; known: glyphs, omniglot, .*"):
+        open_dataset("imagenet")
+    with pytest.raises(DataError, match="unknown dataset"):
+        prepare("imagenet")
+
+
+def test_preparing_without_a_source_says_what_is_needed() -> None:
+    with pytest.raises(DataError, match=r"prepare omniglot needs --from PATH, .*, or --download"):
+        prepare("omniglot")
+    with pytest.raises(DataError, match="mini-imagenet has no public download"):
+        prepare("mini-imagenet", download=True)
+    with pytest.raises(DataError, match="--from and --download exclude each other"):
+        prepare("omniglot", Path("here"), download=True)
+
+
+def test_downloads_are_fetched_and_prepared(
+    source: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pretend(file: PublicFile, folder: Path, progress: Progress) -> Path:
+        assert folder == root / "downloads"
+        progress(f"downloading {file.name}", 1, 1)
+        return source
+
+    monkeypatch.setattr(catalog, "fetch", pretend)
+    shown: list[tuple[str, int, int]] = []
+    prepare(
+        "cifar-fs", download=True, allow_missing=True, progress=lambda *news: shown.append(news)
+    )
+    assert shown[0] == ("downloading cifar-100-python.tar.gz", 1, 1)
+    assert shown[-1] == ("preparing cifar-fs", 6, 6)
+    assert len(open_images("cifar-fs").images) == 6
+
+
+def test_an_interrupted_preparation_leaves_nothing(source: Path, root: Path) -> None:
+    def interrupt(what: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare("cifar-fs", source, allow_missing=True, progress=interrupt)
+    assert leftovers(root) == []
+    assert not store.is_prepared("cifar-fs")
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from vsm.data.catalog import prepare
+from vsm.errors import DataError
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+try:
+    prepare("cifar-fs", Path(sys.argv[1]), allow_missing=True)
+except DataError as error:
+    print(error)
+"""
+
+
+def test_what_a_killed_preparation_left_is_swept_away_a_day_later(source: Path, root: Path) -> None:
+    for name, age_days in ((".cifar-fs.old", 2), (".cifar-fs.running", 0), (".omniglot.old", 2)):
+        (root / name).mkdir(parents=True)
+        then = time.time() - age_days * 86_400
+        os.utime(root / name, (then, then))
+    prepare("cifar-fs", source, allow_missing=True)
+    left = sorted(Path(path).name for path in leftovers(root))
+    assert left == [".cifar-fs.running", ".omniglot.old"]
+
+
+def test_a_full_disk_is_reported_and_leaves_nothing(source: Path, root: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(source)], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.startswith(f"cannot write prepared data to {root / 'cifar-fs'}: ")
+    assert "free some space or point VSM_DATA at a folder" in ran.stdout
+    assert ran.stderr == ""
+    assert leftovers(root) == []
+
+
+def test_damage_is_found_by_the_checksum(source: Path) -> None:
+    folder = prepare("cifar-fs", source, allow_missing=True)
+    store.verify("cifar-fs")
+    with (folder / "images.npy").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x07")
+    with pytest.raises(DataError, match=r"the checksum does not match.*prepare it again"):
+        store.verify("cifar-fs")
+
+
+def test_a_damaged_preparation_is_not_taken_for_a_good_one(source: Path) -> None:
+    folder = prepare("cifar-fs", source, allow_missing=True)
+    (folder / "images.npy").write_bytes(b"")
+    with pytest.raises(DataError, match=r"is damaged .*delete that folder and prepare it again"):
+        prepare("cifar-fs", source)
+
+
+def test_the_documentation_names_every_dataset_and_its_constants() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "data.md").read_text(encoding="utf-8")
+    for name, entry in catalog.CATALOG.items():
+        assert f"`{name}`" in page
+        for value in (*entry.normalization.mean, *entry.normalization.std):
+            assert f"{value:.4f}" in page
+
+
+def test_streams_are_cut_anew_without_losing_order() -> None:
+    def batches() -> Iterator[npt.NDArray[np.uint8]]:
+        for start in range(0, 30, 4):
+            yield np.arange(start, min(start + 4, 30), dtype=np.uint8)
+
+    sizes = [1, 7, 2, 13, 4, 3]
+    pieces = list(regroup(batches(), sizes))
+    assert [len(piece) for piece in pieces] == sizes
+    assert np.concatenate(pieces).tolist() == list(range(30))
