@@ -20,7 +20,7 @@ from vsm.data import EpisodeSampler, open_dataset
 from vsm.evaluation.cached_features import cached_features
 from vsm.evaluation.evaluator import Evaluation, evaluate
 from vsm.evaluation.statistics import Estimate, estimate
-from vsm.reproduction.budgets import with_changes
+from vsm.experiments.changes import with_changes
 from vsm.runs.configuration import preset_paths, read_settings, settings_from_files
 from vsm.runs.trained_model import load_run
 from vsm.settings import PretrainSettings, RunSettings

@@ -32,10 +32,10 @@ from vsm.evaluation.calibration import scale_by_temperature
 from vsm.evaluation.evaluator import Advance, cached_embedder
 from vsm.evaluation.rejection import SHOTS, class_scores, slots_of
 from vsm.evaluation.statistics import auroc, estimate, reliability
+from vsm.experiments.document import Block, Heading, Table, Text, to_markdown
 from vsm.memory import SupportSet
 from vsm.model import FewShotModel
 from vsm.nn.prototype_classifier import predictive
-from vsm.reproduction.document import Block, Heading, Table, Text, to_markdown
 from vsm.runs.shipped import shipped_names
 from vsm.seeding import Randomness, task_generators
 from vsm.system.allocator import keep_allocations

@@ -19,7 +19,7 @@ from vsm.cli import main
 from vsm.cli.launch import with_bare_switches
 from vsm.data import open_dataset
 from vsm.evaluation.comparison import EpisodeProtocol, evaluate_run
-from vsm.report.page import write_report
+from vsm.experiments.demo_report import write_report
 from vsm.settings import RunSettings
 
 TINY = [

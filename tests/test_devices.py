@@ -12,9 +12,9 @@ from vsm.data import ImageDataset
 from vsm.errors import SettingsError
 from vsm.evaluation.comparison import EpisodeProtocol, evaluate_run
 from vsm.evaluation.evaluator import BatchNormMode
+from vsm.experiments.measures import look_at_episodes
 from vsm.memory import SlotMemory
 from vsm.model import FewShotModel
-from vsm.report.showcase import look_at_episodes
 from vsm.runs.trained_model import load_run
 from vsm.settings import METHODS, MemorySettings, Method, ObjectiveSettings, RunSettings
 from vsm.system.devices import ON_CPU, Placement, choose_placement, send

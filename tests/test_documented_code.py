@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 import vsm
-import vsm.reproduction.execution  # holds the real trainings, whatever is patched below
+import vsm.experiments.execution  # holds the real trainings, whatever is patched below
 from documented_code import (
     ROOT,
     Block,

@@ -19,10 +19,10 @@ from vsm.data import EpisodeSampler, FeatureDataset, ImageDataset, Split, featur
 from vsm.data.class_lists import dealt
 from vsm.errors import DataError, EpisodeError, SettingsError
 from vsm.evaluation.evaluator import evaluate
+from vsm.experiments.demo_report import write_report
 from vsm.memory import MEMORIES, Memory, Observations
 from vsm.model import FewShotModel
 from vsm.objective import objective
-from vsm.report import write_report
 from vsm.runs.trained_model import load_run
 from vsm.seeding import generator, task_generators
 from vsm.settings import (

@@ -11,8 +11,8 @@ from matplotlib.text import Annotation
 from torch.nn import functional as F
 
 from vsm.errors import MemoryFileError
+from vsm.experiments.memory_map import MOST_NAMES, draw_memory_map, write_memory_map
 from vsm.memory import SlotMemory
-from vsm.report.memory_map import MOST_NAMES, draw_memory_map, write_memory_map
 from vsm.runs.memory_files import EncoderIdentity, NamedMemory
 from vsm.seeding import generator
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from vsm.study.remembered import chosen_slots
 
 from vsm.cli import main
 from vsm.data import open_dataset
@@ -28,7 +29,6 @@ from vsm.settings import MemorySettings, RunSettings
 from vsm.study.charts import draw_chart
 from vsm.study.page import read_results, write_page
 from vsm.study.plan import read_study
-from vsm.study.remembered import chosen_slots
 from vsm.study.training_record import training_record
 
 ROOT = Path(__file__).parents[1]

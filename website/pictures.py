@@ -21,13 +21,12 @@ from torch import Tensor
 
 import vsm
 from vsm.classify import Pretrained, open_pretrained
-from vsm.colors import COLORS
 from vsm.data import ImageDataset
 from vsm.evaluation.comparison import EpisodeProtocol, LoadedRun, load_for, measure
 from vsm.evaluation.statistics import estimate
+from vsm.experiments.measures import ShownEpisode, look_at_episodes
+from vsm.experiments.plots import COLORS, recall_sheet, show_image
 from vsm.memory import SlotMemory
-from vsm.report.figures import recall_sheet, show_image
-from vsm.report.showcase import ShownEpisode, look_at_episodes
 from vsm.seeding import generator
 
 MODEL = "glyphs-5w1s"

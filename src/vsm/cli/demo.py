@@ -38,7 +38,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from vsm.cli.compare import comparison_json, print_comparison
     from vsm.data import open_images
     from vsm.evaluation.comparison import EpisodeProtocol, evaluate_run
-    from vsm.report import write_report
+    from vsm.experiments.demo_report import write_report
     from vsm.system.allocator import keep_allocations
     from vsm.training import train
 

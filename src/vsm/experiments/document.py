@@ -1,9 +1,12 @@
-"""A report as a list of blocks, and the same blocks as Markdown and as one HTML file."""
+"""A page as a list of blocks, and the same blocks as Markdown and as one HTML file."""
 
 import base64
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from vsm.system.files import atomic_path, write_text
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem;
@@ -15,6 +18,7 @@ th { white-space: normal } th:first-child, td:first-child { text-align: left }
 thead th { border-bottom: 2px solid #444 } tbody tr:nth-child(even) { background: #f5f7fa }
 figcaption { color: #555 } figure { margin: 1rem 0 }
 """
+MEDIA_TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
 
 
 @dataclass(frozen=True)
@@ -42,16 +46,38 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG picture, stored as ``<folder>/<name><ending>`` beside the Markdown."""
+    """A picture, ``<folder>/<name><ending>`` beside the Markdown.
+
+    Attributes:
+        name: of its file, without ending.
+        data: of its file; None for one that is there already.
+        caption: below it, and for who cannot see it.
+        folder: relative to the page.
+        ending: ``.png`` or ``.svg``.
+    """
 
     name: str
-    png: bytes
+    data: bytes | None
     caption: str
     folder: str = "figures"
     ending: str = ".png"
 
+    @property
+    def file(self) -> str:
+        """Path relative to the page."""
+        return f"{self.folder}/{self.name}{self.ending}".removeprefix("./")
+
 
 Block = Heading | Text | Table | Picture
+
+
+def write_markdown(path: Path, blocks: Sequence[Block]) -> None:
+    """Write the blocks as Markdown, and their pictures beside it."""
+    for block in blocks:
+        if isinstance(block, Picture) and block.data is not None:
+            with atomic_path(path.parent / block.file) as temporary:
+                temporary.write_bytes(block.data)
+    write_text(path, to_markdown(blocks))
 
 
 def to_markdown(blocks: Sequence[Block]) -> str:
@@ -65,8 +91,7 @@ def _markdown(block: Block) -> str:
     if isinstance(block, Text):
         return _escaped(block.text)
     if isinstance(block, Picture):
-        file = f"{block.folder}/{block.name}{block.ending}"
-        return f"![{block.caption}]({file})\n\n*{_escaped(block.caption)}*"
+        return f"![{block.caption}]({block.file})\n\n*{_escaped(block.caption)}*"
     lines = [block.columns, ["---"] + ["---:"] * (len(block.columns) - 1), *block.rows]
     return "\n".join(f"| {' | '.join(map(_escaped, line))} |" for line in lines)
 
@@ -92,11 +117,9 @@ def _html(block: Block) -> str:
         return f"<p>{html.escape(block.text)}</p>"
     if isinstance(block, Picture):
         text = html.escape(block.caption)
-        encoded = base64.b64encode(block.png).decode()
-        return (
-            f'<figure><img alt="{text}" src="data:image/png;base64,{encoded}">'
-            f"<figcaption>{text}</figcaption></figure>"
-        )
+        encoded = base64.b64encode(block.data or b"").decode()
+        source = f"data:{MEDIA_TYPES[block.ending]};base64,{encoded}"
+        return f'<figure><img alt="{text}" src="{source}"><figcaption>{text}</figcaption></figure>'
     head = "".join(f"<th>{html.escape(column)}</th>" for column in block.columns)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"

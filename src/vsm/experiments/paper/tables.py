@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from vsm.evaluation.statistics import Estimate
-from vsm.reproduction.catalog import Row
-from vsm.reproduction.document import Table
-from vsm.reproduction.plan import PlannedColumn
-from vsm.reproduction.results import Cell, Difference, Quantity, Results
+from vsm.experiments.document import Table
+from vsm.experiments.paper.catalog import Row
+from vsm.experiments.paper.plan import PlannedColumn
+from vsm.experiments.paper.results import Difference, Quantity, Results
+from vsm.experiments.results import Cell
 
-NOTHING = "–"
+ABSENT = "–"
 CLEAR = " *"
 WORDS = {
     "waiting": "not run yet",
@@ -20,7 +21,7 @@ WORDS = {
 
 
 def value_table(results: Results, only: int | None = None) -> Table:
-    """Return one line a row: what was measured here, then what the paper prints.
+    """Return one line per row: what was measured here, then what the paper prints.
 
     A column holds one budget and one dataset; the paper's columns say of which data they are.
 
@@ -28,9 +29,9 @@ def value_table(results: Results, only: int | None = None) -> Table:
         results: what was found.
         only: position of the one planned column to show; unset: all, side by side.
     """
-    exhibit = results.plan.exhibit
-    columns = [exhibit.name, *_headings(results, results.quantities, only)]
-    return Table(columns, [_value_line(results, row, only) for row in exhibit.rows])
+    shown = results.plan.table
+    columns = [shown.name, *_headings(results, results.quantities, only)]
+    return Table(columns, [_value_line(results, row, only) for row in shown.rows])
 
 
 def _value_line(results: Results, row: Row, only: int | None) -> list[str]:
@@ -50,7 +51,7 @@ def _headings(results: Results, quantities: Sequence[Quantity], only: int | None
         columns += [
             f"{planned.column}{_of(quantity)}: ours ({plan.budget.name})" for quantity in quantities
         ]
-        columns += [f"{plan.exhibit.columns[at]}: paper" for at in _beside(results, planned)]
+        columns += [f"{plan.table.columns[at]}: paper" for at in _beside(results, planned)]
     return columns
 
 
@@ -64,7 +65,7 @@ def _shown(results: Results, only: int | None) -> list[tuple[int, PlannedColumn]
 
 def _beside(results: Results, planned: PlannedColumn) -> tuple[int, ...]:
     """Return the paper's columns to show; a figure has no printed numbers."""
-    has_numbers = any(row.cells for row in results.plan.exhibit.rows)
+    has_numbers = any(row.cells for row in results.plan.table.rows)
     return planned.beside if has_numbers else ()
 
 
@@ -72,7 +73,7 @@ def _ours(results: Results, row: Row, cell: Cell | None, quantity: Quantity) -> 
     if row.name in results.plan.unavailable:
         return "not available"
     if cell is None:
-        return NOTHING
+        return ABSENT
     found = cell.estimate(quantity.name)
     if found is None:
         worst = next(state for state in ("failed", *WORDS) if state in cell.states)
@@ -84,12 +85,12 @@ def _ours(results: Results, row: Row, cell: Cell | None, quantity: Quantity) -> 
 
 def _paper(row: Row, at: int) -> str:
     cell = row.cells[at] if row.cells else None
-    return cell.text if cell else NOTHING
+    return cell.text if cell else ABSENT
 
 
 def difference_table(results: Results, only: int | None = None) -> Table | None:
-    """Return one line a claim: its paired difference in each column, a star if clear of zero."""
-    exhibit = results.plan.exhibit
+    """Return one line per claim: its paired difference in each column, a star if clear of zero."""
+    table = results.plan.table
     found: dict[tuple[str, str], dict[tuple[int, str], Difference]] = {}
     for difference in results.differences():
         pair = found.setdefault((difference.a.name, difference.b.name), {})
@@ -103,7 +104,7 @@ def difference_table(results: Results, only: int | None = None) -> Table | None:
         for position, planned in _shown(results, only):
             line += [_difference(by_place[position, quantity.name]) for quantity in compared]
             line += [
-                _paper_difference(exhibit.row(a), exhibit.row(b), at)
+                _paper_difference(table.row(a), table.row(b), at)
                 for at in _beside(results, planned)
             ]
         lines.append(line)
@@ -112,7 +113,7 @@ def difference_table(results: Results, only: int | None = None) -> Table | None:
 
 def _difference(difference: Difference) -> str:
     if difference.estimate is None:
-        return NOTHING
+        return ABSENT
     star = CLEAR if difference.is_clear else ""
     return f"{_plus_minus(difference.estimate, difference.quantity, '+')}{star}"
 
@@ -121,7 +122,7 @@ def _paper_difference(a: Row, b: Row, at: int) -> str:
     """Return the difference of two printed values; the paper gives no paired interval."""
     cells = [row.cells[at] if row.cells else None for row in (a, b)]
     if cells[0] is None or cells[1] is None:
-        return NOTHING
+        return ABSENT
     return f"{cells[0].value - cells[1].value:+.2f}"
 
 

@@ -1,4 +1,4 @@
-"""A process that does one job: ``python -m vsm.reproduction.worker ROOT KEY``.
+"""A process that does one job: ``python -m vsm.experiments.worker ROOT KEY``.
 
 Exit codes: 0 done, 2 failed (the job's folder says why), 128 + signal when stopped after saving.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from vsm.errors import RunError
-from vsm.reproduction.execution import execute
-from vsm.reproduction.jobs import Job
+from vsm.experiments.execution import execute
+from vsm.experiments.jobs import Job
 from vsm.system.allocator import keep_allocations
 from vsm.system.interruption import Interrupted
 

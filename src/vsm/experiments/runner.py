@@ -1,31 +1,24 @@
-"""Running a plan: what is done is skipped, what was begun goes on, what fails harms no other."""
+"""Running jobs: what is done is skipped, what was begun goes on, what fails harms no other."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
-from vsm.reproduction.jobs import Job
-from vsm.reproduction.launchers import Handle, Launcher
-from vsm.reproduction.store import JobStore
+from vsm.experiments.jobs import Job
+from vsm.experiments.launchers import Handle, Launcher
+from vsm.experiments.store import JobStore
 from vsm.system.interruption import Interrupted, StopRequest, stop_request
 
 POLL_SECONDS = 0.2
 
-
-class Watcher(Protocol):
-    """Told of what happens."""
-
-    def began(self, job: Job) -> None:
-        """A job was begun."""
-
-    def ended(self, job: Job, failure: str | None) -> None:
-        """A job is done, or failed and why."""
+Ended = Callable[[Job, str | None], None]
+"""Told of every job that ended: why it failed, or None."""
 
 
 @dataclass
 class Outcome:
-    """How a run of a plan went.
+    """How running jobs went.
 
     Attributes:
         skipped: jobs that were done before.
@@ -39,14 +32,29 @@ class Outcome:
     failed: list[tuple[Job, str]] = field(default_factory=list)
     blocked: list[Job] = field(default_factory=list)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        failed = [{"job": job.title, "key": job.key, "error": why} for job, why in self.failed]
+        return {
+            "skipped": len(self.skipped),
+            "done": len(self.done),
+            "failed": failed,
+            "blocked": len(self.blocked),
+        }
 
-def run_jobs(jobs: Sequence[Job], store: JobStore, launcher: Launcher, watcher: Watcher) -> Outcome:
-    """Do ``jobs``, which are in an order in which they can be done.
+
+def run_jobs(
+    jobs: Sequence[Job],
+    store: JobStore,
+    launcher: Launcher,
+    ended: Ended = lambda *_: None,
+) -> Outcome:
+    """Run ``jobs``, which are in an order in which they can be done.
 
     Raises:
         Interrupted: when asked to stop, after everything that was running here has saved.
     """
-    work = _Work(jobs, store, launcher, watcher)
+    work = _Work(jobs, store, launcher, ended)
     with stop_request() as stop:
         try:
             while not stop and work.go_on():
@@ -58,12 +66,12 @@ def run_jobs(jobs: Sequence[Job], store: JobStore, launcher: Launcher, watcher: 
 
 
 class _Work:
-    """What waits, what runs, and what came of the rest."""
+    """What waits, what runs, and how the rest ended."""
 
     def __init__(
-        self, jobs: Sequence[Job], store: JobStore, launcher: Launcher, watcher: Watcher
+        self, jobs: Sequence[Job], store: JobStore, launcher: Launcher, ended: Ended
     ) -> None:
-        self._store, self._launcher, self._watcher = store, launcher, watcher
+        self._store, self._launcher, self._ended = store, launcher, ended
         self.outcome = Outcome(skipped=[job for job in jobs if store.is_done(job)])
         self._finished = {job.key for job in self.outcome.skipped}
         self._lost: set[str] = set()
@@ -71,13 +79,12 @@ class _Work:
         self._running: list[tuple[Job, Handle]] = []
 
     def go_on(self) -> bool:
-        """Begin one job if one can begin, else wait for one to end; tell whether there is more."""
+        """Begin one job if one can begin, else wait for one to end; return whether more is left."""
         self._collect()
         self._block()
         ready = next((job for job in self._waiting if self._can_begin(job)), None)
-        if ready is not None and len(self._running) < self._launcher.room:
+        if ready is not None and len(self._running) < self._launcher.capacity:
             self._waiting.remove(ready)
-            self._watcher.began(ready)
             self._running.append((ready, self._launcher.begin(ready)))
         elif self._running:
             time.sleep(POLL_SECONDS)
@@ -96,12 +103,12 @@ class _Work:
         )
 
     def _can_begin(self, job: Job) -> bool:
-        return job.after is None or job.after.key in self._finished
+        return all(before.is_given or before.key in self._finished for before in job.after)
 
     def _block(self) -> None:
         """Give up jobs that need one that was lost."""
         for job in list(self._waiting):
-            if job.after is not None and job.after.key in self._lost:
+            if any(before.key in self._lost for before in job.after):
                 self._waiting.remove(job)
                 self._lost.add(job.key)
                 self.outcome.blocked.append(job)
@@ -112,12 +119,12 @@ class _Work:
             if not handle.finished():
                 continue
             self._running.remove((job, handle))
+            failure = None
             if self._store.is_done(job):
                 self._finished.add(job.key)
                 self.outcome.done.append(job)
-                self._watcher.ended(job, None)
             else:
                 failure = self._store.failure(job) or handle.reason()
                 self._lost.add(job.key)
                 self.outcome.failed.append((job, failure))
-                self._watcher.ended(job, failure)
+            self._ended(job, failure)

@@ -1,20 +1,51 @@
-"""The pictures of a report, drawn with matplotlib."""
+"""Pictures, drawn with matplotlib: what all share, and those of single episodes and runs."""
 
+import io
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 from torch import Tensor
 
-from vsm.colors import COLORS, QUIET, RIGHT, WRONG
 from vsm.data import ImageDataset
 from vsm.evaluation.comparison import MeasuredRun
-from vsm.report.showcase import ShownEpisode
+from vsm.experiments.measures import ShownEpisode
+
+COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
+"""Told apart by everybody."""
+RIGHT, WRONG, QUIET = "#228833", "#cc3311", "#bbbbbb"
+
+
+def color_of(position: int) -> str:
+    """Return the color of a class or row by its position."""
+    return COLORS[position % len(COLORS)]
+
+
+def png(figure: Figure) -> bytes:
+    """Return a figure as PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()
+
+
+def svg(figure: Figure, name: str) -> bytes:
+    """Return a figure as SVG, the same bytes for the same figure and name."""
+    buffer = io.BytesIO()
+    with rc_context({"svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def hide_spines(axes: Axes, *sides: str) -> None:
+    """Leave out some of the lines around a plot."""
+    for side in sides:
+        axes.spines[side].set_visible(False)
 
 
 def show_image(axes: Axes, dataset: ImageDataset, image_id: int) -> None:
@@ -38,9 +69,9 @@ def episode_sheet(episode: ShownEpisode, dataset: ImageDataset) -> Figure:
     for n in range(way):
         axes = figure.add_subplot(grid[0, n])
         show_image(axes, dataset, int(episode.support_ids[n, 0]))
-        axes.set_title(f"class {n + 1}", fontsize=9, color=COLORS[n % len(COLORS)], weight="bold")
+        axes.set_title(f"class {n + 1}", fontsize=9, color=color_of(n), weight="bold")
         for spine in axes.spines.values():
-            spine.set_color(COLORS[n % len(COLORS)])
+            spine.set_color(color_of(n))
             spine.set_linewidth(2.5)
         for q in range(queries):
             probabilities = episode.probabilities[n, q]
@@ -55,14 +86,12 @@ def episode_sheet(episode: ShownEpisode, dataset: ImageDataset) -> Figure:
                 color=verdict,
             )
             bars = figure.add_subplot(grid[2 + 2 * q, n])
-            colors = [COLORS[c % len(COLORS)] for c in range(way)]
-            bars.bar(range(1, way + 1), probabilities.tolist(), color=colors)
+            bars.bar(range(1, way + 1), probabilities.tolist(), color=[*map(color_of, range(way))])
             bars.set_ylim(0, 1)
             bars.set_yticks([])
             bars.set_xticks(range(1, way + 1) if way <= 5 else [])
             bars.tick_params(labelsize=6, length=0, pad=1)
-            for side in ("top", "right", "left"):
-                bars.spines[side].set_visible(False)
+            hide_spines(bars, "top", "right", "left")
     return figure
 
 
@@ -97,7 +126,7 @@ def recall_sheet(
 
 
 def prototype_clouds(episodes: dict[str, ShownEpisode]) -> Figure:
-    """Project prototype samples and queries of one episode to the plane, one panel a method.
+    """Project prototype samples and queries of one episode to the plane, one panel per method.
 
     Each panel has its own two principal axes of the prototype samples and queries, so shapes can
     be compared and coordinates cannot.
@@ -110,7 +139,7 @@ def prototype_clouds(episodes: dict[str, ShownEpisode]) -> Figure:
             torch.cat([episode.prototypes.flatten(0, 1), episode.query_features.flatten(0, 1)])
         )
         for n in range(way):
-            color = COLORS[n % len(COLORS)]
+            color = color_of(n)
             points = ((episode.prototypes[n] - center) @ plane).numpy()
             queries = ((episode.query_features[n] - center) @ plane).numpy()
             axes.scatter(points[:, 0], points[:, 1], s=7, alpha=0.35, color=color, linewidths=0)
@@ -156,7 +185,7 @@ def learning_curves(metrics: dict[str, list[dict[str, Any]]]) -> Figure:
     figure = Figure(figsize=(10.5, 3.6), layout="constrained")
     loss, accuracy = figure.subplots(1, 2)
     for position, (name, rows) in enumerate(metrics.items()):
-        color = COLORS[position % len(COLORS)]
+        color = color_of(position)
         steps = [row["step"] for row in rows if "cross_entropy" in row]
         values = [row["cross_entropy"] for row in rows if "cross_entropy" in row]
         loss.plot(steps, values, color=color, alpha=0.25, lw=0.8)
@@ -226,7 +255,7 @@ def reliability_diagram(measured: Sequence[MeasuredRun], names: Sequence[str]) -
             centers[filled].tolist(),
             table.accuracy[filled].tolist(),
             width=0.92 * width,
-            color=COLORS[position % len(COLORS)],
+            color=color_of(position),
             alpha=0.85,
             label="accuracy",
         )

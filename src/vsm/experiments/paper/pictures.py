@@ -1,34 +1,32 @@
 """The pictures of a report: α, memory size, and prototype distributions. Needs matplotlib."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vsm.colors import COLORS
 from vsm.data import open_dataset
 from vsm.evaluation.comparison import evaluate_run
-from vsm.report.figures import prototype_clouds
-from vsm.report.showcase import look_at_episodes
-from vsm.reproduction.catalog import MEMORY_SIZES, RETENTIONS
-from vsm.reproduction.document import Picture
-from vsm.reproduction.execution import protocol_of
-from vsm.reproduction.results import Results
-from vsm.reproduction.store import JobStore
+from vsm.experiments.document import Picture
+from vsm.experiments.execution import protocol_of
+from vsm.experiments.measures import look_at_episodes
+from vsm.experiments.paper.catalog import MEMORY_SIZES, RETENTIONS
+from vsm.experiments.paper.results import Results
+from vsm.experiments.plots import color_of, png, prototype_clouds
+from vsm.experiments.store import JobStore
 
 CLOUD_QUERIES = 10
 EVERY_CLASS = "all"
 
 
 def pictures(results: Results, store: JobStore) -> list[Picture]:
-    """Draw what an exhibit is shown by, as far as it is measured."""
+    """Draw what a table is shown by, as far as it is measured."""
     draw = {
         "table-10": _retention,
         "figure-2": _prototypes,
         "figure-3": _memory_size,
-    }.get(results.plan.exhibit.name)
+    }.get(results.plan.table.name)
     return draw(results, store) if draw else []
 
 
@@ -43,19 +41,12 @@ def _retention(results: Results, _: JobStore) -> list[Picture]:
     for position, planned in enumerate(results.plan.columns):
         label = str(planned.column)
         drawn += _curve(ours, results, names, list(RETENTIONS), position, label)
-    for at, column in enumerate(results.plan.exhibit.columns):
-        cells = [row.cells[at] for row in results.plan.exhibit.rows]
+    for at, column in enumerate(results.plan.table.columns):
+        cells = [row.cells[at] for row in results.plan.table.rows]
         shown = [(x, c) for x, c in zip(RETENTIONS, cells, strict=True) if c is not None]
-        paper.errorbar(
-            [x for x, _ in shown],
-            [cell.value for _, cell in shown],
-            [cell.interval or 0.0 for _, cell in shown],
-            label=str(column),
-            color=COLORS[at % len(COLORS)],
-            capsize=2,
-            marker="o",
-            ms=3,
-        )
+        values = [cell.value for _, cell in shown]
+        intervals = [cell.interval or 0.0 for _, cell in shown]
+        _error_bars(paper, [x for x, _ in shown], values, intervals, str(column), at)
     for axes in (ours, paper):
         _dress(axes, "α of Eq. 13: share of old content that an update keeps")
     caption = "Accuracy (%) against α, with 95% intervals. The panels may show different data."
@@ -88,12 +79,12 @@ def _prototypes(results: Results, store: JobStore) -> list[Picture]:
     for position, planned in enumerate(results.plan.columns):
         dataset = open_dataset(planned.column.data)
         shown = {}
-        for row in results.plan.exhibit.rows:
+        for row in results.plan.table.rows:
             job = results.plan.cells.get((row.name, position, 0))
-            if job is None or job.after is None or not store.is_done(job.after):
+            if job is None or not store.is_done(job.after[0]):
                 continue
             few = replace(protocol_of(job), episodes=2)
-            measured = evaluate_run(store.run_folder(job.after), few)
+            measured = evaluate_run(store.run_folder(job.after[0]), few)
             queries = min(CLOUD_QUERIES, few.queries)
             [episode] = look_at_episodes(measured, dataset, 1, queries)
             shown[row.title] = episode
@@ -124,9 +115,19 @@ def _curve(
             points.append((place, 100 * found.mean, 100 * found.ci95))
     if points:
         x, y, error = zip(*points, strict=True)
-        color = COLORS[position % len(COLORS)]
-        axes.errorbar(x, y, error, label=label, color=color, capsize=2, marker="o", ms=3)
+        _error_bars(axes, x, y, error, label, position)
     return len(points)
+
+
+def _error_bars(
+    axes: Axes,
+    x: Sequence[float],
+    y: Sequence[float],
+    error: Sequence[float],
+    label: str,
+    position: int,
+) -> None:
+    axes.errorbar(x, y, error, label=label, color=color_of(position), capsize=2, marker="o", ms=3)
 
 
 def _dress(axes: Axes, title: str) -> None:
@@ -139,8 +140,6 @@ def _dress(axes: Axes, title: str) -> None:
 
 def _picture(results: Results, figure: Figure, caption: str, position: int = 0) -> Picture:
     plan = results.plan
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
     data = plan.columns[position].column.data.replace(":", "-").replace("/", "-")
-    name = f"{plan.exhibit.name}-{plan.budget.name}-{data}"
-    return Picture(name, buffer.getvalue(), caption)
+    name = f"{plan.table.name}-{plan.budget.name}-{data}"
+    return Picture(name, png(figure), caption)

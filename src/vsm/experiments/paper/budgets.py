@@ -5,14 +5,14 @@ paper's own schedule read as literally as can be. ``tiny`` serves the tests.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from vsm.errors import SettingsError
-from vsm.reproduction.catalog import Changes, Exhibit, Row
-from vsm.reproduction.paper import Column
+from vsm.experiments.changes import UnknownSettingError, with_changes
+from vsm.experiments.paper.catalog import Column, PaperTable, Row
 from vsm.runs.configuration import PRESETS, preset_paths, settings_from_files
 from vsm.settings import METHODS, RunSettings
 
@@ -22,7 +22,7 @@ CHARACTERS = ("glyphs", "omniglot", "omniglot-vinyals")
 RETENTION_OF_SHOT = {1: 0.7, 5: 0.8}  # the paper's best α (Table 10)
 
 
-class Unavailable(Exception):  # noqa: N818 - a fact about a row, not an error
+class Unavailable(Exception):  # noqa: N818 - a property of a row, not an error
     """A row cannot be measured under this budget or by this version; the message says why."""
 
 
@@ -34,10 +34,10 @@ class Budget:
         name: what ``--budget`` takes.
         purpose: one line for people.
         channels: width of each backbone it affords.
-        episodes: test episodes of a cell.
-        queries: query images of a class at test.
+        episodes: test episodes per cell.
+        queries: query images per class at test.
         data: datasets that stand in for the paper's unless ``--data`` says otherwise.
-        file: settings of its runs; nothing for the paper's presets.
+        file: settings of its runs; None for the paper's presets.
         refusal: why a backbone that is not in ``channels`` is not trained.
         pretraining_epochs: by dataset ("" for any other), if runs begin with a pre-trained
             backbone.
@@ -53,7 +53,7 @@ class Budget:
     refusal: str = ""
     pretraining_epochs: Mapping[str, int] = field(default_factory=dict)
 
-    def settings(self, exhibit: Exhibit, column: Column, row: Row, seed: int) -> RunSettings:
+    def settings(self, table: PaperTable, column: Column, row: Row, seed: int) -> RunSettings:
         """Return the settings of a row's training run.
 
         Raises:
@@ -61,7 +61,7 @@ class Budget:
         """
         if row.changes is None:
             raise Unavailable("quoted from the paper")
-        if exhibit.backbone not in self.channels:
+        if table.backbone not in self.channels:
             raise Unavailable(self.refusal)
         method = row.changes.get("method")
         if method not in METHODS:
@@ -71,13 +71,16 @@ class Budget:
             "way": column.way,
             "shot": column.shot,
             "seed": seed,
-            "model.backbone": exhibit.backbone,
-            "model.channels": self.channels[exhibit.backbone],
+            "model.backbone": table.backbone,
+            "model.channels": self.channels[table.backbone],
             "memory.retention": RETENTION_OF_SHOT.get(column.shot, RETENTION_OF_SHOT[1]),
         }
-        if exhibit.backbone != "conv4":
+        if table.backbone != "conv4":
             setting["model.keep_probability"] = 1.0  # the paper's dropout is of its shallow network
-        return with_changes(_base(self.file, column), {**setting, **row.changes})
+        try:
+            return with_changes(_base(self.file, column), {**setting, **row.changes})
+        except UnknownSettingError as error:
+            raise Unavailable(f"not available in this version: {error}") from error
 
     def narrow(self, backbone: str) -> str:
         """Say that a backbone is narrower than the published one, if it is."""
@@ -85,14 +88,14 @@ class Budget:
         return f"{backbone} with {width} of {FULL_WIDTH} channels" if width < FULL_WIDTH else ""
 
     def epochs(self, data: str) -> int | None:
-        """Return the epochs of pre-training on ``data``; nothing if runs begin from scratch."""
+        """Return the epochs of pre-training on ``data``; None if runs begin from scratch."""
         return self.pretraining_epochs.get(data, self.pretraining_epochs.get(""))
 
 
 BUDGETS: dict[str, Budget] = {
     "tiny": Budget(
         "tiny",
-        "two steps a run, for the tests of this package",
+        "two steps per run, for the tests of this package",
         {"conv4": 4, "resnet12": 4, "wrn28_10": 4},
         episodes=4,
         queries=3,
@@ -101,7 +104,7 @@ BUDGETS: dict[str, Budget] = {
     ),
     "smoke": Budget(
         "smoke",
-        "seconds a run, on glyphs: proves the plumbing; deep networks are narrow",
+        "seconds per run, on glyphs: proves the plumbing; deep networks are narrow",
         {"conv4": 32, "resnet12": 8, "wrn28_10": 4},
         episodes=200,
         data=("glyphs",),
@@ -109,7 +112,7 @@ BUDGETS: dict[str, Budget] = {
     ),
     "cpu": Budget(
         "cpu",
-        "minutes a run on two cores, from one pre-trained backbone a dataset; no deep networks",
+        "minutes per run on two cores, from one pre-trained backbone per dataset; no deep networks",
         {"conv4": 64},
         episodes=2000,
         file="cpu.yaml",
@@ -123,7 +126,7 @@ BUDGETS: dict[str, Budget] = {
     ),
     "paper": Budget(
         "paper",
-        "the paper's schedule: 100,000 to 150,000 steps a run",
+        "the paper's schedule: 100,000 to 150,000 steps per run",
         {"conv4": 64, "resnet12": 64, "wrn28_10": 64},
         episodes=2000,
     ),
@@ -139,7 +142,7 @@ def budget(name: str) -> Budget:
 
 @cache
 def _base(file: str | None, column: Column) -> RunSettings:
-    """Return what a budget says of every row of a column."""
+    """Return the settings that all rows of a column share."""
     if file is not None:
         return settings_from_files(FOLDER / file)
     own = f"paper-{column.data}-{column.way}way-{column.shot}shot"
@@ -147,23 +150,3 @@ def _base(file: str | None, column: Column) -> RunSettings:
         return settings_from_files(*preset_paths(own))
     like = "omniglot" if column.data in CHARACTERS else "mini-imagenet"
     return settings_from_files(*preset_paths(f"paper-{like}-{column.way}way-{column.shot}shot"))
-
-
-def with_changes(settings: RunSettings, changes: Changes) -> RunSettings:
-    """Return ``settings`` with the values that dotted names give.
-
-    Raises:
-        Unavailable: if this version has no such setting.
-    """
-    for name, value in changes.items():
-        settings = _with_change(settings, name.split("."), value, name)
-    return settings
-
-
-def _with_change(settings: Any, path: list[str], value: Any, name: str) -> Any:
-    known = [one.name for one in fields(settings)] if is_dataclass(settings) else []
-    if path[0] not in known:
-        raise Unavailable(f"not available in this version: setting {name}")
-    if len(path) > 1:
-        value = _with_change(getattr(settings, path[0]), path[1:], value, name)
-    return replace(settings, **{path[0]: value})

@@ -1,24 +1,53 @@
-"""Which rows of each table and figure can be measured here, by which settings, and what they claim.
+"""What the paper prints, which of its rows can be measured here, by which settings, and claims.
 
-A row is a handful of changes to the settings of its column (:mod:`vsm.reproduction.budgets`). Rows
-without changes are quoted: the paper's number stands alone.
+Printed values are read from paper.json. A row is a few changes to the settings of its column
+(:mod:`vsm.experiments.paper.budgets`). Rows without changes are quoted: the paper's number stands
+alone.
 """
 
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 from vsm.errors import SettingsError
-from vsm.reproduction.paper import Column, PaperCell, paper_exhibits
+from vsm.experiments.changes import Changes
 
-Measure = Literal["accuracy", "prototypes"]
-Changes = Mapping[str, Any]
-"""Dotted names of settings and their values, e.g. ``{"memory.update": "mean"}``."""
-
+PAPER = Path(__file__).with_name("paper.json")
 MEMORY_SIZES = (4, 8, 16, 32)
 RETENTIONS = tuple(tenths / 10 for tenths in range(11))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of accuracies: ``way``-way ``shot``-shot episodes of ``data``."""
+
+    data: str
+    way: int
+    shot: int
+
+    def __str__(self) -> str:
+        return f"{self.data} {self.way}-way {self.shot}-shot"
+
+
+@dataclass(frozen=True)
+class PaperCell:
+    """A printed accuracy in percent; ``interval`` is None where the paper gives none."""
+
+    text: str
+    value: float
+    interval: float | None
+
+    @staticmethod
+    def read(text: str | None) -> "PaperCell | None":
+        """Read ``47.40 ± 0.60``, ``59.04 ± n/a``, ``96.7``, or None for a dash."""
+        if text is None:
+            return None
+        value, _, interval = text.partition(" ± ")
+        return PaperCell(text, float(value), float(interval) if interval[:1].isdigit() else None)
 
 
 @dataclass(frozen=True)
@@ -28,8 +57,8 @@ class Row:
     Attributes:
         name: what ``--rows`` takes.
         title: what the paper calls it.
-        changes: settings that make it this row; nothing for a row that is only quoted.
-        cells: the paper's values, one a column of the exhibit.
+        changes: settings that make it this row; None for a row that is only quoted.
+        cells: the paper's values, one per column of the table.
         slots: at test, the memory keeps only so many of its first slots; unset: all.
         in_paper: whether the paper has this row at all.
     """
@@ -37,36 +66,38 @@ class Row:
     name: str
     title: str
     changes: Changes | None
-    cells: tuple[PaperCell | None, ...]
+    cells: tuple[PaperCell | None, ...] = ()
     slots: int | None = None
     in_paper: bool = True
 
 
 @dataclass(frozen=True)
-class Exhibit:
-    """A table or figure.
+class PaperTable:
+    """A table of the paper, or a figure, of which the paper prints no numbers.
 
     Attributes:
         name: ``table-1`` … ``table-11``, ``figure-2``, ``figure-3``, numbered as in the paper.
+        label: the LaTeX label.
         purpose: what it shows, in a few words.
         caption: the paper's.
         columns: the paper's.
         rows: measured and quoted ones, in the paper's order; rows beyond the paper come last.
-        claims: pairs (a, b) of rows whose difference a − b the exhibit is about.
+        claims: pairs (a, b) of rows whose difference a − b the table is about.
         backbone: feature extractor of its measured rows.
-        measure: accuracies, or distances between prototype distributions.
+        kind: of the jobs that measure it: accuracies, or distances between prototypes.
         remark: what the paper leaves open, and how it is read here.
     """
 
     name: str
+    label: str
     purpose: str
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     claims: tuple[tuple[str, str], ...]
-    backbone: str = "conv4"
-    measure: Measure = "accuracy"
-    remark: str = ""
+    backbone: str
+    kind: str
+    remark: str
 
     def row(self, name: str) -> Row:
         """Return the row called ``name``, or say which there are."""
@@ -84,17 +115,22 @@ class Exhibit:
         """The rows that are more than a quotation."""
         return tuple(row for row in self.rows if row.changes is not None)
 
+    @property
+    def datasets(self) -> list[str]:
+        """The datasets of its columns, each once."""
+        return list(dict.fromkeys(column.data for column in self.columns))
+
 
 @dataclass(frozen=True)
 class _Addition:
-    """What this package adds to an exhibit of the paper."""
+    """What this package adds to a table of the paper."""
 
     purpose: str
     measured: Mapping[str, Changes]
     claims: Sequence[tuple[str, str]] = ()
     extra: Sequence[Row] = ()
     backbone: str = "conv4"
-    measure: Measure = "accuracy"
+    kind: str = "evaluate"
     remark: str = ""
 
 
@@ -105,7 +141,6 @@ _CONJUGATE = Row(
     "vsm-conjugate",
     "VSM, conjugate inference (not in the paper)",
     {"method": "vsm", "model.residual": True, "model.inference": "conjugate"},
-    cells=(),
     in_paper=False,
 )
 
@@ -113,14 +148,14 @@ _CONJUGATE = Row(
 def _size_rows() -> list[Row]:
     """Rows of Figure 3: the memory bounded while training, and cut at test alone."""
     bounded = [
-        Row(f"capacity-{size}", f"{size} slots, in training and test", changes, ())
+        Row(f"capacity-{size}", f"{size} slots, in training and test", changes)
         for size, changes in ((size, {**_VSM, "memory.capacity": size}) for size in MEMORY_SIZES)
     ]
     cut = [
-        Row(f"slots-{size}", f"{size} slots, at test alone", _VSM, (), slots=size)
+        Row(f"slots-{size}", f"{size} slots, at test alone", _VSM, slots=size)
         for size in (0, *MEMORY_SIZES)
     ]
-    return [*bounded, Row("capacity-all", "one slot a class", _VSM, ()), *cut]
+    return [*bounded, Row("capacity-all", "one slot per class", _VSM), *cut]
 
 
 _ADDITIONS: dict[str, _Addition] = {
@@ -194,10 +229,10 @@ _ADDITIONS: dict[str, _Addition] = {
         {},
         [("vsm", "vpn")],
         extra=[
-            Row("vpn", "without memory", _VPN, ()),
-            Row("vsm", "with variational semantic memory", _VSM, ()),
+            Row("vpn", "without memory", _VPN),
+            Row("vsm", "with variational semantic memory", _VSM),
         ],
-        measure="prototypes",
+        kind="prototypes",
         remark="The paper prints a picture and no numbers, of miniImageNet; 1-shot is assumed.",
     ),
     "figure-3": _Addition(
@@ -212,32 +247,39 @@ _ADDITIONS: dict[str, _Addition] = {
 
 
 @cache
-def exhibits() -> dict[str, Exhibit]:
+def tables() -> dict[str, PaperTable]:
     """Return every table and figure of results by name, in the paper's order, tables first."""
-    return {name: _exhibit(name) for name in paper_exhibits()}
+    printed = json.loads(PAPER.read_text(encoding="utf-8"))
+    return {name: _table(name, one, _ADDITIONS[name]) for name, one in printed.items()}
 
 
-def _exhibit(name: str) -> Exhibit:
-    printed, added = paper_exhibits()[name], _ADDITIONS[name]
+def _table(name: str, printed: dict[str, Any], added: _Addition) -> PaperTable:
     rows = [
-        Row(row.name, row.title, added.measured.get(row.name), row.cells) for row in printed.rows
+        Row(
+            row["name"],
+            row["title"],
+            added.measured.get(row["name"]),
+            tuple(map(PaperCell.read, row["cells"])),
+        )
+        for row in printed["rows"]
     ]
-    return Exhibit(
+    return PaperTable(
         name,
+        printed["label"],
         added.purpose,
-        printed.caption,
-        printed.columns,
+        printed["caption"],
+        tuple(Column(**column) for column in printed["columns"]),
         (*rows, *added.extra),
         tuple(added.claims),
         added.backbone,
-        added.measure,
+        added.kind,
         added.remark,
     )
 
 
-def exhibit(name: str) -> Exhibit:
+def table(name: str) -> PaperTable:
     """Return the table or figure called ``name``, or suggest the one that was meant."""
-    known = exhibits()
+    known = tables()
     if name not in known:
         raise SettingsError(
             f"unknown table or figure {name!r}{_suggest(name, list(known))}; "

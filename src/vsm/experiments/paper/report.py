@@ -1,18 +1,18 @@
-"""The report of a reproduction: every table and figure that was asked for, in Markdown and HTML."""
+"""The report of the paper's tables and figures that were asked for, in Markdown and HTML."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vsm.errors import DataError, RunError
-from vsm.reproduction.budgets import BUDGETS
-from vsm.reproduction.catalog import exhibits
-from vsm.reproduction.document import Block, Heading, Picture, Text, to_html, to_markdown
-from vsm.reproduction.plan import Plan, make_plan
-from vsm.reproduction.results import Results, collect
-from vsm.reproduction.store import JobStore
-from vsm.reproduction.tables import difference_table, value_table
-from vsm.system.files import atomic_path, write_text
+from vsm.experiments.document import Block, Heading, Text, to_html, write_markdown
+from vsm.experiments.paper.budgets import BUDGETS
+from vsm.experiments.paper.catalog import tables
+from vsm.experiments.paper.plan import Plan, make_plan, requests
+from vsm.experiments.paper.results import Results, collect
+from vsm.experiments.paper.tables import difference_table, value_table
+from vsm.experiments.store import JobStore
+from vsm.system.files import write_text
 
 TITLE = "Reproduction of the paper's tables and figures"
 EXPLANATION = (
@@ -47,35 +47,31 @@ def write_report(root: Path) -> WrittenReport:
     blocks: list[Block] = [Heading(1, TITLE), Text(EXPLANATION)]
     shown = ""
     for plan in plans:
-        if plan.exhibit.name != shown:
-            shown = plan.exhibit.name
+        if plan.table.name != shown:
+            shown = plan.table.name
             blocks += _introduction(plan)
         blocks += _section(collect(plan, store), store)
-    for block in blocks:
-        if isinstance(block, Picture):
-            with atomic_path(root / "figures" / f"{block.name}.png") as path:
-                path.write_bytes(block.png)
     written = WrittenReport(root / "report.md", root / "report.html")
-    write_text(written.markdown, to_markdown(blocks))
+    write_markdown(written.markdown, blocks)
     write_text(written.html, to_html(TITLE, blocks))
     return written
 
 
 def plans_in_order(store: JobStore) -> list[Plan]:
-    """Return the plans of all that was asked for, in the paper's order, small budgets first."""
-    names, sizes = list(exhibits()), list(BUDGETS)
-    plans = [make_plan(request) for request in store.requests()]
+    """Return the plans of all requests in the paper's order, small budgets first."""
+    names, sizes = list(tables()), list(BUDGETS)
+    plans = [make_plan(request) for request in requests(store)]
     return sorted(
-        plans, key=lambda plan: (names.index(plan.exhibit.name), sizes.index(plan.budget.name))
+        plans, key=lambda plan: (names.index(plan.table.name), sizes.index(plan.budget.name))
     )
 
 
 def _introduction(plan: Plan) -> list[Block]:
-    exhibit = plan.exhibit
-    kind, number = exhibit.name.split("-")
-    heading = Heading(2, f"{kind.capitalize()} {number}: {exhibit.purpose}")
-    caption = Text(f"The paper: “{exhibit.caption}”")
-    return [heading, caption, *([Text(exhibit.remark)] if exhibit.remark else [])]
+    table = plan.table
+    kind, number = table.name.split("-")
+    heading = Heading(2, f"{kind.capitalize()} {number}: {table.purpose}")
+    caption = Text(f"The paper: “{table.caption}”")
+    return [heading, caption, *([Text(table.remark)] if table.remark else [])]
 
 
 def _section(results: Results, store: JobStore) -> list[Block]:
@@ -98,7 +94,7 @@ def describe(results: Results) -> str:
     parts = [
         f"Budget {plan.budget.name} ({plan.budget.purpose})",
         f"{seeds} training seed{'s' * (seeds != 1)}, {plan.budget.episodes} test episodes with "
-        f"{plan.budget.queries} queries a class",
+        f"{plan.budget.queries} queries per class",
     ]
     stand_ins = dict.fromkeys(one.column.data for one in plan.columns if one.stands_in)
     if stand_ins:
@@ -106,7 +102,7 @@ def describe(results: Results) -> str:
             f"{', '.join(stand_ins)} stands in for the paper's data, so our columns and the "
             "paper's are of different images"
         )
-    narrow = plan.budget.narrow(plan.exhibit.backbone)
+    narrow = plan.budget.narrow(plan.table.backbone)
     if narrow:
         parts.append(f"a narrow network: {narrow}")
     if results.packages:
@@ -116,7 +112,7 @@ def describe(results: Results) -> str:
 
 def _pictures(results: Results, store: JobStore) -> Sequence[Block]:
     try:
-        from vsm.reproduction.pictures import pictures  # noqa: PLC0415 - matplotlib is an extra
+        from vsm.experiments.paper.pictures import pictures  # noqa: PLC0415 - matplotlib is an extra
     except ImportError:
         missing = "pictures need matplotlib: pip install 'variational-semantic-memory[plots]'"
         return [Text(f"No pictures here: {missing}.")]

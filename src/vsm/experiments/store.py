@@ -1,12 +1,11 @@
-"""What a reproduction leaves on disk: requests, and one folder a job.
+"""What experiments leave on disk: one folder for each job, and what was asked for.
 
-``requests/`` holds what was asked for, so that ``status`` and ``report`` know what belongs in them.
 ``jobs/<key>/`` holds ``job.json`` (what it is), the run directory ``run`` of a training,
 ``result.json`` when it is done, and ``failure.json`` when it failed. A result is written last and
-atomically: a job without a readable one is not done, and is taken up again.
+atomically: a job without a readable one is not done, and is taken up again. ``requests/`` holds
+what was asked for, so that a later command knows what belongs in a report.
 """
 
-import hashlib
 import json
 import traceback
 from collections.abc import Iterator
@@ -16,8 +15,7 @@ from typing import Any, Literal
 
 from vsm import __version__
 from vsm.errors import RunError, VsmError
-from vsm.reproduction.jobs import Job
-from vsm.reproduction.plan import Request
+from vsm.experiments.jobs import Job
 from vsm.system.files import write_text
 
 State = Literal["done", "running", "failed", "interrupted", "damaged", "waiting"]
@@ -25,7 +23,7 @@ STATES: tuple[State, ...] = ("done", "running", "failed", "interrupted", "damage
 
 
 class JobStore:
-    """The folder of a reproduction."""
+    """The folder of an experiment."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -35,11 +33,11 @@ class JobStore:
         return self.root / "jobs" / job.key
 
     def run_folder(self, job: Job) -> Path:
-        """Return the directory a training or pre-training writes."""
-        return self.folder(job) / "run"
+        """Return the directory of a trained model: where a job writes it, or where it is given."""
+        return Path(job.options["path"]) if job.is_given else self.folder(job) / "run"
 
     def result_file(self, job: Job) -> Path:
-        """Return the file that says that a job is done, and what came out."""
+        """Return the file that says that a job is done, and what it found."""
         return self.folder(job) / "result.json"
 
     def failure_file(self, job: Job) -> Path:
@@ -47,7 +45,9 @@ class JobStore:
         return self.folder(job) / "failure.json"
 
     def state(self, job: Job) -> State:
-        """Tell how far a job is."""
+        """Return how far a job is."""
+        if job.is_given:
+            return "done"
         if self.result_file(job).is_file():
             return "done" if self._read_result(job) is not None else "damaged"
         if self._is_locked(job):
@@ -57,14 +57,14 @@ class JobStore:
         return "interrupted" if self.run_folder(job).is_dir() else "waiting"
 
     def is_done(self, job: Job) -> bool:
-        """Tell whether a job has a result that can be read."""
-        return self._read_result(job) is not None
+        """Return whether a job has a readable result, or needs none."""
+        return job.is_given or self._read_result(job) is not None
 
     def result(self, job: Job) -> dict[str, Any] | None:
-        """Return what a finished job found, or nothing if it is not done.
+        """Return what a finished job wrote, or None if it is not done.
 
         Raises:
-            RunError: if its result cannot be read; says how to mend it.
+            RunError: if its result cannot be read; says how to fix it.
         """
         if not self.result_file(job).is_file():
             return None
@@ -76,13 +76,21 @@ class JobStore:
             )
         return found
 
+    def outcome(self, job: Job) -> dict[str, Any]:
+        """Return what a job that is done found."""
+        found = self.result(job)
+        if found is None:
+            raise RunError(f"{job.title} is not done: {self.result_file(job)} is missing")
+        outcome: dict[str, Any] = found["outcome"]
+        return outcome
+
     def _read_result(self, job: Job) -> dict[str, Any] | None:
         try:
             found = json.loads(self.result_file(job).read_text(encoding="utf-8"))
-            whole = found["key"] == job.key and isinstance(found["outcome"], dict)
+            complete = found["key"] == job.key and isinstance(found["outcome"], dict)
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return found if whole else None
+        return found if complete else None
 
     def failure(self, job: Job) -> str | None:
         """Return why a job failed, in one line, if it did."""
@@ -104,18 +112,18 @@ class JobStore:
         return 0
 
     def describe(self, job: Job) -> Path:
-        """Make the folder of a job, say in it what it is, and return it."""
+        """Make the folder of a job with its description, and return it."""
         write_text(self.folder(job) / "job.json", _pretty(job.as_dict()))
         return self.folder(job)
 
     def begin(self, job: Job) -> None:
-        """Make way for a new result."""
+        """Describe a job and remove what an earlier attempt left."""
         self.failure_file(job).unlink(missing_ok=True)
         self.result_file(job).unlink(missing_ok=True)
         self.describe(job)
 
     def write_result(self, job: Job, outcome: dict[str, Any], seconds: float | None) -> None:
-        """Say that a job is done, what came out, and how long it took unless it was resumed."""
+        """Record that a job is done, what it found, and how long it took unless it was resumed."""
         found = {
             "key": job.key,
             "title": job.title,
@@ -126,7 +134,7 @@ class JobStore:
         write_text(self.result_file(job), json.dumps(found, ensure_ascii=False))
 
     def write_failure(self, job: Job, error: Exception) -> None:
-        """Say why a job failed."""
+        """Record why a job failed."""
         line = str(error) if isinstance(error, VsmError) else f"{type(error).__name__}: {error}"
         found = {
             "title": job.title,
@@ -156,31 +164,17 @@ class JobStore:
         with path.open("r+", encoding="utf-8") as file:
             return not _try_lock(file)
 
-    def remember(self, request: Request) -> Request:
-        """Keep what was asked for, joined with what was asked before of the same columns."""
-        path = self._request_file(request)
-        if path.is_file():
-            request = _read_request(path).joined(request)
-        write_text(path, _pretty(request.as_dict()))
-        return request
+    def request_file(self, name: str) -> Path:
+        """Return where a request is kept."""
+        return self.root / "requests" / f"{name}.json"
 
-    def requests(self) -> list[Request]:
-        """Return all that was asked for."""
-        return [_read_request(path) for path in sorted((self.root / "requests").glob("*.json"))]
+    def write_request(self, name: str, request: dict[str, Any]) -> None:
+        """Keep what was asked for."""
+        write_text(self.request_file(name), _pretty(request))
 
-    def _request_file(self, request: Request) -> Path:
-        columns = json.dumps([request.exhibit, request.budget, request.data])
-        name = hashlib.sha256(columns.encode()).hexdigest()[:8]
-        return self.root / "requests" / f"{request.exhibit}-{request.budget}-{name}.json"
-
-
-def _read_request(path: Path) -> Request:
-    try:
-        return Request.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            f"{path} is damaged ({error}); delete it and ask for its table again: no job is lost"
-        ) from error
+    def request_files(self) -> list[Path]:
+        """Return the files of all requests."""
+        return sorted((self.root / "requests").glob("*.json"))
 
 
 def _pretty(value: dict[str, Any]) -> str:
@@ -188,7 +182,7 @@ def _pretty(value: dict[str, Any]) -> str:
 
 
 def _try_lock(file: Any) -> bool:
-    """Lock an open file until it is closed; tell whether that worked. Without flock it does."""
+    """Lock an open file until it is closed; return whether that worked. Without flock it does."""
     try:
         import fcntl  # noqa: PLC0415 - not on every system
     except ImportError:

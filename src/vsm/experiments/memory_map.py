@@ -14,13 +14,12 @@ from matplotlib.patheffects import withStroke
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.colors import COLORS, QUIET
 from vsm.errors import MemoryFileError
-from vsm.report.figures import principal_plane
+from vsm.experiments.plots import COLORS, QUIET, principal_plane
 from vsm.runs.memory_files import NamedMemory
 from vsm.system.files import atomic_path
 
-WIDTH, DPI = 10.0, 150  # inches, dots an inch
+WIDTH, DPI = 10.0, 150  # inches, dots per inch
 SUFFIXES = (".png", ".svg", ".pdf")
 DOTS, LARGEST_DOT, SMALLEST_DOT = 20_000.0, 90.0, 7.0  # square points: all together, and each
 MOST_LINES, MOST_NAMES = 1000, 120
@@ -116,27 +115,27 @@ def _write_names(
     axes: Axes, places: Points, names: Sequence[str], areas: Points, colors: Sequence[str]
 ) -> None:
     """Write names of groups at their middles, then of slots, largest first, where there is room."""
-    room, groups = _Room(axes), _groups(names)
+    labels, groups = _Labels(axes), _groups(names)
     for group in sorted(set(groups) - {""}, key=lambda one: -groups.count(one)):
         members = [n for n, other in enumerate(groups) if other == group]
         middle = np.median(places[members], 0)
-        room.write(
+        labels.write(
             middle, 0.0, group, {"size": NAME_SIZE + 2, "weight": "bold"}, colors[members[0]]
         )
     for slot in np.argsort(-areas, kind="stable").tolist():
-        if room.num_written >= MOST_NAMES:
+        if labels.num_written >= MOST_NAMES:
             return
-        room.write(places[slot], areas[slot], names[slot], {"size": NAME_SIZE}, "#333333")
+        labels.write(places[slot], areas[slot], names[slot], {"size": NAME_SIZE}, "#333333")
 
 
-class _Room:
+class _Labels:
     """Where names stand already; one that would touch another is left out."""
 
     def __init__(self, axes: Axes) -> None:
         self._axes = axes
-        self._dots_a_point = axes.figure.dpi / 72
+        self._dots_per_point = axes.figure.dpi / 72
         self._boxes = np.zeros((0, 4))  # left, bottom, right, top, in dots
-        self._whole = axes.get_window_extent().extents
+        self._extent = axes.get_window_extent().extents
 
     @property
     def num_written(self) -> int:
@@ -148,9 +147,9 @@ class _Room:
         """Write right of, left of, above or below a dot, wherever there is room first."""
         text = name.replace("_", " ")
         letter = BOLD_LETTER_WIDTH if "weight" in font else LETTER_WIDTH
-        dots = font["size"] * self._dots_a_point
+        dots = font["size"] * self._dots_per_point
         size = np.asarray([letter * len(text), LINE_HEIGHT]) * dots
-        gap = math.sqrt(area / math.pi) * self._dots_a_point + 0.3 * dots
+        gap = math.sqrt(area / math.pi) * self._dots_per_point + 0.3 * dots
         middle = self._axes.transData.transform(place)
         for direction in ((1, 0), (-1, 0), (0, 1), (0, -1)):
             at = middle + np.asarray(direction) * (size / 2 + gap)
@@ -167,11 +166,11 @@ class _Room:
             va="center",
             color=color,
             path_effects=[withStroke(linewidth=2, foreground="white")],
-            parse_math=False,  # names are nobody's formulas
+            parse_math=False,  # a dollar sign in a name is just that
             **font,
         )
 
     def _is_free(self, box: Points) -> bool:
-        inside = (box[:2] > self._whole[:2]).all() and (box[2:] < self._whole[2:]).all()
+        inside = (box[:2] > self._extent[:2]).all() and (box[2:] < self._extent[2:]).all()
         apart = (self._boxes[:, :2] > box[2:]) | (self._boxes[:, 2:] < box[:2])
         return bool(inside and apart.any(1).all())

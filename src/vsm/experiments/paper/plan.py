@@ -1,23 +1,27 @@
 """From a request (``vsm reproduce table-1 --budget smoke --seeds 3``) to the jobs it takes."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vsm.data import EpisodeSampler, open_images, store
+from vsm.data import EpisodeSampler, open_images
+from vsm.data import store as prepared
 from vsm.data.catalog import CATALOG, FOLDER_PREFIX
 from vsm.data.folder import key as folder_key
 from vsm.data.glyphs import GENERATOR_VERSION
-from vsm.errors import DataError, SettingsError
-from vsm.reproduction.budgets import Budget, Unavailable, budget
-from vsm.reproduction.catalog import Exhibit, Row, exhibit
-from vsm.reproduction.jobs import Job, evaluate_job, in_order, pretrain_job, train_job
-from vsm.reproduction.paper import Column
+from vsm.errors import DataError, RunError, SettingsError
+from vsm.experiments.jobs import Job, describe, evaluate_job, in_order, pretrain_job, train_job
+from vsm.experiments.paper.budgets import Budget, Unavailable, budget
+from vsm.experiments.paper.catalog import Column, PaperTable, Row, table
+from vsm.experiments.store import JobStore
 from vsm.settings import PretrainSettings, RunSettings
 
 UNPREPARED = "not prepared"
+EVALUATION_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -25,15 +29,15 @@ class Request:
     """What was asked for.
 
     Attributes:
-        exhibit: name of a table or figure.
+        table: name of a table or figure.
         budget: name of a budget.
-        data: datasets; none: those of the budget, else the paper's.
-        seeds: number of training runs of a cell, with seeds 0, 1, ….
-        rows: names of rows; none: all that can be measured.
-        checksums: of the data when it was asked, so that results are found without the data.
+        data: datasets; empty: those of the budget, else the paper's.
+        seeds: number of training runs per cell, with seeds 0, 1, ….
+        rows: names of rows; empty: all that can be measured.
+        checksums: of the data when it was asked for, so that results are found without the data.
     """
 
-    exhibit: str
+    table: str
     budget: str
     data: tuple[str, ...] = ()
     seeds: int = 3
@@ -76,11 +80,11 @@ class PlannedColumn:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a request takes.
+    """The jobs of a request.
 
     Attributes:
         request: what was asked for.
-        exhibit: the table or figure.
+        table: the table or figure.
         budget: the budget.
         columns: the columns to measure.
         cells: the job that measures each (row name, position of a column, seed).
@@ -88,7 +92,7 @@ class Plan:
     """
 
     request: Request
-    exhibit: Exhibit
+    table: PaperTable
     budget: Budget
     columns: tuple[PlannedColumn, ...]
     cells: Mapping[tuple[str, int, int], Job]
@@ -106,8 +110,8 @@ class Plan:
 
 
 def make_plan(request: Request) -> Plan:
-    """Return the plan of ``request``; nothing is computed or written."""
-    shown, affordable = exhibit(request.exhibit), budget(request.budget)
+    """Return the plan of ``request`` without computing or writing anything."""
+    shown, affordable = table(request.table), budget(request.budget)
     columns = _columns(shown, request.data or affordable.data)
     datasets = dict.fromkeys(planned.column.data for planned in columns)
     checksums = {data: data_checksum(data, request.checksums) for data in datasets}
@@ -133,7 +137,7 @@ def check_data(plan: Plan) -> None:
         try:
             dataset = open_images(data)
         except DataError as error:
-            raise DataError(f"{plan.exhibit.name}: {error}; or choose data with --data") from error
+            raise DataError(f"{plan.table.name}: {error}; or choose data with --data") from error
         for planned in plan.columns:
             if planned.column.data == data:
                 way, shot = planned.column.way, planned.column.shot
@@ -141,7 +145,7 @@ def check_data(plan: Plan) -> None:
                 EpisodeSampler(dataset, "test", way, shot, plan.budget.queries)
 
 
-def _columns(shown: Exhibit, datasets: tuple[str, ...]) -> tuple[PlannedColumn, ...]:
+def _columns(shown: PaperTable, datasets: tuple[str, ...]) -> tuple[PlannedColumn, ...]:
     own = [
         PlannedColumn(column, (position,), stands_in=False)
         for position, column in enumerate(shown.columns)
@@ -155,15 +159,15 @@ def _columns(shown: Exhibit, datasets: tuple[str, ...]) -> tuple[PlannedColumn, 
     return tuple(chosen)
 
 
-def _stand_in(shown: Exhibit, data: str) -> list[PlannedColumn]:
-    """Return one column of ``data`` for each way and shot the exhibit has."""
+def _stand_in(shown: PaperTable, data: str) -> list[PlannedColumn]:
+    """Return one column of ``data`` for each way and shot the table has."""
     beside: dict[Column, list[int]] = {}
     for position, column in enumerate(shown.columns):
         beside.setdefault(Column(data, column.way, column.shot), []).append(position)
     return [PlannedColumn(column, tuple(found), True) for column, found in beside.items()]
 
 
-def _rows(shown: Exhibit, request: Request) -> tuple[Row, ...]:
+def _rows(shown: PaperTable, request: Request) -> tuple[Row, ...]:
     if not request.rows:
         return shown.measured_rows
     rows = tuple(shown.row(name) for name in request.rows)
@@ -177,22 +181,30 @@ def _rows(shown: Exhibit, request: Request) -> tuple[Row, ...]:
 
 
 def _cell(
-    shown: Exhibit,
+    shown: PaperTable,
     affordable: Budget,
     settings: RunSettings,
     slots: int | None,
     checksums: Mapping[str, str],
 ) -> Job:
+    """Return the measurement of a run on test episodes of its own way and shot."""
     checksum = checksums[settings.data]
     training = train_job(settings, checksum, _pretraining(affordable, settings, checksum))
-    return evaluate_job(
-        training,
-        settings,
-        episodes=affordable.episodes,
-        queries=affordable.queries,
-        slots=slots,
-        measure=shown.measure,
-    )
+    protocol = {
+        "data": settings.data,
+        "split": "test",
+        "way": settings.way,
+        "shot": settings.shot,
+        "queries": affordable.queries,
+        "episodes": affordable.episodes,
+        "seed": EVALUATION_SEED,
+    }
+    if shown.kind == "prototypes":
+        title = f"look at the prototypes of {describe(settings)}"
+        return Job("prototypes", title, {"protocol": protocol}, (training,))
+    cut = "" if slots is None else f", {slots} slots"
+    title = f"measure {describe(settings)}{cut}"
+    return evaluate_job(training, title, protocol, slots=None if slots is None else (slots, 0))
 
 
 def _pretraining(affordable: Budget, settings: RunSettings, checksum: str) -> Job | None:
@@ -224,8 +236,8 @@ def data_checksum(data: str, remembered: Mapping[str, str]) -> str:
     if data.startswith(FOLDER_PREFIX):
         path = Path(data.removeprefix(FOLDER_PREFIX))
         return folder_key(path) if path.is_dir() else remembered.get(data, UNPREPARED)
-    if store.is_prepared(data):
-        return str(store.read_index(data)["sha256"])
+    if prepared.is_prepared(data):
+        return str(prepared.read_index(data)["sha256"])
     if data not in CATALOG:
         open_images(data)  # says which there are
     return remembered.get(data, UNPREPARED)
@@ -236,3 +248,27 @@ def _with_full_path(data: str) -> str:
     if not data.startswith(FOLDER_PREFIX):
         return data
     return f"{FOLDER_PREFIX}{Path(data.removeprefix(FOLDER_PREFIX)).expanduser().resolve()}"
+
+
+def remember(store: JobStore, request: Request) -> Request:
+    """Keep what was asked for, joined with what was asked before of the same columns."""
+    columns = json.dumps([request.table, request.budget, request.data])
+    name = f"{request.table}-{request.budget}-{hashlib.sha256(columns.encode()).hexdigest()[:8]}"
+    if store.request_file(name).is_file():
+        request = _read_request(store.request_file(name)).joined(request)
+    store.write_request(name, request.as_dict())
+    return request
+
+
+def requests(store: JobStore) -> list[Request]:
+    """Return everything that was asked for."""
+    return [_read_request(path) for path in store.request_files()]
+
+
+def _read_request(path: Path) -> Request:
+    try:
+        return Request.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{path} is damaged ({error}); delete it and ask for its table again: no job is lost"
+        ) from error
