@@ -8,7 +8,7 @@ from typing import Any
 import jsonargparse
 
 from vsm.cli.arguments import add_json_argument
-from vsm.cli.output import counting_changes, print_json, print_table
+from vsm.cli.output import ProgressBar, print_json, print_table
 from vsm.errors import DataError
 
 
@@ -81,7 +81,7 @@ def _state(row: dict[str, Any]) -> str:
 def _prepare(chosen: jsonargparse.Namespace) -> None:
     from vsm.data import describe, prepare
 
-    with counting_changes(quiet=chosen.json) as progress:
+    with ProgressBar(quiet=chosen.json) as progress:
         location = prepare(
             chosen.name,
             chosen["from"],

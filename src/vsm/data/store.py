@@ -152,7 +152,9 @@ def read_index(name: str) -> dict[str, Any]:
         raise DataError(f"data: {name} is not prepared (looked in {path.parent})") from None
     except (OSError, ValueError) as error:
         raise _damaged(name, path.parent, str(error)) from error
-    if index.get("format") == 1:  # other names of the same; preparing anew may mean downloading anew
+    if (
+        index.get("format") == 1
+    ):  # other names of the same; preparing anew may mean downloading anew
         constants = index.pop("normalisation")
         index["normalization"] = {"mean": constants["mean"], "std": constants["standard_deviation"]}
         index["format"] = FORMAT

@@ -10,7 +10,7 @@ from vsm.data import Dataset, FeatureDataset, Split
 from vsm.errors import RunError
 from vsm.evaluation.evaluator import encode_dataset, with_features
 from vsm.model import FewShotModel
-from vsm.runs.tensor_files import load_tensors, save_tensors
+from vsm.system.tensor_files import load_tensors, save_tensors
 
 KEY_LENGTH = 16
 
@@ -35,8 +35,8 @@ def cached_features(model: FewShotModel, dataset: Dataset, folder: Path) -> Feat
 
 def features_key(model: FewShotModel, dataset: Dataset) -> str:
     """Return a hash of all that training and validation features depend on."""
-    facts = (str(model.precision), model.settings.model.mirror, dataset.class_starts.tolist())
-    digest = hashlib.sha256(repr(facts).encode())
+    depends_on = (str(model.precision), model.settings.model.mirror, dataset.class_starts.tolist())
+    digest = hashlib.sha256(repr(depends_on).encode())
     for name, value in sorted(model.require_backbone().state_dict().items()):
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())

@@ -20,6 +20,9 @@ class Estimate:
     mean: float
     ci95: float
 
+    def __str__(self) -> str:
+        return f"{self.mean:.1%} ± {self.ci95:.1%}"
+
 
 def estimate(values: Tensor) -> Estimate:
     """Mean of independent values ``[E]`` with the normal 95% interval over them."""

@@ -113,7 +113,7 @@ def whole_statistics(images: Tensor, processes: Processes) -> tuple[Tensor, Tens
     kind = torch.promote_types(images.dtype, torch.float32)
     unused = torch.zeros(2, images.shape[1], dtype=kind, device=images.device)
     own = torch.batch_norm_update_stats(images, unused[0], unused[1], 0.0)  # mean, variance: [C]
-    means, variances = processes.gather(torch.stack(own).unsqueeze(0)).unbind(1)  # [count, C]
+    means, variances = processes.all_gather(torch.stack(own).unsqueeze(0)).unbind(1)  # [count, C]
     mean = means.mean(0)
     return mean, (variances + (means - mean).square()).mean(0)
 
@@ -153,7 +153,7 @@ class _Normalize(torch.autograd.Function):
         constants_held, weight_gradient, bias_gradient = torch.ops.aten.native_batch_norm_backward(
             gradient, images, weight, mean, variance, None, None, False, context.eps, [True] * 3
         )
-        sums = context.processes.total(torch.stack([weight_gradient, bias_gradient]))
+        sums = context.processes.all_reduce(torch.stack([weight_gradient, bias_gradient]))
         through_variance, through_mean = sums / _count(images, context.processes)  # [C]
         scale = (variance + context.eps).rsqrt()
         slope = -weight * scale.square() * through_variance
