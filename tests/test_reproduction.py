@@ -803,7 +803,6 @@ def test_curves_are_drawn_and_kept_beside_the_report(
 
 
 def test_prototype_distributions_are_measured_and_drawn(plan: Plan, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     store = JobStore(tmp_path)
     store.remember(plan.request)
     run_plan(plan, tmp_path)
