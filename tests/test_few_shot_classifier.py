@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.base import clone, is_classifier
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from torch import Tensor
 
 from serving_helpers import (
@@ -21,13 +23,13 @@ from serving_helpers import (
     write_run,
 )
 from vsm import FewShotClassifier
-from vsm.classify import PictureFormat
+from vsm.classify import Preprocessing
 from vsm.classify.explanation import split_uncertainty
 from vsm.data import ImageDataset, open_images
 from vsm.errors import ClassifierError, DataError, MemoryFileError, RunError, VsmError
 from vsm.nn.prototype_classifier import predictive
 from vsm.runs.memory_files import read_memory
-from vsm.runs.tensor_files import load_tensors, save_tensors
+from vsm.system.tensor_files import load_tensors, save_tensors
 from vsm.seeding import generator
 from vsm.settings import METHODS, Method
 
@@ -142,7 +144,7 @@ def test_pictures_are_prepared_as_the_dataset_was(tiny_dataset: ImageDataset) ->
         "input_shape": list(tiny_dataset.input_shape),
         "normalization": asdict(tiny_dataset.normalization),
     }
-    form = PictureFormat.from_facts(facts)
+    form = Preprocessing.from_facts(facts)
     assert form is not None
     ids = np.arange(10, 30)
     pixels = form.pixels(list(tiny_dataset.images[ids]))
@@ -153,11 +155,11 @@ def test_pictures_are_prepared_as_the_dataset_was(tiny_dataset: ImageDataset) ->
 def test_ink_is_ink_on_light_and_on_dark_paper(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     light_on_dark = (255 * (random.random((105, 105)) < 0.1)).astype(np.uint8)
-    form = PictureFormat(28, 1, True, (0.5,), (0.5,))
+    form = Preprocessing(28, 1, True, (0.5,), (0.5,))
     one, other = form.pixels([light_on_dark, 255 - light_on_dark])
     assert torch.equal(one, other)
     assert one.float().mean() < 127
-    plain = PictureFormat(28, 1, False, (0.5,), (0.5,))
+    plain = Preprocessing(28, 1, False, (0.5,), (0.5,))
     assert not torch.equal(*plain.pixels([light_on_dark, 255 - light_on_dark]))
 
 
@@ -641,10 +643,6 @@ def test_plain_features_are_saved_too(tmp_path: Path) -> None:
 
 
 def test_scikit_learn_can_use_it() -> None:
-    pytest.importorskip("sklearn")
-    from sklearn.base import clone, is_classifier  # noqa: PLC0415
-    from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: PLC0415
-
     features, class_ids, names = clustered_features(8, 12)
     rows, labels = features.numpy(), np.asarray(names)[class_ids]
     learned = FewShotClassifier(seed=2).learn_memory(rows, labels)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import jsonargparse
 
 from vsm.cli.launch import exit_when_stopped
-from vsm.cli.output import console, print_json, print_table
+from vsm.cli.output import ProgressBar, console, print_json, print_table
 from vsm.errors import RunError
 from vsm.settings import SlurmSettings
 
@@ -52,24 +52,11 @@ def run(
     from vsm.experiments.store import JobStore
 
     store = JobStore(output)
-    total = sum(not store.is_done(job) for job in jobs)
-    ended_jobs = 0
-
-    def say(line: str) -> None:
-        if not quiet:
-            console().print(f"vsm {command}: {line}", highlight=False, soft_wrap=True)
-
-    def ended(job: "Job", failure: str | None) -> None:
-        nonlocal ended_jobs
-        ended_jobs += 1
-        seconds = (store.result(job) or {}).get("seconds") if failure is None else None
-        took = "" if seconds is None else f" in {seconds:.0f} s"
-        how = f"done{took}" if failure is None else f"failed ({failure})"
-        say(f"[{ended_jobs}/{total}] {how}: {job.title}")
-
-    say(f"{total} of {len(jobs)} jobs to do")
-    with exit_when_stopped(command):
-        return run_jobs(jobs, store, launcher, ended)
+    if not quiet:
+        waiting = sum(not store.is_done(job) for job in jobs)
+        console().print(f"vsm {command}: {waiting} of {len(jobs)} jobs to do", highlight=False)
+    with exit_when_stopped(command), ProgressBar(quiet) as bar:
+        return run_jobs(jobs, store, launcher, bar)
 
 
 def require_success(outcome: "Outcome") -> None:

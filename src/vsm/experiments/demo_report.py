@@ -7,11 +7,11 @@ from matplotlib.figure import Figure
 
 from vsm.data import Dataset, ImageDataset
 from vsm.errors import DataError
-from vsm.evaluation.comparison import MeasuredRun, paired_differences
 from vsm.experiments import plots
+from vsm.experiments.comparison import MeasuredRun, paired_differences
 from vsm.experiments.document import Block, Heading, Picture, Table, Text, to_html
 from vsm.experiments.measures import ShownEpisode, look_at_episodes
-from vsm.runs.trained_model import RunDirectory
+from vsm.runs.directory import RunDirectory
 from vsm.system.files import write_text
 
 TITLE = "Few-shot learning with a long-term memory"
@@ -28,7 +28,7 @@ def write_report(measured: Sequence[MeasuredRun], dataset: Dataset, output: Path
     if not isinstance(dataset, ImageDataset):
         raise DataError(f"report: its pictures need images, but {dataset.name} holds features")
     runs = dict(zip(unique_names(measured), measured, strict=True))
-    chosen = next((one for one in reversed(measured) if one.trained.slot_names), measured[-1])
+    chosen = next((one for one in reversed(measured) if _num_classes(one)), measured[-1])
     episodes = look_at_episodes(chosen, dataset, NUM_EPISODES_SHOWN, QUERIES_SHOWN)
     blocks: list[Block] = [
         *_introduction(chosen, dataset),
@@ -56,7 +56,7 @@ def unique_names(measured: Sequence[MeasuredRun]) -> list[str]:
     """Name runs by their method; where two share one, by their directory too."""
     methods = [one.trained.settings.method for one in measured]
     return [
-        method if methods.count(method) == 1 else f"{method} ({one.path.name})"
+        method if methods.count(method) == 1 else f"{method} ({Path(one.trained.name).name})"
         for method, one in zip(methods, measured, strict=True)
     ]
 
@@ -83,7 +83,7 @@ def _scores(runs: dict[str, MeasuredRun]) -> list[Block]:
                 f"{result['accuracy']:.2%} ± {result['ci95']:.2%}",
                 f"{result['nll']:.3f}",
                 f"{result['ece']:.2%}",
-                str(len(one.trained.slot_names)) if one.trained.slot_names else "–",
+                str(_num_classes(one) or "–"),
             ]
         )
     named = {one.label: name for name, one in runs.items()}
@@ -113,9 +113,9 @@ def _episodes(episodes: Sequence[ShownEpisode], dataset: ImageDataset, name: str
 
 
 def _recalled(chosen: MeasuredRun, episode: ShownEpisode, dataset: ImageDataset) -> list[Block]:
-    if chosen.trained.memory is None or not chosen.trained.slot_names:
+    if chosen.trained.state is None or not _num_classes(chosen):
         return []
-    slot_ids = chosen.trained.memory.slot_classes
+    slot_ids = chosen.trained.state.slot_classes
     picture = _picture(
         plots.recall_sheet(episode, dataset, slot_ids),
         "Each new class, and the remembered classes it recalled most strongly (Eq. 9). The memory "
@@ -141,7 +141,7 @@ def _prototypes(runs: dict[str, MeasuredRun], dataset: ImageDataset) -> Block:
 
 
 def _learning(runs: dict[str, MeasuredRun], chosen: MeasuredRun) -> list[Block]:
-    metrics = {name: RunDirectory(one.path).read_metrics() for name, one in runs.items()}
+    metrics = {name: RunDirectory(Path(one.label)).read_metrics() for name, one in runs.items()}
     blocks: list[Block] = [
         _picture(
             plots.learning_curves(metrics),
@@ -149,14 +149,20 @@ def _learning(runs: dict[str, MeasuredRun], chosen: MeasuredRun) -> list[Block]:
             "intervals.",
         )
     ]
-    if chosen.trained.slot_names:
+    if _num_classes(chosen):
         growth = _picture(
-            plots.memory_growth(RunDirectory(chosen.path).read_metrics()),
+            plots.memory_growth(RunDirectory(Path(chosen.label)).read_metrics()),
             "The memory while it was built: classes remembered, how sharply it is addressed, and "
             "the gradient that teaches the attention vector.",
         )
         blocks.append(growth)
     return blocks
+
+
+def _num_classes(measured: MeasuredRun) -> int:
+    """Return how many classes the memory has slots for; 0 where slots do not stand for classes."""
+    memory = measured.trained.memory
+    return 0 if memory is None else len(memory.names)
 
 
 def _picture(figure: Figure, caption: str) -> Picture:

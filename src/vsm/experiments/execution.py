@@ -8,20 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from vsm.errors import EpisodeError, RunError
-from vsm.evaluation.comparison import (
-    EpisodeProtocol,
-    LoadedRun,
-    load_for,
-    measure,
-    measure_baseline,
-)
 from vsm.evaluation.evaluator import Evaluation
+from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.experiments.comparison import ModelOnData, load_for, measure, measure_baseline
 from vsm.experiments.jobs import Job, pretrain_settings, run_settings
 from vsm.experiments.measures import (
     changed_answers,
-    chosen_slots,
     measure_separation,
     nearness_to_slots,
+    with_slots,
 )
 from vsm.experiments.store import JobStore
 from vsm.pretraining.loop import pretrain
@@ -84,9 +79,7 @@ def _evaluate(store: JobStore, job: Job) -> Outcome:
     if "slots" in recipe:
         if not _num_slots(model):
             return {"memory_slots": 0}
-        assert model.trained.memory is not None
-        kept = chosen_slots(model.trained.memory, *recipe["slots"], protocol.seed)
-        model = replace(model, trained=replace(model.trained, memory=kept))
+        model = replace(model, trained=with_slots(model.trained, *recipe["slots"], protocol.seed))
     evaluation = _measured(model, protocol, recipe)
     found = {
         "correct": evaluation.correct.sum(1).tolist(),
@@ -101,7 +94,7 @@ def _evaluate(store: JobStore, job: Job) -> Outcome:
     return found
 
 
-def _measured(model: LoadedRun, protocol: EpisodeProtocol, recipe: Recipe) -> Evaluation:
+def _measured(model: ModelOnData, protocol: EpisodeProtocol, recipe: Recipe) -> Evaluation:
     """Measure the model, or a baseline on its features."""
     baseline = recipe.get("baseline")
     if baseline is None:
@@ -116,7 +109,7 @@ def _calibration(evaluation: Evaluation) -> Outcome:
 
 
 def _calibrated(
-    model: LoadedRun, evaluation: Evaluation, validation: EpisodeProtocol, recipe: Recipe
+    model: ModelOnData, evaluation: Evaluation, validation: EpisodeProtocol, recipe: Recipe
 ) -> Outcome:
     """Fit a temperature to validation episodes; empty if there are too few classes for them."""
     try:
@@ -150,8 +143,8 @@ def _changes(store: JobStore, job: Job) -> Outcome:
     return changed_answers(with_memory, without, protocol_of(job))
 
 
-def _num_slots(model: LoadedRun) -> int:
-    return 0 if model.trained.memory is None else len(model.trained.memory)
+def _num_slots(model: ModelOnData) -> int:
+    return 0 if model.trained.state is None else len(model.trained.state)
 
 
 def protocol_of(job: Job) -> EpisodeProtocol:
@@ -159,7 +152,7 @@ def protocol_of(job: Job) -> EpisodeProtocol:
     return EpisodeProtocol(**job.recipe["protocol"])
 
 
-def _load(store: JobStore, job: Job, position: int = 0) -> LoadedRun:
+def _load(store: JobStore, job: Job, position: int = 0) -> ModelOnData:
     """Return one of the models that a measurement is of, with its data."""
     model = job.after[position]
     data, backbone = protocol_of(job).data, model.options.get("backbone")
@@ -169,7 +162,7 @@ def _load(store: JobStore, job: Job, position: int = 0) -> LoadedRun:
 @lru_cache(maxsize=2)  # a model and its features serve one measurement after another
 def _loaded(
     folder: Path, _key: str, data: str, backbone: str | None, placement: Placement
-) -> LoadedRun:
+) -> ModelOnData:
     of_data = EpisodeProtocol(data, "test", way=2, shot=1, queries=1, episodes=2, seed=0)
     return load_for(folder, of_data, backbone=backbone, placement=placement)
 

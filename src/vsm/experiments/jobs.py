@@ -22,8 +22,8 @@ KEY_LENGTH = 16
 GIVEN = "given"
 """Kind of a directory that exists already: a trained run, a pre-training or a shipped model."""
 GIVEN_FILES = (
-    "config.yaml", "model.safetensors", "memory.safetensors", "backbone.safetensors", "card.json",
-    "rejection.json",
+    "config.yaml", "model.safetensors", "memory.safetensors", "backbone.safetensors",
+    "calibration.json",
 )  # fmt: skip
 IRRELEVANT = ("checkpoint_every", "init")  # init is a path; the name of the job before it counts
 BEFORE = "pre-trained"  # stands for the directory of a pre-training until it is known
@@ -135,7 +135,7 @@ def evaluate_job(
     Args:
         model: what is measured.
         title: what people call it.
-        protocol: fields of :class:`vsm.evaluation.comparison.EpisodeProtocol`.
+        protocol: fields of :class:`vsm.evaluation.protocol.EpisodeProtocol`.
         slots: how many slots the memory keeps, and which choice of them; unset: all.
         more: ``baseline`` (name and settings of a classifier on the model's features),
             ``confusions`` (true: keep those of every episode), ``temperature`` (the protocol of

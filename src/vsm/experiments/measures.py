@@ -1,6 +1,6 @@
 """What is measured of models besides accuracy: episodes in detail, prototypes, changed answers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -8,10 +8,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vsm.data import Dataset, EpisodeSampler, Split
-from vsm.evaluation.comparison import EpisodeProtocol, LoadedRun, MeasuredRun, measure
 from vsm.evaluation.evaluator import Evaluation, embed_images, evaluation_mode
-from vsm.memory import Memory, SlotMemory
+from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.experiments.comparison import MeasuredRun, ModelOnData, measure
+from vsm.memory import SlotMemory
 from vsm.nn.prototype_classifier import predictive
+from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import generator, task_generators
 
 NUM_TURNED_RIGHT = 3
@@ -55,7 +57,7 @@ def look_at_episodes(
     support, query_features = features.split([protocol.shot, queries], 2)
     with evaluation_mode(trained.model):
         random = generator(protocol.seed, "report")
-        prediction = trained.model(support, query_features, trained.memory, random)
+        prediction = trained.model(support, query_features, trained.state, random)
     probabilities = predictive(prediction.log_probabilities).exp()
     probabilities = probabilities.unflatten(1, (protocol.way, queries))
     weights = None if prediction.recollection is None else prediction.recollection.weights.cpu()
@@ -99,9 +101,9 @@ def separation(prototypes: Tensor) -> Separation:
 
 
 @torch.no_grad()
-def measure_separation(run: LoadedRun, protocol: EpisodeProtocol) -> Separation:
+def measure_separation(subject: ModelOnData, protocol: EpisodeProtocol) -> Separation:
     """Measure the prototypes that a model infers on the protocol's episodes: Figure 2."""
-    trained, dataset = run.trained, run.dataset
+    trained, dataset = subject.trained, subject.dataset
     found: list[Separation] = []
     done = 0
     with evaluation_mode(trained.model):
@@ -113,38 +115,42 @@ def measure_separation(run: LoadedRun, protocol: EpisodeProtocol) -> Separation:
             support, query = features.unflatten(0, shown.shape).split([protocol.shot, 1], 2)
             tasks = range(done, done + len(shown))
             random = task_generators(protocol.seed, "evaluation-noise", 0, tasks)
-            prediction = trained.model(support, query, trained.memory, random)
+            prediction = trained.model(support, query, trained.state, random)
             found.append(separation(prediction.prototypes.cpu()))
             done += len(shown)
     return Separation(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
-def chosen_slots(memory: Memory, size: int, subset: int, seed: int) -> Memory:
-    """Return the memory of its first slots for subset 0, and of random ones for the others.
+def with_slots(trained: TrainedModel, size: int, subset: int, seed: int) -> TrainedModel:
+    """Return the model with the first slots of its memory for subset 0, else with random ones.
 
     A memory whose slots do not stand for classes has no subset but its first slots.
     """
-    if subset == 0 or not isinstance(memory, SlotMemory):
-        return memory.first(size)
+    memory = trained.state
+    if subset == 0 or trained.memory is None or not isinstance(memory, SlotMemory):
+        return trained.with_slots(size)
     order = torch.randperm(len(memory), generator=generator(seed, "slots", size, subset))
-    return memory.keep(order[:size].sort().values.to(memory.class_ids.device))
+    kept = order[:size].sort().values
+    names = tuple(trained.memory.names[slot] for slot in kept.tolist())
+    slots = memory.keep(kept.to(memory.class_ids.device))
+    return replace(trained, memory=replace(trained.memory, memory=slots, names=names))
 
 
 @torch.no_grad()
-def nearness_to_slots(run: LoadedRun, split: Split) -> dict[int, float]:
+def nearness_to_slots(subject: ModelOnData, split: Split) -> dict[int, float]:
     """Return, by class of a split, the cosine of its mean feature to the nearest slot.
 
     Both are taken relative to the mean of all slots where the memory is addressed so (note 0009).
     Empty for a memory whose slots do not stand for classes.
     """
-    memory = run.trained.memory
+    memory = subject.trained.state
     if not isinstance(memory, SlotMemory) or not len(memory):
         return {}
-    embed = run.embedder(EpisodeSampler(run.dataset, split, 2, 1, 1))
-    classes = run.dataset.classes(split).tolist()
-    means = [embed(torch.from_numpy(run.dataset.image_ids(c))).mean(0) for c in classes]
+    embed = subject.embedder(EpisodeSampler(subject.dataset, split, 2, 1, 1))
+    classes = subject.dataset.classes(split).tolist()
+    means = [embed(torch.from_numpy(subject.dataset.image_ids(c))).mean(0) for c in classes]
     features, content = torch.stack(means), memory.content
-    if run.trained.settings.memory.center_addressing:
+    if subject.trained.settings.memory.center_addressing:
         center = content.mean(0)
         features, content = features - center, content - center
     cosines = F.normalize(features, dim=-1) @ F.normalize(content, dim=-1).mT  # [C, A]
@@ -152,7 +158,7 @@ def nearness_to_slots(run: LoadedRun, split: Split) -> dict[int, float]:
 
 
 def changed_answers(
-    with_memory: LoadedRun, without: LoadedRun, protocol: EpisodeProtocol
+    with_memory: ModelOnData, without: ModelOnData, protocol: EpisodeProtocol
 ) -> dict[str, Any]:
     """Return how many answers the memory turned right and wrong, and the most drastic of them.
 
@@ -187,13 +193,13 @@ def _described(
     kind: str,
     episode: int,
     query: int,
-    run: LoadedRun,
+    subject: ModelOnData,
     protocol: EpisodeProtocol,
     before: Evaluation,
     after: Evaluation,
 ) -> dict[str, Any]:
     """Return everything that is needed to understand one answer."""
-    sampler, names = protocol.sampler(run.dataset), run.dataset.class_names
+    sampler, names = protocol.sampler(subject.dataset), subject.dataset.class_names
     blocks = list(sampler.evaluation_episodes(episode + 1, protocol.seed))
     image_ids = blocks[-1].image_ids[-1]  # [N, K + Q]
     true, place = divmod(query, protocol.queries)
@@ -206,22 +212,22 @@ def _described(
         "true": true,
         "before": before.log_probabilities[episode, query].exp().tolist(),
         "after": after.log_probabilities[episode, query].exp().tolist(),
-        "recalled": _recalled(run, run.embedder(sampler)(image_ids.unsqueeze(0)), protocol),
+        "recalled": _recalled(subject, subject.embedder(sampler)(image_ids.unsqueeze(0)), protocol),
     }
 
 
 def _recalled(
-    run: LoadedRun, features: Tensor, protocol: EpisodeProtocol
+    subject: ModelOnData, features: Tensor, protocol: EpisodeProtocol
 ) -> list[list[dict[str, Any]]]:
     """Return the slots that each class of ``features [1, N, K + Q, D]`` recalled most."""
-    trained, dataset = run.trained, run.dataset
-    slots = [] if trained.memory is None else trained.memory.slot_classes
+    trained, dataset = subject.trained, subject.dataset
+    slots = [] if trained.state is None else trained.state.slot_classes
     if not slots:
         return []
     support, queries = features.split([protocol.shot, protocol.queries], 2)
     with evaluation_mode(trained.model):
         random = generator(protocol.seed, "changes")
-        recollection = trained.model(support, queries, trained.memory, random).recollection
+        recollection = trained.model(support, queries, trained.state, random).recollection
     best = recollection.weights[0].topk(min(NUM_RECALLED, len(slots)))  # [N, R]
     return [
         [

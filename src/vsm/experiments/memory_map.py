@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from vsm.errors import MemoryFileError
 from vsm.experiments.plots import COLORS, QUIET, principal_plane
-from vsm.runs.memory_files import NamedMemory
+from vsm.memory.named import NamedMemory
 from vsm.system.files import atomic_path
 
 WIDTH, DPI = 10.0, 150  # inches, dots per inch

@@ -14,7 +14,7 @@ from matplotlib.patches import Ellipse
 from torch import Tensor
 
 from vsm.data import ImageDataset
-from vsm.evaluation.comparison import MeasuredRun
+from vsm.experiments.comparison import MeasuredRun
 from vsm.experiments.measures import ShownEpisode
 
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")

@@ -1,7 +1,7 @@
 """Running jobs: what is done is skipped, what was begun goes on, what fails harms no other."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,11 +9,9 @@ from vsm.experiments.jobs import Job
 from vsm.experiments.launchers import Handle, Launcher
 from vsm.experiments.store import JobStore
 from vsm.system.interruption import Interrupted, StopRequest, stop_request
+from vsm.system.progress import NULL_PROGRESS, Progress
 
 POLL_SECONDS = 0.2
-
-Ended = Callable[[Job, str | None], None]
-"""Told of every job that ended: why it failed, or None."""
 
 
 @dataclass
@@ -47,14 +45,14 @@ def run_jobs(
     jobs: Sequence[Job],
     store: JobStore,
     launcher: Launcher,
-    ended: Ended = lambda *_: None,
+    progress: Progress = NULL_PROGRESS,
 ) -> Outcome:
     """Run ``jobs``, which are in an order in which they can be done.
 
     Raises:
         Interrupted: when asked to stop, after everything that was running here has saved.
     """
-    work = _Work(jobs, store, launcher, ended)
+    work = _Work(jobs, store, launcher, progress)
     with stop_request() as stop:
         try:
             while not stop and work.go_on():
@@ -69,14 +67,17 @@ class _Work:
     """What waits, what runs, and how the rest ended."""
 
     def __init__(
-        self, jobs: Sequence[Job], store: JobStore, launcher: Launcher, ended: Ended
+        self, jobs: Sequence[Job], store: JobStore, launcher: Launcher, progress: Progress
     ) -> None:
-        self._store, self._launcher, self._ended = store, launcher, ended
+        self._store, self._launcher, self._progress = store, launcher, progress
         self.outcome = Outcome(skipped=[job for job in jobs if store.is_done(job)])
         self._finished = {job.key for job in self.outcome.skipped}
         self._lost: set[str] = set()
         self._waiting = [job for job in jobs if job.key not in self._finished]
         self._running: list[tuple[Job, Handle]] = []
+        self._total, self._ended = len(self._waiting), 0
+        if self._total:
+            progress.start("jobs", self._total)
 
     def go_on(self) -> bool:
         """Begin one job if one can begin, else wait for one to end; return whether more is left."""
@@ -127,4 +128,12 @@ class _Work:
                 failure = self._store.failure(job) or handle.reason()
                 self._lost.add(job.key)
                 self.outcome.failed.append((job, failure))
-            self._ended(job, failure)
+            self._report(job, failure)
+
+    def _report(self, job: Job, failure: str | None) -> None:
+        self._ended += 1
+        seconds = (self._store.result(job) or {}).get("seconds") if failure is None else None
+        took = "" if seconds is None else f" in {seconds:.0f} s"
+        how = f"done{took}" if failure is None else f"failed ({failure})"
+        self._progress.message(f"[{self._ended}/{self._total}] {how}: {job.title}")
+        self._progress.advance()

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vsm.data import open_dataset
-from vsm.evaluation.comparison import evaluate_run
+from vsm.experiments.comparison import evaluate_run
 from vsm.experiments.document import Picture
 from vsm.experiments.execution import protocol_of
 from vsm.experiments.measures import look_at_episodes
