@@ -18,14 +18,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 from torch import Tensor
+from vsm.evaluation.comparison import EpisodeProtocol, LoadedRun, load_for, measure
 
 import vsm
 from vsm.classify import Pretrained, open_pretrained
 from vsm.data import ImageDataset
-from vsm.evaluation.comparison import EpisodeProtocol, LoadedRun, load_for, measure
 from vsm.evaluation.statistics import estimate
+from vsm.experiments.episode_plots import recall_sheet
 from vsm.experiments.measures import ShownEpisode, look_at_episodes
-from vsm.experiments.plots import COLORS, recall_sheet, show_image
+from vsm.experiments.plots import COLORS, show_image
 from vsm.memory import SlotMemory
 from vsm.seeding import generator
 

@@ -175,7 +175,7 @@ def _unavailable(plans: "Sequence[Plan]") -> list[str]:
 
 
 def _unprepared(plans: "Sequence[Plan]") -> list[str]:
-    from vsm.experiments.paper.plan import UNPREPARED
+    from vsm.experiments.checksums import UNPREPARED
 
     checksums = {data: found for plan in plans for data, found in plan.request.checksums.items()}
     missing = [data for data, checksum in checksums.items() if checksum == UNPREPARED]

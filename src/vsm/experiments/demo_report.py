@@ -7,10 +7,11 @@ from matplotlib.figure import Figure
 
 from vsm.data import Dataset, ImageDataset
 from vsm.errors import DataError
-from vsm.experiments import plots
+from vsm.experiments import episode_plots
 from vsm.experiments.comparison import MeasuredRun, paired_differences
 from vsm.experiments.document import Block, Heading, Picture, Table, Text, to_html
 from vsm.experiments.measures import ShownEpisode, look_at_episodes
+from vsm.experiments.plots import png
 from vsm.runs.directory import RunDirectory
 from vsm.system.files import write_text
 
@@ -43,7 +44,7 @@ def write_report(measured: Sequence[MeasuredRun], dataset: Dataset, output: Path
         *_learning(runs, chosen),
         Heading(2, "Calibration"),
         _picture(
-            plots.reliability_diagram(measured, list(runs)),
+            episode_plots.reliability_diagram(measured, list(runs)),
             "Accuracy of predictions against their confidence; on the dashed line a model knows "
             "exactly how often it is right.",
         ),
@@ -109,7 +110,9 @@ def _episodes(episodes: Sequence[ShownEpisode], dataset: ImageDataset, name: str
         "are more), below it queries of that class with the predicted class, its probability, and "
         "the probability of every class."
     )
-    return [_picture(plots.episode_sheet(episode, dataset), caption) for episode in episodes]
+    return [
+        _picture(episode_plots.episode_sheet(episode, dataset), caption) for episode in episodes
+    ]
 
 
 def _recalled(chosen: MeasuredRun, episode: ShownEpisode, dataset: ImageDataset) -> list[Block]:
@@ -117,7 +120,7 @@ def _recalled(chosen: MeasuredRun, episode: ShownEpisode, dataset: ImageDataset)
         return []
     slot_ids = chosen.trained.state.slot_classes
     picture = _picture(
-        plots.recall_sheet(episode, dataset, slot_ids),
+        episode_plots.recall_sheet(episode, dataset, slot_ids),
         "Each new class, and the remembered classes it recalled most strongly (Eq. 9). The memory "
         f"holds {len(slot_ids)} classes, none of which is in the test.",
     )
@@ -133,7 +136,7 @@ def _prototypes(runs: dict[str, MeasuredRun], dataset: ImageDataset) -> Block:
         if one.trained.settings.method != "protonet"
     }
     return _picture(
-        plots.prototype_clouds(clouds),
+        episode_plots.prototype_clouds(clouds),
         "The same episode under each method: samples of each class's prototype with their "
         "two-standard-deviation ellipse, and the queries, projected on the plane of greatest "
         "variance of that panel.",
@@ -144,14 +147,14 @@ def _learning(runs: dict[str, MeasuredRun], chosen: MeasuredRun) -> list[Block]:
     metrics = {name: RunDirectory(Path(one.label)).read_metrics() for name, one in runs.items()}
     blocks: list[Block] = [
         _picture(
-            plots.learning_curves(metrics),
+            episode_plots.learning_curves(metrics),
             "Training cross entropy (smoothed), and accuracy on the validation classes with 95% "
             "intervals.",
         )
     ]
     if _num_classes(chosen):
         growth = _picture(
-            plots.memory_growth(RunDirectory(Path(chosen.label)).read_metrics()),
+            episode_plots.memory_growth(RunDirectory(Path(chosen.label)).read_metrics()),
             "The memory while it was built: classes remembered, how sharply it is addressed, and "
             "the gradient that teaches the attention vector.",
         )
@@ -166,4 +169,4 @@ def _num_classes(measured: MeasuredRun) -> int:
 
 
 def _picture(figure: Figure, caption: str) -> Picture:
-    return Picture("", plots.png(figure), caption)
+    return Picture("", png(figure), caption)

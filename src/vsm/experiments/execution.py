@@ -19,6 +19,7 @@ from vsm.experiments.measures import (
     with_slots,
 )
 from vsm.experiments.store import JobStore
+from vsm.experiments.uncertainty import measure_uncertainty
 from vsm.pretraining.loop import pretrain
 from vsm.settings import BaselineSettings
 from vsm.system.devices import Placement, choose_placement
@@ -143,6 +144,10 @@ def _changes(store: JobStore, job: Job) -> Outcome:
     return changed_answers(with_memory, without, protocol_of(job))
 
 
+def _uncertainty(store: JobStore, job: Job) -> Outcome:
+    return measure_uncertainty(_load(store, job), protocol_of(job), job.recipe["way"])
+
+
 def _num_slots(model: ModelOnData) -> int:
     return 0 if model.trained.state is None else len(model.trained.state)
 
@@ -179,4 +184,5 @@ KINDS: dict[str, Callable[[JobStore, Job], Outcome]] = {
     "prototypes": _prototypes,
     "nearness": _nearness,
     "changes": _changes,
+    "uncertainty": _uncertainty,
 }

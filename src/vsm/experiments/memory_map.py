@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vsm.errors import MemoryFileError
-from vsm.experiments.plots import COLORS, QUIET, principal_plane
+from vsm.experiments.episode_plots import principal_plane
+from vsm.experiments.plots import COLORS, QUIET
 from vsm.memory.named import NamedMemory
 from vsm.system.files import atomic_path
 

@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 from vsm.data import open_dataset
 from vsm.experiments.comparison import evaluate_run
 from vsm.experiments.document import Picture
+from vsm.experiments.episode_plots import prototype_clouds
 from vsm.experiments.execution import protocol_of
 from vsm.experiments.measures import look_at_episodes
 from vsm.experiments.paper.catalog import MEMORY_SIZES, RETENTIONS
 from vsm.experiments.paper.results import Results
-from vsm.experiments.plots import color_of, png, prototype_clouds
+from vsm.experiments.plots import color_of, png
 from vsm.experiments.store import JobStore
 
 CLOUD_QUERIES = 10

@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from vsm.data import EpisodeSampler, open_images
-from vsm.data import store as prepared
-from vsm.data.catalog import CATALOG, FOLDER_PREFIX
-from vsm.data.folder import key as folder_key
-from vsm.data.glyphs import GENERATOR_VERSION
+from vsm.data.catalog import FOLDER_PREFIX
 from vsm.errors import DataError, RunError, SettingsError
+from vsm.experiments.checksums import data_checksum
 from vsm.experiments.jobs import Job, describe, evaluate_job, in_order, pretrain_job, train_job
 from vsm.experiments.paper.budgets import Budget, Unavailable, budget
 from vsm.experiments.paper.catalog import Column, PaperTable, Row, table
 from vsm.experiments.store import JobStore
 from vsm.settings import PretrainSettings, RunSettings
 
-UNPREPARED = "not prepared"
 EVALUATION_SEED = 0
 
 
@@ -223,24 +220,6 @@ def _pretraining(affordable: Budget, settings: RunSettings, checksum: str) -> Jo
         ),
         checksum,
     )
-
-
-def data_checksum(data: str, remembered: Mapping[str, str]) -> str:
-    """Return what identifies the pixels of a dataset: now, or when it was last there.
-
-    Raises:
-        DataError: if there is no dataset of that name.
-    """
-    if data == "glyphs":
-        return f"generator version {GENERATOR_VERSION}"
-    if data.startswith(FOLDER_PREFIX):
-        path = Path(data.removeprefix(FOLDER_PREFIX))
-        return folder_key(path) if path.is_dir() else remembered.get(data, UNPREPARED)
-    if prepared.is_prepared(data):
-        return str(prepared.read_index(data)["sha256"])
-    if data not in CATALOG:
-        open_images(data)  # says which there are
-    return remembered.get(data, UNPREPARED)
 
 
 def _with_full_path(data: str) -> str:

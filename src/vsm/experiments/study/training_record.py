@@ -1,4 +1,4 @@
-"""What a run directory tells of its training: the command, and the time it took."""
+"""What a run directory says of its training: the command, and the time it took."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -6,22 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from vsm.errors import RunError
-from vsm.runs.directory import METRICS_NAME, Directory
-from vsm.runs.provenance import command
-from vsm.runs.trained_model import RunDirectory
+from vsm.experiments.provenance import command
+from vsm.runs.directory import METRICS_NAME, Directory, RunDirectory
 from vsm.settings import RunSettings
 
 
-def training_record(path: Path, data: str) -> dict[str, Any]:
-    """Return how a run was trained.
+def training_record(path: Path, settings: RunSettings) -> dict[str, Any]:
+    """Return how a run of ``settings`` was trained.
 
     Raises:
-        RunError: if there is no run, it is of other data, or its training is not at its end.
+        RunError: if its training is not at its end.
     """
     run = RunDirectory(path)
-    settings = run.settings()
-    if settings.data != data:
-        raise RunError(f"{path} was trained on {settings.data}, but the study is of {data}")
     rows = run.read_metrics()
     done = max((int(row["step"]) for row in rows), default=0)
     if done < settings.steps or not run.model.is_file():

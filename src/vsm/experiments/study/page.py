@@ -1,4 +1,4 @@
-"""The page of results, rendered from result files alone."""
+"""The page of studies, rendered from result files alone."""
 
 import json
 from collections.abc import Sequence
@@ -7,13 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from vsm.errors import RunError
-from vsm.reproduction.document import Block, Heading, Picture, Table, Text, to_markdown
-from vsm.study.plan import Condition, Study, picture_name
-from vsm.system.files import write_text
+from vsm.experiments.document import Block, Heading, Picture, Table, Text, write_markdown
+from vsm.experiments.study import uncertainty_page
+from vsm.experiments.study.definition import (
+    Condition,
+    Study,
+    StudySettings,
+    UncertaintySettings,
+    picture_name,
+)
 
 MOST_CLASSES_LISTED = 40
 CHARTS = "charts"  # folder beside the page
 Found = dict[str, Any]
+PARTS = {"runs": {"study", "runs", "conditions"}, "uncertainty": {"study", "models"}}
+"""Keys of a result file, by the kind of study."""
 INTRODUCTION = (
     "Accuracy in percent, with 95% intervals. Over several training seeds the interval counts "
     "seeds and episodes as samples; a single seed's counts its episodes. NLL is the mean negative "
@@ -25,13 +33,13 @@ INTRODUCTION = (
 
 
 def read_results(study: Study) -> Found:
-    """Read a result file, or say how to mend it."""
+    """Read a result file, or say how to fix it."""
     again = f"run vsm study {study.path}"
     if not study.results.is_file():
         raise RunError(f"{study.results} is not there yet; {again} first")
     try:
         found: Found = json.loads(study.results.read_text(encoding="utf-8"))
-        if not {"study", "runs", "conditions"} <= found.keys():
+        if not PARTS[study.settings.kind] <= found.keys():
             raise ValueError("parts are missing")
     except (ValueError, AttributeError) as error:
         raise RunError(f"{study.results} is half-written or damaged; {again} again") from error
@@ -43,25 +51,32 @@ def write_page(studies: Sequence[Study], page: Path) -> None:
     found = [(study, read_results(study)) for study in studies]
     files = " ".join(study.path.as_posix() for study in studies)
     command = f"`vsm study {files} --render {page.as_posix()}`"
+    alone = studies[0].settings if len(studies) == 1 else None
+    title = alone.title if isinstance(alone, UncertaintySettings) else "Results"
     blocks: list[Block] = [
-        Heading(1, "Results"),
+        Heading(1, title),
         Text(f"Rendered from result files by {command}: no figure is typed by hand."),
-        Text(INTRODUCTION),
     ]
+    if any(isinstance(study.settings, StudySettings) for study in studies):
+        blocks.append(Text(INTRODUCTION))
     for study, results in found:
-        blocks += study_blocks(study, results, page)
-    write_text(page, to_markdown(blocks))
+        if isinstance(study.settings, StudySettings):
+            blocks += study_blocks(study, results, page)
+        else:
+            blocks += uncertainty_page.study_blocks(results, alone is None)
+    write_markdown(page, blocks)
 
 
 def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
-    """Return what the page says of one study."""
+    """Return the page's part about one study of runs."""
     asked = results["study"]
     seeds = ", ".join(map(str, asked["seeds"]))
+    split = asked.get("split", "test")  # files of version 0.1.0 did not say
     blocks: list[Block] = [
         Heading(2, asked["title"]),
         Text(
-            f"{asked['data']}, {asked['episodes']} episodes of test classes (seed "
-            f"{asked['episode_seed']}) with {asked['queries']} queries a class, the same for all "
+            f"{asked['data']}, {asked['episodes']} episodes of {split} classes (seed "
+            f"{asked['episode_seed']}) with {asked['queries']} queries per class, the same for all "
             f"rows; training seeds {seeds}; reference: {asked['reference']}."
         ),
         *_inequality(results),
@@ -73,7 +88,7 @@ def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
             blocks += [Text("Each seed by itself:"), _seed_table(found)]
         if found["differences"]:
             blocks += [Text(f"{asked['reference']} minus each other:"), difference_table(found)]
-        blocks += _memory_sizes(found) + _gains(found) + _chart(study, condition, found, page)
+        blocks += _memory_sizes(found) + _gains(found) + _chart(study, condition, found)
         blocks += _changes(study, condition, found, page)
     return [*blocks, Heading(3, f"{asked['title']}: runs"), *_runs(results)]
 
@@ -179,17 +194,16 @@ def _gains(found: Found) -> list[Block]:
     return [heading, Table(["classes", "mean cosine", "mean gain"], rows)]
 
 
-def _chart(study: Study, condition: Condition, found: Found, page: Path) -> list[Block]:
-    """Draw both of the above beside the page, where matplotlib is installed."""
+def _chart(study: Study, condition: Condition, found: Found) -> list[Block]:
+    """Draw both of the above, where matplotlib is installed."""
     try:
-        from vsm.study.charts import draw_chart  # noqa: PLC0415 - pages need no matplotlib
+        from vsm.experiments.study.pictures import chart  # noqa: PLC0415 - an extra
     except ImportError:
         return []
     name = f"{study.path.stem}-{condition.way}way-{condition.shot}shot-{condition.batch_norm}"
-    if not draw_chart(found, page.parent / CHARTS / f"{name}.svg"):
-        return []
+    drawn = chart(found, name)
     caption = f"{study.settings.title}, {condition}: what the memory gives"
-    return [Picture(name, b"", caption, CHARTS, ".svg")]
+    return [] if drawn is None else [Picture(name, drawn, caption, CHARTS, ".svg")]
 
 
 def _quarters(classes: Sequence[Found]) -> list[Sequence[Found]]:
@@ -218,7 +232,7 @@ def _changes(study: Study, condition: Condition, found: Found, page: Path) -> li
     for position, change in enumerate(changes["shown"]):
         name = picture_name(condition, position, change["kind"])
         if (folder / f"{name}.png").is_file():
-            blocks.append(Picture(name, b"", _caption(change), relative))
+            blocks.append(Picture(name, None, _caption(change), relative))
     return blocks
 
 
