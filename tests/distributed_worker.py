@@ -104,8 +104,8 @@ def normalized(kind: torch.dtype, processes: Processes) -> dict[str, Tensor]:
     return {
         "output": output,
         "images.grad": gradients[0],
-        "weight.grad": processes.total(gradients[1]),
-        "bias.grad": processes.total(gradients[2]),
+        "weight.grad": processes.all_reduce(gradients[1]),
+        "bias.grad": processes.all_reduce(gradients[2]),
         "evaluated": layer(share),
         **layer.state_dict(),
     }
@@ -150,12 +150,12 @@ def agreed(processes: Processes) -> dict[str, Tensor]:
     from_zero = torch.full((2, 2), float(rank)).T
     processes.broadcast([from_zero])
     return {
-        "total": processes.total(own),
-        "gathered": processes.gather(own),
+        "total": processes.all_reduce(own),
+        "gathered": processes.all_gather(own),
         "average of the first": first,
         "average of the second": second,
         "broadcast": from_zero,
-        "largest": torch.tensor(processes.largest(3 * rank)),
+        "largest": torch.tensor(processes.all_reduce_max(3 * rank)),
         "from first": torch.tensor(processes.broadcast_value(0.1 + rank)),
     }
 

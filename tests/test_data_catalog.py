@@ -15,7 +15,7 @@ import pytest
 from data_layouts import color_image, encoded, leftovers, write_zip
 from vsm.data import catalog, open_dataset, open_images, store
 from vsm.data.catalog import describe, list_datasets, prepare
-from vsm.data.downloads import Progress, PublicFile
+from vsm.data.downloads import PublicFile
 from vsm.data.preparation import regroup
 from vsm.errors import DataError
 
@@ -104,25 +104,25 @@ def test_downloads_are_fetched_and_prepared(
 ) -> None:
     def pretend(file: PublicFile, folder: Path, progress: Progress) -> Path:
         assert folder == root / "downloads"
-        progress(f"downloading {file.name}", 1, 1)
+        progress.start(f"downloading {file.name}", 1)
+        progress.advance(1)
         return source
 
     monkeypatch.setattr(catalog, "fetch", pretend)
-    shown: list[tuple[str, int, int]] = []
-    prepare(
-        "cifar-fs", download=True, allow_missing=True, progress=lambda *news: shown.append(news)
-    )
-    assert shown[0] == ("downloading cifar-100-python.tar.gz", 1, 1)
-    assert shown[-1] == ("preparing cifar-fs", 6, 6)
+    progress = RecordedProgress()
+    prepare("cifar-fs", download=True, allow_missing=True, progress=progress)
+    assert progress.shown[0] == ("downloading cifar-100-python.tar.gz", 1, 1)
+    assert progress.shown[-1] == ("preparing cifar-fs", 6, 6)
     assert len(open_images("cifar-fs").images) == 6
 
 
 def test_an_interrupted_preparation_leaves_nothing(source: Path, root: Path) -> None:
-    def interrupt(what: str, done: int, total: int) -> None:
-        raise KeyboardInterrupt
+    class Interrupting(NullProgress):
+        def advance(self, count: int = 1, note: str = "") -> None:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare("cifar-fs", source, allow_missing=True, progress=interrupt)
+        prepare("cifar-fs", source, allow_missing=True, progress=Interrupting())
     assert leftovers(root) == []
     assert not store.is_prepared("cifar-fs")
 

@@ -70,12 +70,8 @@ def public(server: Server, md5: str = MD5) -> PublicFile:
     return PublicFile(f"http://127.0.0.1:{server.server_port}/some/file.zip", md5, 2 << 20)
 
 
-def quiet(what: str, done: int, total: int) -> None:
-    """Ignore progress."""
-
-
 def get(server: Server, folder: Path, tries: int = 4) -> Path:
-    return fetch(public(server), folder, quiet, tries=tries, wait_seconds=0.01)
+    return fetch(public(server), folder, NullProgress(), tries=tries, wait_seconds=0.01)
 
 
 def whole(request: Handler, start: int) -> None:
@@ -149,12 +145,12 @@ def exhausted(request: Handler, start: int) -> None:
 
 def test_a_file_is_fetched_once_and_progress_is_shown(server: Server, tmp_path: Path) -> None:
     server.script = [ranged]
-    shown: list[tuple[str, int, int]] = []
-    path = fetch(public(server), tmp_path, lambda *news: shown.append(news))
+    progress = RecordedProgress()
+    path = fetch(public(server), tmp_path, progress)
     assert path == tmp_path / "file.zip"
     assert path.read_bytes() == CONTENT
-    assert shown[-1] == ("downloading file.zip", len(CONTENT), len(CONTENT))
-    assert [done for _, done, _ in shown] == sorted(done for _, done, _ in shown)
+    assert progress.shown[-1] == ("downloading file.zip", len(CONTENT), len(CONTENT))
+    assert [done for _, done, _ in progress.shown] == sorted(done for _, done, _ in progress.shown)
     assert get(server, tmp_path) == path
     assert len(server.asked) == 1
 

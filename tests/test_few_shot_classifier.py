@@ -21,13 +21,13 @@ from serving_helpers import (
     write_run,
 )
 from vsm import FewShotClassifier
-from vsm.classify import PictureFormat
+from vsm.classify import Preprocessing
 from vsm.classify.explanation import split_uncertainty
 from vsm.data import ImageDataset, open_images
 from vsm.errors import ClassifierError, DataError, MemoryFileError, RunError, VsmError
 from vsm.nn.prototype_classifier import predictive
 from vsm.runs.memory_files import read_memory
-from vsm.runs.tensor_files import load_tensors, save_tensors
+from vsm.system.tensor_files import load_tensors, save_tensors
 from vsm.seeding import generator
 from vsm.settings import METHODS, Method
 
@@ -142,7 +142,7 @@ def test_pictures_are_prepared_as_the_dataset_was(tiny_dataset: ImageDataset) ->
         "input_shape": list(tiny_dataset.input_shape),
         "normalization": asdict(tiny_dataset.normalization),
     }
-    form = PictureFormat.from_facts(facts)
+    form = Preprocessing.from_facts(facts)
     assert form is not None
     ids = np.arange(10, 30)
     pixels = form.pixels(list(tiny_dataset.images[ids]))
@@ -153,11 +153,11 @@ def test_pictures_are_prepared_as_the_dataset_was(tiny_dataset: ImageDataset) ->
 def test_ink_is_ink_on_light_and_on_dark_paper(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     light_on_dark = (255 * (random.random((105, 105)) < 0.1)).astype(np.uint8)
-    form = PictureFormat(28, 1, True, (0.5,), (0.5,))
+    form = Preprocessing(28, 1, True, (0.5,), (0.5,))
     one, other = form.pixels([light_on_dark, 255 - light_on_dark])
     assert torch.equal(one, other)
     assert one.float().mean() < 127
-    plain = PictureFormat(28, 1, False, (0.5,), (0.5,))
+    plain = Preprocessing(28, 1, False, (0.5,), (0.5,))
     assert not torch.equal(*plain.pixels([light_on_dark, 255 - light_on_dark]))
 
 

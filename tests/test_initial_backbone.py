@@ -14,7 +14,7 @@ from vsm.errors import RunError, SettingsError
 from vsm.evaluation.cached_features import cached_features, features_key
 from vsm.evaluation.evaluator import encode_dataset, evaluate
 from vsm.model import FewShotModel
-from vsm.runs.tensor_files import save_backbone
+from vsm.system.tensor_files import save_backbone
 from vsm.runs.trained_model import begin_with_backbone, load_run
 from vsm.settings import RunSettings
 from vsm.system.interruption import Interrupted

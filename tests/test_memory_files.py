@@ -19,7 +19,7 @@ from vsm.data import ImageDataset
 from vsm.errors import MemoryFileError, RunError
 from vsm.runs.memory_files import NamedMemory, by_hand, read_memory, update_memory
 from vsm.runs.shipped import MODELS
-from vsm.runs.tensor_files import load_tensors, save_tensors
+from vsm.system.tensor_files import load_tensors, save_tensors
 from vsm.runs.trained_model import load_run
 
 WIDTH = tiny_model().num_features

@@ -49,7 +49,7 @@ from vsm.pretraining.supervised import (
     with_turned_copies,
 )
 from vsm.runs.configuration import read_settings, settings_to_yaml
-from vsm.runs.tensor_files import load_backbone, load_tensors, save_tensors
+from vsm.system.tensor_files import load_backbone, load_tensors, save_tensors
 from vsm.runs.trained_model import RunDirectory
 from vsm.settings import (
     FewShotValidationSettings,

@@ -3,6 +3,7 @@
 import numpy as np
 
 from vsm.data import ImageDataset, Normalization
+from vsm.system.progress import NullProgress
 from vsm.settings import ModelSettings, RunSettings, SamplingSettings, ValidationSettings
 
 
@@ -42,3 +43,23 @@ def make_settings() -> RunSettings:
         sampling=SamplingSettings(5, 4, 5, 4),
         validation=ValidationSettings(every=3, episodes=5),
     )
+
+
+class RecordedProgress(NullProgress):
+    """Keeps what a bar would show: title, steps done, and their total, after every advance."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, int, int | None]] = []
+        self.messages: list[str] = []
+        self._stage: tuple[str, int | None] = ("", None)
+        self._done = 0
+
+    def start(self, title: str, total: int | None) -> None:
+        self._stage, self._done = (title, total), 0
+
+    def advance(self, count: int = 1, note: str = "") -> None:
+        self._done += count
+        self.shown.append((self._stage[0], self._done, self._stage[1]))
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)

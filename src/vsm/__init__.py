@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from vsm.evaluation.evaluator import Evaluation, evaluate
     from vsm.export import export_onnx
     from vsm.memory import Memory
+    from vsm.memory.named import NamedMemory
     from vsm.model import FewShotModel
-    from vsm.pretraining.loop import pretrain
-    from vsm.runs.tensor_files import load_backbone
-    from vsm.runs.trained_model import LoadedModel, TrainedModel, load_model, load_run
+    from vsm.pretraining import pretrain
+    from vsm.runs.checkpoints import load_backbone
+    from vsm.runs.trained_model import TrainedModel, load
     from vsm.settings import PretrainSettings, RunSettings
     from vsm.training import train
 
@@ -31,19 +32,18 @@ _HOMES = {
     "FewShotClassifier": "vsm.classify",
     "FewShotModel": "vsm.model",
     "ImageDataset": "vsm.data",
-    "LoadedModel": "vsm.runs.trained_model",
     "Memory": "vsm.memory",
+    "NamedMemory": "vsm.memory.named",
     "PretrainSettings": "vsm.settings",
     "RunSettings": "vsm.settings",
     "TrainedModel": "vsm.runs.trained_model",
     "VsmError": "vsm.errors",
     "evaluate": "vsm.evaluation.evaluator",
     "export_onnx": "vsm.export",
-    "load_backbone": "vsm.runs.tensor_files",
-    "load_model": "vsm.runs.trained_model",
-    "load_run": "vsm.runs.trained_model",
+    "load": "vsm.runs.trained_model",
+    "load_backbone": "vsm.runs.checkpoints",
     "open_dataset": "vsm.data",
-    "pretrain": "vsm.pretraining.loop",
+    "pretrain": "vsm.pretraining",
     "train": "vsm.training",
 }
 
@@ -55,17 +55,16 @@ __all__ = [
     "FewShotClassifier",
     "FewShotModel",
     "ImageDataset",
-    "LoadedModel",
     "Memory",
+    "NamedMemory",
     "PretrainSettings",
     "RunSettings",
     "TrainedModel",
     "VsmError",
     "evaluate",
     "export_onnx",
+    "load",
     "load_backbone",
-    "load_model",
-    "load_run",
     "open_dataset",
     "pretrain",
     "train",

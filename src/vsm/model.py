@@ -17,6 +17,7 @@ from vsm.memory import (
     Consolidation,
     Memory,
     Observations,
+    PreparedMemory,
     Recall,
     Recollection,
     SupportSet,
@@ -35,8 +36,8 @@ class InferredPrototypes(NamedTuple):
 
     Attributes:
         prototypes: z ``[T, N, L, D]``.
-        posterior: q̃(z | M, S), components ``[T, N, C, D]``; nothing for mean prototypes.
-        recollection: what the memory offered; nothing for methods without memory.
+        posterior: q̃(z | M, S), components ``[T, N, C, D]``; None for mean prototypes.
+        recollection: what the memory offered; None for methods without memory.
         strength: κ ``[T, N, D]``, the support images that it counted for in conjugate inference.
     """
 
@@ -52,8 +53,8 @@ class Prediction(NamedTuple):
     Attributes:
         log_probabilities: ``[T, N·Q, N, L]``, for each sample of the prototypes.
         prototypes: z ``[T, N, L, D]``.
-        posterior: q̃(z | M, S), components ``[T, N, C, D]``; nothing for mean prototypes.
-        recollection: what the memory offered; nothing for methods without memory.
+        posterior: q̃(z | M, S), components ``[T, N, C, D]``; None for mean prototypes.
+        recollection: what the memory offered; None for methods without memory.
         strength: κ ``[T, N, D]``, the support images that it counted for in conjugate inference.
     """
 
@@ -144,7 +145,7 @@ class FewShotModel(nn.Module):
         self,
         support: Tensor,
         queries: Tensor,
-        memory: Memory | None,
+        memory: Memory | PreparedMemory | None,
         random: Randomness,
         slot_mask: Tensor | None = None,
     ) -> Prediction:
@@ -153,7 +154,7 @@ class FewShotModel(nn.Module):
         Args:
             support: features ``[T, N, K, D]``.
             queries: features ``[T, N, Q, D]``.
-            memory: read, never written; nothing for methods without one.
+            memory: read, never written; None for methods without one.
             random: source of every draw of m and z.
             slot_mask: boolean ``[T, N, A]``, slots that may not be addressed.
         """
@@ -164,7 +165,7 @@ class FewShotModel(nn.Module):
     def infer(
         self,
         given: SupportSet,
-        memory: Memory | None,
+        memory: Memory | PreparedMemory | None,
         random: Randomness,
         slot_mask: Tensor | None = None,
     ) -> InferredPrototypes:
@@ -191,7 +192,7 @@ class FewShotModel(nn.Module):
     def _recall(
         self,
         support: SupportSet,
-        memory: Memory | None,
+        memory: Memory | PreparedMemory | None,
         slot_mask: Tensor | None,
         random: Randomness,
     ) -> Recollection | None:
@@ -213,7 +214,7 @@ class FewShotModel(nn.Module):
         return GaussianMixture(self.inference(recollection.samples, support_mean))
 
     def _by_bayes_rule(
-        self, support: SupportSet, memory: Memory | None, slot_mask: Tensor | None
+        self, support: SupportSet, memory: Memory | PreparedMemory | None, slot_mask: Tensor | None
     ) -> tuple[GaussianMixture, Recollection | None, Tensor | None]:
         """Infer in closed form in place of Eqs. 7-10: m is integrated out, and KL_m is zero."""
         assert isinstance(self.inference, ConjugateInference)
@@ -227,18 +228,27 @@ class FewShotModel(nn.Module):
         mixture = GaussianMixture(posterior.unsqueeze(-2))
         return mixture, recollection, self.inference.kappa(prior)
 
-    def _require_memory(self, memory: Memory | None) -> None:
+    def _require_memory(self, memory: Memory | PreparedMemory | None) -> None:
         if memory is None and self.consolidation is not None:
             raise ValueError(f"memory: the method {self.settings.method} needs one, got none")
 
+    def prepare(self, memory: Memory) -> PreparedMemory | None:
+        """Compute once what reading ``memory`` in closed form needs; None where there is nothing.
+
+        What is returned may stand for ``memory`` in :meth:`infer` as long as no weight changes.
+        """
+        if self.recall is None or not isinstance(self.inference, ConjugateInference):
+            return None
+        return self.recall.prepare(memory)
+
     def empty_memory(self) -> Memory | None:
-        """Return a memory that has taken in nothing; nothing for methods without one."""
+        """Return a memory that has taken in nothing; None for methods without one."""
         return None if self.consolidation is None else self.consolidation.empty().to(self.device)
 
     def consolidate(
         self, memory: Memory | None, observations: Observations | None, step: int
     ) -> Memory | None:
-        """Return the memory after ``observations`` at ``step``: Eqs. 11-13 or a rival's writing.
+        """Return the memory after ``observations`` at ``step``: Eqs. 11-13 or another rule.
 
         It is the same memory where there is nothing to take in, or nowhere to.
         """

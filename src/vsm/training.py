@@ -10,8 +10,8 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,55 +21,35 @@ from vsm.errors import ProcessLostError, RunError, SettingsError
 from vsm.evaluation.cached_features import cached_features
 from vsm.evaluation.evaluator import Evaluation, evaluate, evaluation_mode
 from vsm.memory import Memory, Observations
-from vsm.model import FewShotModel
+from vsm.model import FewShotModel, Prediction
 from vsm.nn.batch_norm import synchronize_batch_norm, unsynchronized_buffers
 from vsm.objective import objective
-from vsm.runs.directory import Log
-from vsm.runs.trained_model import (
-    RunDirectory,
+from vsm.runs.checkpoints import (
     TrainingState,
     apply_pending,
     begin_with_backbone,
     load_resume,
-    save_best,
     save_resume,
 )
+from vsm.runs.directory import Log, RunDirectory
+from vsm.runs.trained_model import calibrate_rejection, load, model_metadata, save_best
 from vsm.seeding import generator, task_generators
 from vsm.settings import OptimizerSettings, RunSettings
 from vsm.system.devices import Placement, choose_placement, send
 from vsm.system.distributed import SINGLE_PROCESS, Processes
 from vsm.system.interruption import Interrupted, stop_request
+from vsm.system.progress import NULL_PROGRESS, Progress
 
 LOG_EVERY = 10
 VALIDATION_SEED = 0
 FUSED_ADAM_DEVICES = ("cpu", "cuda", "mps")
 
 
-class Progress(Protocol):
-    """What the loop tells whoever watches."""
-
-    def step(self, step: int, loss: float) -> None:
-        """A step is done."""
-
-    def validated(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
-        """A validation is done."""
-
-
-class Silence:
-    """Nobody watches."""
-
-    def step(self, step: int, loss: float) -> None:
-        """Say nothing."""
-
-    def validated(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
-        """Say nothing."""
-
-
 def train(
     settings: RunSettings,
     output: Path,
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = NULL_PROGRESS,
     processes: Processes = SINGLE_PROCESS,
     placement: Placement | None = None,
 ) -> RunDirectory:
@@ -87,10 +67,10 @@ def train(
         Interrupted: after saving, when a process was asked to stop.
         ProcessLostError: when another process ended; the last saved state can be resumed.
     """
-    progress = progress if progress and processes.is_first else Silence()
+    progress = progress if processes.is_first else NULL_PROGRESS
     tasks = processes.share(settings.tasks)
     dataset = open_dataset(settings.data)
-    training_samplers(settings, dataset)  # says before anything else if there are too few classes
+    sampler, validation = training_samplers(settings, dataset)
     model = FewShotModel(settings, dataset.input_shape).place(placement or choose_placement())
     if settings.freeze_backbone:
         model.require_backbone().requires_grad_(False)
@@ -100,8 +80,10 @@ def train(
     run, state = _open_run(settings, output, resume, model, optimizer, processes)
     processes.broadcast(model.state_dict().values())
     if settings.freeze_backbone:
-        dataset = cached_features(model, dataset, Path(settings.init or output))
-    sampler, validation = training_samplers(settings, dataset)
+        features = cached_features(model, dataset, Path(settings.init or output))
+        sampler, validation = (replace(one, dataset=features) for one in (sampler, validation))
+    progress.start(settings.method, settings.steps)
+    progress.advance(state.step)
     started = time.monotonic()
     with (
         run.metrics_log(state.step, processes.is_first) as log,
@@ -110,42 +92,71 @@ def train(
     ):
         while state.step < settings.steps:
             state.step += 1
-            whole = sampler.draw(settings.tasks, generator(settings.seed, "episodes", state.step))
-            batch = whole.part(tasks)
-            inputs = load_inputs(dataset, batch, settings, state.step, tasks, model.device)
+            complete = sampler.draw(
+                settings.tasks, generator(settings.seed, "episodes", state.step)
+            )
+            batch = complete.part(tasks)
+            inputs = load_inputs(sampler.dataset, batch, settings, state.step, tasks, model.device)
             measured = training_step(model, optimizer, inputs, batch.class_ids, state, processes)
-            progress.step(state.step, measured["loss"])
-            if not math.isfinite(measured["loss"]):
-                raise RunError(
-                    f"training diverged: the loss is {measured['loss']} at step {state.step}; "
-                    "lower optimizer.learning_rate or set optimizer.clip_norm"
-                )
-            if state.step % LOG_EVERY == 0 or state.step == 1:
-                log({"step": state.step, "seconds": time.monotonic() - started, **measured})
+            progress.advance(1, f"loss {measured['loss']:.3f}")
+            _log_step(measured, state.step, time.monotonic() - started, log)
             if state.step % settings.validation.every == 0 or state.step == settings.steps:
-                accuracy = processes.broadcast_value(
-                    _validate(run, model, state, sampler, validation, log, progress)
-                    if processes.is_first
-                    else 0.0
+                _validate(
+                    run, model, state, (sampler, validation), dataset, log, progress, processes
                 )
-                if accuracy > state.best_accuracy:
-                    state.best_step, state.best_accuracy = state.step, accuracy
-            at_end = state.step == settings.steps
-            stopped_by = processes.largest(stop.signal_number or 0)
-            if state.step % settings.checkpoint_every == 0 or at_end or stopped_by:
-                if processes.is_first:
-                    save_resume(run, model, optimizer, state)
-                processes.wait()  # nobody leaves before the state is saved
-            if stopped_by and not at_end:
-                raise Interrupted(
-                    stopped_by,
-                    f"stopped and saved at step {state.step} of {settings.steps}; "
-                    f"go on with: vsm train --output {output} --resume{named_again(settings)}",
-                )
+            _save_or_stop(run, model, optimizer, state, dataset, stop.signal_number, processes)
+    if processes.is_first:
+        _calibrate(run, settings, validation.dataset)
+    processes.barrier()
     return run
 
 
-def named_again(settings: RunSettings) -> str:
+def _log_step(measured: dict[str, float], step: int, seconds: float, log: Log) -> None:
+    """Note a step, every tenth of them; raise if the loss is no number any more."""
+    if not math.isfinite(measured["loss"]):
+        raise RunError(
+            f"training diverged: the loss is {measured['loss']} at step {step}; "
+            "lower optimizer.learning_rate or set optimizer.clip_norm"
+        )
+    if step % LOG_EVERY == 0 or step == 1:
+        log({"step": step, "seconds": seconds, **measured})
+
+
+def _save_or_stop(
+    run: RunDirectory,
+    model: FewShotModel,
+    optimizer: torch.optim.Optimizer,
+    state: TrainingState,
+    dataset: Dataset,
+    signal_number: int | None,
+    processes: Processes,
+) -> None:
+    """Save the state when it is time to, and stop if any process was asked to."""
+    settings = model.settings
+    at_end = state.step == settings.steps
+    stopped_by = processes.all_reduce_max(signal_number or 0)
+    if state.step % settings.checkpoint_every == 0 or at_end or stopped_by:
+        if processes.is_first:
+            remembered = [] if state.memory is None else state.memory.slot_classes
+            seen = [] if state.pending is None else state.pending.class_ids.unique().tolist()
+            metadata = model_metadata(dataset, sorted({*remembered, *seen}))
+            save_resume(run, model, optimizer, state, metadata)
+        processes.barrier()  # nobody leaves before the state is saved
+    if stopped_by and not at_end:
+        raise Interrupted(
+            stopped_by,
+            f"stopped and saved at step {state.step} of {settings.steps}; go on with: "
+            f"vsm train --output {run.path} --resume{backbone_option(settings)}",
+        )
+
+
+def _calibrate(run: RunDirectory, settings: RunSettings, dataset: Dataset) -> None:
+    """Store with the best model when it should answer "none of these"."""
+    trained = load(run.path, backbone=settings.model.own_backbone)
+    calibrate_rejection(trained, dataset).write(run.calibration, trained.encoder.fingerprint)
+
+
+def backbone_option(settings: RunSettings) -> str:
     """Return what a command about the run must add: the name of the user's own code, if any."""
     own = settings.model.own_backbone
     return "" if own is None else f" --backbone {own}"
@@ -161,7 +172,7 @@ def _report_lost_process(
     except ProcessLostError as error:
         raise ProcessLostError(
             f"a process of this job was lost at step {state.step}; "
-            f"go on with: vsm train --output {output} --resume{named_again(settings)}"
+            f"go on with: vsm train --output {output} --resume{backbone_option(settings)}"
         ) from error
 
 
@@ -169,27 +180,35 @@ def _validate(
     run: RunDirectory,
     model: FewShotModel,
     state: TrainingState,
-    training: EpisodeSampler,
-    validation: EpisodeSampler,
+    samplers: tuple[EpisodeSampler, EpisodeSampler],
+    dataset: Dataset,
     log: Log,
     progress: Progress,
-) -> float:
-    """Measure the model, keep it if it is the best so far, and return its accuracy."""
-    memory = apply_pending(model, state)
-    if memory is not None and model.settings.memory.refresh_steps:
-        memory = refreshed_memory(model, training)
-    num_episodes = model.settings.validation.episodes
-    result = evaluate(model, memory, validation, num_episodes, VALIDATION_SEED)
-    is_best = result.accuracy.mean > state.best_accuracy
-    if is_best:
-        save_best(run, model, memory, state.step, validation.dataset.class_names)
-    log({"step": state.step, "validation": _summary(result, validation.way)})
-    progress.validated(state.step, result, is_best)
-    return result.accuracy.mean
+    processes: Processes,
+) -> None:
+    """Measure the model in the first process; keep it if it is the best so far."""
+    accuracy = 0.0
+    if processes.is_first:
+        training, validation = samplers
+        memory = apply_pending(model, state)
+        if memory is not None and model.settings.memory.refresh_steps:
+            memory = refreshed_memory(model, training)
+        num_episodes = model.settings.validation.episodes
+        result = evaluate(model, memory, validation, num_episodes, VALIDATION_SEED)
+        accuracy = result.accuracy.mean
+        is_best = accuracy > state.best_accuracy
+        if is_best:
+            save_best(run, model, memory, state.step, dataset)
+        log({"step": state.step, "validation": _summary(result, validation.way)})
+        best = " (best so far)" if is_best else ""
+        progress.message(f"step {state.step}: validation {result.accuracy}{best}")
+    accuracy = processes.broadcast_value(accuracy)
+    if accuracy > state.best_accuracy:
+        state.best_step, state.best_accuracy = state.step, accuracy
 
 
 def refreshed_memory(model: FewShotModel, sampler: EpisodeSampler) -> Memory | None:
-    """Replay Eqs. 11-13 over training episodes as the model sees images at test, from nothing.
+    """Replay Eqs. 11-13 over training episodes as images are seen at test, from an empty memory.
 
     While training, features come from moving weights, batch statistics, dropout and varied images,
     so what was stored of them differs from the features it is compared with at test. The stream of
@@ -268,7 +287,7 @@ def training_step(
         processes: who shares the batch.
 
     Returns:
-        What is logged: the terms of the objective and signs of the memory's health.
+        What is logged: the terms of the objective and diagnostics of the memory.
     """
     settings = model.settings
     model.train()
@@ -295,33 +314,55 @@ def training_step(
     optimizer.step()
 
     processes.average(unsynchronized_buffers(model))
+    if memory is not None:
+        _observe(memory.detach(), features.detach(), class_ids, state, processes)
 
-    means = {
-        "loss": terms.total,
-        "cross_entropy": terms.cross_entropy,
-        "kl_z": terms.kl_z,
-        "kl_m": terms.kl_m,
-    }
-    measured = {"gradient_norm": gradient_norm, "learning_rate": optimizer.param_groups[0]["lr"]}
+    means = {"loss": terms.total, **dict(zip(terms._fields[1:], terms[1:], strict=True))}
+    measured = _averages(means | _diagnostics(model, prediction), processes)
+    measured |= {"gradient_norm": gradient_norm, "learning_rate": optimizer.param_groups[0]["lr"]}
+    if memory is not None and model.consolidation is not None:
+        measured |= model.consolidation.diagnostics(memory)
+    return measured
+
+
+def _observe(
+    memory: Memory,
+    features: Tensor,
+    class_ids: Tensor,
+    state: TrainingState,
+    processes: Processes,
+) -> None:
+    """Keep the memory, and this step's features as observations for the next step to consolidate.
+
+    Args:
+        memory: what this step recalled from, detached.
+        features: ``[T, N, K + Q, D]``, detached.
+        class_ids: ``[T, N]``.
+        state: changed.
+        processes: who shares the batch.
+    """
+    state.memory = memory
+    if features.device.type != "cpu":  # where sums have no fixed order, memories drift apart
+        processes.broadcast(memory.tensors().values())
+    nodes = class_ids.unsqueeze(-1).expand(features.shape[:3]).flatten()
+    state.pending = Observations(
+        processes.all_gather(features.flatten(0, 2)), processes.all_gather(nodes)
+    )
+
+
+def _diagnostics(model: FewShotModel, prediction: Prediction) -> dict[str, Tensor]:
+    """Return what is logged of recall, as means over this process's tasks."""
+    means: dict[str, Tensor] = {}
     if model.recall is not None and prediction.recollection is not None:
         means |= model.recall.diagnostics(prediction.recollection)
     if prediction.strength is not None:
         means["memory_strength"] = prediction.strength.mean()
-    if memory is not None and model.consolidation is not None:
-        state.memory = memory.detach()
-        if inputs.device.type != "cpu":  # where sums have no fixed order, memories drift apart
-            processes.broadcast(state.memory.tensors().values())
-        nodes = class_ids.unsqueeze(-1).expand(inputs.shape[:3]).flatten()
-        state.pending = Observations(
-            processes.gather(features.detach().flatten(0, 2)), processes.gather(nodes)
-        )
-        measured |= model.consolidation.diagnostics(memory)
-    return _averages(means, processes) | measured
+    return means
 
 
 def _averages(means: dict[str, Tensor], processes: Processes) -> dict[str, float]:
     """Average over the processes what each has averaged over its tasks."""
-    values = processes.total(torch.stack([value.detach() for value in means.values()]))
+    values = processes.all_reduce(torch.stack([value.detach() for value in means.values()]))
     return dict(zip(means, (values / processes.count).tolist(), strict=True))
 
 

@@ -20,7 +20,7 @@ from vsm.errors import ClassifierError
 from vsm.evaluation.rejection import SHOTS, Thresholds, calibrate
 from vsm.memory import Observations, SlotMemory
 from vsm.memory.conjugate import ConjugateInference
-from vsm.memory.recall import VariationalRecall
+from vsm.memory.variational import VariationalRecall
 from vsm.model import FewShotModel
 from vsm.nn.prototype_classifier import predictive
 from vsm.probability import DiagonalGaussian, unbounded_log_variance

@@ -40,11 +40,11 @@ class Explanation:
     Attributes:
         prediction: the answer.
         probabilities: of each class, averaged over the sampled prototypes, and calibrated.
-        spread: standard deviation of that probability over the sampled prototypes, each as it is
+        std: standard deviation of that probability over the sampled prototypes, each as it is
             before calibration.
         distances: from the picture to the prototype, averaged over its samples.
         recalled: what the memory was addressed with for each class, most weight first.
-        memory_strength: support images that the memory counted for; nothing if that is not known.
+        memory_strength: support images that the memory counted for; None if that is not known.
         shots: examples of each class that were fitted.
         remembered: images that counted besides, since they were remembered under that very name.
         uncertainty: of the answer, before calibration: a temperature would hide what part of it the
@@ -53,7 +53,7 @@ class Explanation:
 
     prediction: Any
     probabilities: dict[Any, float]
-    spread: dict[Any, float]
+    std: dict[Any, float]
     distances: dict[Any, float]
     recalled: dict[Any, list[Recalled]]
     memory_strength: dict[Any, float] | None
@@ -90,7 +90,7 @@ def split_uncertainty(log_probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor
     return total, aleatoric, (total - aleatoric).clamp_min(0)
 
 
-def spread_of(log_probabilities: Tensor) -> Tensor:
+def probability_std(log_probabilities: Tensor) -> Tensor:
     """Return the standard deviation of probabilities over the samples: ``[T, B, N]``."""
     probabilities = log_probabilities.exp()
     apart = probabilities.sub_(probabilities.mean(-1, keepdim=True))

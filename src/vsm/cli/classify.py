@@ -3,26 +3,30 @@
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
 from vsm.cli.arguments import add_backbone_argument, add_json_argument, add_memory_argument
-from vsm.cli.output import counting, print_json, print_table
+from vsm.cli.output import print_json, print_table, progress_bar
 from vsm.errors import SettingsError
 
 if TYPE_CHECKING:
-    from vsm.classify import Explanation
+    from vsm.classify import FewShotClassifier
+    from vsm.classify.classifier import Embedded
 
 DEFAULT_MODEL = "cifar-fs-vsm"  # photographs are what most people have
+FEW_QUERIES = 50  # so few are classified before a bar could be read
+
+Answer = dict[str, Any]
+"""An answer as plain values: prediction, probabilities and, if asked for, what it rests on."""
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare examples, questions and the model."""
     parser.add_argument(
-        "--support", type=Path, required=True, help="A folder with a folder of examples a class."
+        "--support", type=Path, required=True, help="A folder with a folder of examples per class."
     )
     parser.add_argument(
         "--query",
@@ -60,7 +64,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     if parsed.json and parsed.csv is not None:
         raise SettingsError("csv: goes to a file and --json to the screen; give one of them")
 
-    from vsm.classify import NONE_OF_THESE, FewShotClassifier
+    from vsm.classify import FewShotClassifier
     from vsm.data.folder import images_below, labeled_images
     from vsm.errors import DataError
     from vsm.system.files import write_text
@@ -76,9 +80,37 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         device=parsed.device,
         seed=parsed.seed,
     )
-    encoder = classifier.encoder
-    assert encoder is not None
-    if encoder.pictures is None:
+    _check(classifier, parsed, labels)
+    classifier.fit(examples, labels)
+    quiet = parsed.json or len(queries) < FEW_QUERIES
+    with progress_bar("classify", len(queries), quiet) as bar:
+        embedded = classifier.embed(queries, bar)
+    answers = _answers(classifier, embedded, parsed)
+    if parsed.csv is not None:
+        write_text(parsed.csv, _as_csv(queries, answers))
+        print(f"{parsed.csv}: {len(answers):,} answers")
+    elif parsed.json:
+        print_json(
+            {
+                "model": str(parsed.model),
+                "classes": list(answers[0]["probabilities"]),
+                "answers": [
+                    {"picture": str(query), **answer}
+                    for query, answer in zip(queries, answers, strict=True)
+                ],
+            }
+        )
+    else:
+        _print(_short_names(queries, parsed.query), answers, parsed.explain)
+
+
+def _check(
+    classifier: "FewShotClassifier", parsed: jsonargparse.Namespace, labels: Sequence[str]
+) -> None:
+    """Say before anything is embedded what cannot work."""
+    from vsm.classify import NONE_OF_THESE
+
+    if classifier.encoder is None or classifier.encoder.preprocessing is None:
         raise SettingsError(
             f"model: {parsed.model} was trained on features, not on pictures; use "
             "vsm.FewShotClassifier from Python"
@@ -88,38 +120,23 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
             f"reject: {NONE_OF_THESE!r} means that a picture is none of the classes, but a folder "
             "has that name; give it another"
         )
-    classifier.fit(examples, labels)
-    with counting("classify", len(queries), quiet=parsed.json or len(queries) < 50) as advance:
-        features = encoder.embed(queries, advance)
-    answers = classifier.explain_features(features)
-    if parsed.reject is not None:
-        accepted = classifier.accepted(features, parsed.reject)
-        answers = [
-            answer if known else replace(answer, prediction=NONE_OF_THESE)
-            for answer, known in zip(answers, accepted, strict=True)
-        ]
-    if parsed.csv is not None:
-        write_text(parsed.csv, _as_csv(queries, answers))
-        print(f"{parsed.csv}: {len(answers):,} answers")
-    elif parsed.json:
-        print_json(
-            {
-                "model": str(parsed.model),
-                "classes": list(answers[0].probabilities),
-                "answers": [
-                    {"picture": str(query), **_plain(answer, parsed.explain)}
-                    for query, answer in zip(queries, answers, strict=True)
-                ],
-            }
+
+
+def _answers(
+    classifier: "FewShotClassifier", embedded: "Embedded", parsed: jsonargparse.Namespace
+) -> list[Answer]:
+    """Return every answer as plain values; what it rests on only where that is shown."""
+    if parsed.explain or parsed.csv is not None:
+        explained = classifier.explain_all(embedded, reject=parsed.reject)
+        return [one.as_dict() for one in explained]
+    labels = [str(label) for label in classifier.classes_]
+    predictions = classifier.predict(embedded, parsed.reject).tolist()
+    return [
+        {"prediction": prediction, "probabilities": dict(zip(labels, row, strict=True))}
+        for prediction, row in zip(
+            predictions, classifier.predict_proba(embedded).tolist(), strict=True
         )
-    else:
-        _print(_short_names(queries, parsed.query), answers, parsed.explain)
-
-
-def _plain(answer: "Explanation", explain: bool) -> dict[str, Any]:
-    """Return an answer for programs, with what it rests on if that was asked for."""
-    facts = answer.as_dict()
-    return facts if explain else {name: facts[name] for name in ("prediction", "probabilities")}
+    ]
 
 
 def _short_names(queries: Sequence[Path], given: Sequence[Path]) -> list[str]:
@@ -129,22 +146,24 @@ def _short_names(queries: Sequence[Path], given: Sequence[Path]) -> list[str]:
     return [str(query) for query in queries]
 
 
-def _ranked(answer: "Explanation") -> list[str]:
+def _ranked(answer: Answer) -> list[str]:
     """Return the answer, if it is none of the classes, and the classes by their probability."""
-    none = [] if answer.prediction in answer.probabilities else [answer.prediction]
-    return none + sorted(answer.probabilities, key=lambda label: -answer.probabilities[label])
+    prediction, probabilities = answer["prediction"], answer["probabilities"]
+    none = [] if prediction in probabilities else [prediction]
+    return none + sorted(probabilities, key=lambda label: -probabilities[label])
 
 
-def _print(names: Sequence[str], answers: "Sequence[Explanation]", explain: bool) -> None:
+def _print(names: Sequence[str], answers: Sequence[Answer], explain: bool) -> None:
     rows = []
     for name, answer in zip(names, answers, strict=True):
         row = [name]
         for label in _ranked(answer)[:2]:
-            chance = answer.probabilities.get(label)
-            row += [label, "" if chance is None else f"{chance:.1%}"]
+            probability = answer["probabilities"].get(label)
+            row += [label, "" if probability is None else f"{probability:.1%}"]
         row += [""] * (5 - len(row))
         rows.append(row)
-    title = f"{_counted(len(names), 'picture')}, {_counted(len(answers[0].shots), 'class')}"
+    classes = len(answers[0]["probabilities"])
+    title = f"{_counted(len(names), 'picture')}, {_counted(classes, 'class')}"
     print_table(title, ["picture", "answer", "chance", "or else", "chance"], rows)
     if explain:
         _print_reasons(names, answers)
@@ -156,43 +175,43 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{ending}"
 
 
-def _print_reasons(names: Sequence[str], answers: "Sequence[Explanation]") -> None:
-    """Print how far each picture is from its answer's prototype, and how unsure that is."""
+def _print_reasons(names: Sequence[str], answers: Sequence[Answer]) -> None:
+    """Print how far each picture is from its answer's prototype, and how uncertain that is."""
     rows = [
         [
             name,
-            f"{answer.distances[best]:.3g}",
-            f"± {answer.spread[best]:.1%}",
-            *(f"{nats:.2f}" for nats in answer.uncertainty),
+            f"{answer['distances'][best]:.3g}",
+            f"± {answer['std'][best]:.1%}",
+            *(f"{nats:.2f}" for nats in answer["uncertainty"].values()),
         ]
         for name, answer in zip(names, answers, strict=True)
-        for best in [max(answer.probabilities, key=lambda label: answer.probabilities[label])]
+        for best in [max(answer["probabilities"], key=answer["probabilities"].__getitem__)]
     ]
-    columns = ["picture", "distance", "spread", "unsure", "aleatoric", "epistemic"]
-    print_table("distance and spread of the likeliest; uncertainty in nats", columns, rows)
+    columns = ["picture", "distance", "std", "uncertainty", "aleatoric", "epistemic"]
+    print_table("distance and std of the likeliest; uncertainty in nats", columns, rows)
     print("aleatoric: more examples would not remove it; epistemic: they could")
 
 
-def _print_recalled(answer: "Explanation") -> None:
+def _print_recalled(answer: Answer) -> None:
     """Print what each class was told by the memory, which is the same for all pictures."""
     rows = [
         [
-            str(label),
-            str(answer.shots[label]),
-            ", ".join(f"{name} {weight:.0%}" for name, weight in recalled) or "–",
+            label,
+            str(answer["shots"][label]),
+            ", ".join(f"{one['name']} {one['weight']:.0%}" for one in recalled) or "–",
         ]
-        for label, recalled in answer.recalled.items()
+        for label, recalled in answer["recalled"].items()
     ]
     print_table("what the memory recalled", ["class", "examples", "recalled"], rows, words=True)
 
 
-def _as_csv(queries: Sequence[Path], answers: "Sequence[Explanation]") -> str:
+def _as_csv(queries: Sequence[Path], answers: Sequence[Answer]) -> str:
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    labels = list(answers[0].probabilities)
+    labels = list(answers[0]["probabilities"])
     rows.writerow(["picture", "answer", "total", "aleatoric", "epistemic", *labels])
     for query, answer in zip(queries, answers, strict=True):
-        chances = [f"{answer.probabilities[label]:.6f}" for label in labels]
-        doubts = [f"{value:.6f}" for value in answer.uncertainty]
-        rows.writerow([query, answer.prediction, *doubts, *chances])
+        probabilities = [f"{answer['probabilities'][label]:.6f}" for label in labels]
+        uncertainty = [f"{value:.6f}" for value in answer["uncertainty"].values()]
+        rows.writerow([query, answer["prediction"], *uncertainty, *probabilities])
     return text.getvalue()

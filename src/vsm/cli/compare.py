@@ -12,14 +12,16 @@ from vsm.cli.evaluate import (
     add_baseline_arguments,
     add_episode_arguments,
     baseline_settings,
+    episode_protocol,
     score_cells,
 )
-from vsm.cli.output import counting, print_json, print_table
+from vsm.cli.output import print_json, print_table, progress_bar
 from vsm.errors import SettingsError
+from vsm.runs.shipped import find_run
 from vsm.settings import BASELINE_NAMES, BaselineName
 
 if TYPE_CHECKING:
-    from vsm.evaluation.comparison import MeasuredRun
+    from vsm.experiments.comparison import MeasuredRun
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -52,24 +54,26 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
             "measures one"
         )
 
-    from vsm.evaluation.comparison import EpisodeProtocol, load_for, measure, measure_baseline
-    from vsm.runs.trained_model import RunDirectory
+    from vsm.experiments.comparison import measure, measure_baseline, on_data
+    from vsm.runs.directory import RunDirectory
+    from vsm.runs.trained_model import load
     from vsm.system.allocator import keep_allocations
     from vsm.system.devices import choose_placement
 
     keep_allocations()
     placement = choose_placement(parsed.device, parsed.precision)
-    protocol = EpisodeProtocol.of(parsed.runs[0], parsed)
-    backbones = [RunDirectory.find(path).settings().model.backbone for path in parsed.runs]
-    measured = []
-    for path, backbone in zip(parsed.runs, backbones, strict=True):
+    measured: list[MeasuredRun] = []
+    for path in parsed.runs:
+        backbone = RunDirectory(find_run(path)).settings().model.backbone
         named = backbone if backbone in parsed.backbone else None
-        loaded = load_for(path, protocol, backbone=named, placement=placement)
+        trained = load(path, backbone=named, placement=placement)
+        protocol = measured[0].protocol if measured else episode_protocol(trained, parsed)
+        subject = on_data(trained, protocol)
         for name in names if path is parsed.runs[0] else ():
-            with counting(f"evaluate {name}", parsed.episodes, quiet=parsed.json) as advance:
-                measured.append(measure_baseline(loaded, name, protocol, settings, advance))
-        with counting(f"evaluate {path}", parsed.episodes, quiet=parsed.json) as advance:
-            measured.append(measure(loaded, protocol, advance))
+            with progress_bar(f"evaluate {name}", parsed.episodes, quiet=parsed.json) as bar:
+                measured.append(measure_baseline(subject, name, protocol, settings, bar))
+        with progress_bar(f"evaluate {path}", parsed.episodes, quiet=parsed.json) as bar:
+            measured.append(measure(subject, protocol, bar))
     if parsed.json:
         print_json(comparison_json(measured))
     else:
@@ -90,7 +94,7 @@ def baseline_names(listed: str) -> list[BaselineName]:
 
 def comparison_json(measured: "Sequence[MeasuredRun]") -> dict[str, Any]:
     """Return what ``--json`` prints: every run, every baseline, and every paired difference."""
-    from vsm.evaluation.comparison import paired_differences
+    from vsm.experiments.comparison import paired_differences
 
     return {
         "runs": [{"run": one.label, **one.as_dict()} for one in measured if not one.baseline],
@@ -101,7 +105,7 @@ def comparison_json(measured: "Sequence[MeasuredRun]") -> dict[str, Any]:
 
 def print_comparison(measured: "Sequence[MeasuredRun]") -> None:
     """Print the scores, and the paired differences below them."""
-    from vsm.evaluation.comparison import paired_differences
+    from vsm.experiments.comparison import paired_differences
 
     print_table(
         measured[0].protocol.describe(),

@@ -8,7 +8,7 @@ from typing import Any
 import jsonargparse
 
 from vsm.cli.arguments import add_json_argument
-from vsm.cli.output import counting_changes, print_json, print_table
+from vsm.cli.output import ProgressBar, print_json, print_table
 from vsm.errors import DataError
 
 
@@ -81,7 +81,7 @@ def _state(row: dict[str, Any]) -> str:
 def _prepare(chosen: jsonargparse.Namespace) -> None:
     from vsm.data import describe, prepare
 
-    with counting_changes(quiet=chosen.json) as progress:
+    with ProgressBar(quiet=chosen.json) as progress:
         location = prepare(
             chosen.name,
             chosen["from"],
@@ -90,27 +90,31 @@ def _prepare(chosen: jsonargparse.Namespace) -> None:
             progress=progress,
         )
     is_folder = chosen.name == "folder" or chosen.name.startswith("folder:")
-    facts = describe(location.name if is_folder else chosen.name)
+    dataset = describe(location.name if is_folder else chosen.name)
     if chosen.json:
-        print_json(facts)
+        print_json(dataset)
     else:
-        print(f"{facts['name']}: {facts['images']:,} images of {facts['classes']:,} classes, ready")
+        size = f"{dataset['images']:,} images of {dataset['classes']:,} classes"
+        print(f"{dataset['name']}: {size}, ready")
 
 
 def _info(chosen: jsonargparse.Namespace) -> None:
     from vsm.data import describe, store
 
-    facts = describe(chosen.name)
-    if chosen.verify and "sha256" not in facts:
-        raise DataError(f"verify: {facts['name']} is read as it is and has no checksum")
-    if chosen.verify and facts["location"]:
-        store.verify(Path(facts["location"]).name)
-        print(f"{facts['name']}: every pixel is as it was prepared", file=sys.stderr)
+    dataset = describe(chosen.name)
+    if chosen.verify and "sha256" not in dataset:
+        raise DataError(f"verify: {dataset['name']} is read as it is and has no checksum")
+    if chosen.verify and dataset["location"]:
+        store.verify(Path(dataset["location"]).name)
+        print(f"{dataset['name']}: every pixel is as it was prepared", file=sys.stderr)
     if chosen.json:
-        print_json(facts)
+        print_json(dataset)
         return
     print_table(
-        facts["name"], ["", ""], [[key, _words(key, facts[key])] for key in facts], words=True
+        dataset["name"],
+        ["", ""],
+        [[key, _words(key, dataset[key])] for key in dataset],
+        words=True,
     )
 
 

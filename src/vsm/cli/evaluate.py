@@ -2,16 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import jsonargparse
 
 from vsm.cli.arguments import add_backbone_argument, add_json_argument, add_protocol_arguments
-from vsm.cli.output import counting, print_json, print_table
+from vsm.cli.output import print_json, print_table, progress_bar
 from vsm.cli.processes import add_placement_arguments
 from vsm.errors import SettingsError
-from vsm.runs.shipped import Card, shipped_folder, temperature_for
+from vsm.runs.shipped import shipped_folder
 from vsm.settings import BaselineName, BaselineSettings
+
+if TYPE_CHECKING:
+    from vsm.evaluation.protocol import EpisodeProtocol
+    from vsm.runs.trained_model import TrainedModel
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -94,24 +98,24 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         )
     source = _source(parsed)
 
-    from vsm.evaluation.comparison import EpisodeProtocol, load_for, measure, measure_baseline
+    from vsm.experiments.comparison import measure, measure_baseline, on_data
+    from vsm.runs.trained_model import load
     from vsm.system.allocator import keep_allocations
     from vsm.system.devices import choose_placement
 
     keep_allocations()
     placement = choose_placement(parsed.device, parsed.precision)
-    protocol = EpisodeProtocol.of(source, parsed)
-    loaded = load_for(source, protocol, parsed.checkpoint, parsed.backbone, placement)
-    temperature = 1.0
-    if parsed.calibrated:
-        temperature = _temperature(source, loaded.trained.card, protocol.shot)
-    with counting(
-        f"evaluate {parsed.model or source}", parsed.episodes, quiet=parsed.json
-    ) as advance:
+    trained = load(
+        source, checkpoint=parsed.checkpoint, backbone=parsed.backbone, placement=placement
+    )
+    protocol = episode_protocol(trained, parsed)
+    subject = on_data(trained, protocol)
+    temperature = _temperature(trained, protocol.shot) if parsed.calibrated else 1.0
+    with progress_bar(f"evaluate {source}", parsed.episodes, quiet=parsed.json) as bar:
         if parsed.classifier is None:
-            measured = measure(loaded, protocol, advance, temperature)
+            measured = measure(subject, protocol, bar, temperature)
         else:
-            measured = measure_baseline(loaded, parsed.classifier, protocol, settings, advance)
+            measured = measure_baseline(subject, parsed.classifier, protocol, settings, bar)
     result = measured.as_dict()
     if parsed.json:
         print_json(result)
@@ -121,19 +125,43 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     print_table(protocol.describe(), SCORE_COLUMNS, [[name, *score_cells(result)]])
 
 
-def _source(parsed: jsonargparse.Namespace) -> Path:
-    """Return the run directory, or the folder of the shipped model."""
+def _source(parsed: jsonargparse.Namespace) -> str:
+    """Return the run directory, or the name of the shipped model."""
     if (parsed.run is None) == (parsed.model is None):
         raise SettingsError("run: give a run directory, or a shipped model with --model NAME")
-    return parsed.run if parsed.model is None else shipped_folder(parsed.model)
+    if parsed.model is not None:
+        shipped_folder(parsed.model)  # says which there are
+    return str(parsed.run if parsed.model is None else parsed.model)
 
 
-def _temperature(source: Path, card: Card | None, shot: int) -> float:
-    temperature = None if card is None else temperature_for(card, shot)
+def episode_protocol(trained: "TrainedModel", options: jsonargparse.Namespace) -> "EpisodeProtocol":
+    """Take the episodes from the options; what is unset comes from the model.
+
+    For a shipped model that is what its card measured first, not what it was trained on.
+    """
+    from vsm.evaluation.protocol import EpisodeProtocol
+
+    settings, card = trained.settings, trained.card
+    way, shot = (settings.way, settings.shot) if card is None else (card["way"], card["shot"])
+    return EpisodeProtocol(
+        data=settings.data,
+        split=options.split,
+        way=way if options.way is None else options.way,
+        shot=shot if options.shot is None else options.shot,
+        queries=options.queries,
+        episodes=options.episodes,
+        seed=options.seed,
+        batch_norm=options.batch_norm,
+        memory_slots=options.memory_slots,
+    )
+
+
+def _temperature(trained: "TrainedModel", shot: int) -> float:
+    temperature = trained.calibration.temperature(shot)
     if temperature is None:
         raise SettingsError(
-            f"calibrated: {source.name} has no fitted temperature; make a model that has one with "
-            "vsm ship --calibrate"
+            f"calibrated: {trained.name} has no fitted temperature; make a model that has one with "
+            "vsm models ship --calibrate"
         )
     return temperature
 

@@ -107,11 +107,11 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().resolve())
 
 
-def require_consent(own: str | None, words: Sequence[str], option: str) -> None:
+def require_trusted_backbone(own: str | None, words: Sequence[str], option: str) -> None:
     """Let files choose among our backbones, but only the command line name other code to import.
 
     Args:
-        own: the user's own backbone ``module:attribute`` that the settings name, or nothing.
+        own: the user's own backbone ``module:attribute`` that the settings name, or None.
         words: the arguments.
         option: the name under which the backbone is given.
     """

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 import jsonargparse
 
 from vsm.cli.arguments import add_backbone_argument, add_json_argument
-from vsm.cli.output import need_matplotlib, print_json, print_table
+from vsm.cli.output import need_matplotlib, print_json, print_table, progress_bar
 from vsm.errors import SettingsError
 
 if TYPE_CHECKING:
-    from vsm.runs.memory_files import Changes, NamedMemory
+    from vsm.memory.named import Changes, NamedMemory
 
 TARGET = "A run directory, or a memory file."
 SOURCE = "A run directory, a name that vsm models lists, or a memory file."
 SHOWN = 40  # rows for people
+FEW_IMAGES = 50  # so few are embedded before a bar could be read
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -32,7 +33,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     adding = _action(actions, "add", "Take in classes from labeled folders.")
     adding.add_argument("target", type=Path, help=f"{TARGET} A new file begins as the model's.")
     adding.add_argument(
-        "--images", type=Path, required=True, help="A folder with a folder of images a class."
+        "--images", type=Path, required=True, help="A folder with a folder of images per class."
     )
     adding.add_argument(
         "--model",
@@ -90,11 +91,11 @@ def _show(chosen: jsonargparse.Namespace) -> None:
     if chosen.plot is not None:
         _plot(memory, chosen.plot)
         return
-    facts = memory.describe()
+    described = memory.describe()
     if chosen.json:
-        print_json(facts)
+        print_json(described)
         return
-    slots = facts["slots"]
+    slots = described["slots"]
     rows = [
         [
             slot["name"],
@@ -117,12 +118,11 @@ def _plot(memory: "NamedMemory", path: Path) -> None:
 
 
 def _title(memory: "NamedMemory") -> str:
-    method = memory.facts.get("method")
-    return f"{len(memory.memory):,} slots of {method}, features of {memory.encoder}"
+    return f"{len(memory.memory):,} slots of {memory.method}, features of {memory.encoder}"
 
 
 def _add(chosen: jsonargparse.Namespace) -> None:
-    from vsm.runs.memory_files import by_hand, own_memory_path, update_memory
+    from vsm.runs.memory_files import own_memory_path, update_memory
 
     own_memory_path(chosen.target)  # says at once if it may not be written
     model = chosen.model or chosen.target
@@ -132,29 +132,23 @@ def _add(chosen: jsonargparse.Namespace) -> None:
             "features with --model"
         )
 
-    from vsm.classify import open_pretrained
     from vsm.data.folder import labeled_images
-    from vsm.errors import ClassifierError
+    from vsm.runs.trained_model import load
 
     images, labels = labeled_images(chosen.images)
-    opened = open_pretrained(model, backbone=chosen.backbone)
-    consolidation, identity = by_hand(opened.model), opened.identity
-    if consolidation is None:
-        raise ClassifierError(
-            f"model: the method {opened.model.settings.method} of {model} has no long-term memory"
-        )
-    features = opened.embed(images)
+    trained = load(model, backbone=chosen.backbone)
+    consolidation = trained.manual_consolidation()
+    with progress_bar("embed", len(images), quiet=chosen.json or len(images) < FEW_IMAGES) as bar:
+        features = trained.embed(images, bar)
     changes: list[Changes] = []
 
     def take_in(memory: "NamedMemory") -> "NamedMemory":
-        memory.require_encoder(identity, chosen.target)
-        after, made = memory.taking_in(
-            consolidation, features, labels, {"from": chosen.images.name}
-        )
+        memory.require_encoder(trained.encoder, chosen.target)
+        after, made = memory.add(consolidation, features, labels, {"from": chosen.images.name})
         changes.append(made)
         return after
 
-    after = update_memory(chosen.target, take_in, None if chosen.model is None else opened.memory)
+    after = update_memory(chosen.target, take_in, None if chosen.model is None else trained.memory)
     made = changes[0]._asdict()
     if chosen.json:
         print_json({"num_slots": len(after.memory), **made})
@@ -166,7 +160,7 @@ def _add(chosen: jsonargparse.Namespace) -> None:
 def _forget(chosen: jsonargparse.Namespace) -> None:
     from vsm.runs.memory_files import update_memory
 
-    after = update_memory(chosen.target, lambda memory: memory.without(chosen.classes))
+    after = update_memory(chosen.target, lambda memory: memory.forget(chosen.classes))
     _tell(chosen, f"{chosen.target}: forgot {len(set(chosen.classes))} classes", after)
 
 
@@ -183,7 +177,7 @@ def _merge(chosen: jsonargparse.Namespace) -> None:
             "with --overwrite"
         )
     with locked(output):
-        after = read_memory(chosen.first).merged_with(read_memory(chosen.second))
+        after = read_memory(chosen.first).merge(read_memory(chosen.second))
         if chosen.output.is_dir() and output.exists():
             read_memory(chosen.output).require_encoder(after.encoder, "output")
         after.write(output)

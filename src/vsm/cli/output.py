@@ -3,30 +3,25 @@
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
 from vsm.errors import SettingsError
-
-if TYPE_CHECKING:
-    from vsm.evaluation.evaluator import Advance, Evaluation
-    from vsm.evaluation.statistics import Estimate
-    from vsm.pretraining.loop import FewShotScores
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -39,28 +34,26 @@ def console() -> Console:
     return Console(file=sys.stderr, markup=False)
 
 
-def _bar(quiet: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        console=console(),
-        disable=quiet,
-    )
+class ProgressBar:
+    """A bar per stage with the time left and a note, and lines above it; a context manager.
 
+    A bar that never moved disappears with the error that ended the block.
+    """
 
-class _StepBar:
-    """A bar with time left and the smoothed loss."""
-
-    def __init__(self, title: str, num_steps: int | None, quiet: bool = False) -> None:
-        self._progress = _bar(quiet)
-        self._task = self._progress.add_task(title, total=num_steps, note="")
-        self._title = title
-        self._loss: float | None = None
+    def __init__(self, quiet: bool = False) -> None:
+        self._progress = RichProgress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=console(),
+            disable=quiet,
+        )
+        self._title = ""
+        self._stages: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -72,80 +65,36 @@ class _StepBar:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if kind is not None and not any(task.completed for task in self._progress.tasks):
+            self._progress.live.transient = True
+            self._progress.live.stop()
+            self._progress.disable = True  # what is left of it would be an empty line
         self._progress.stop()
 
-    def step(self, step: int, loss: float) -> None:
-        """Move the bar."""
-        self._loss = loss if self._loss is None else 0.95 * self._loss + 0.05 * loss
-        self._progress.update(self._task, completed=step, note=f"loss {self._loss:.3f}")
+    def start(self, title: str, total: int | None) -> None:
+        """See :class:`vsm.system.progress.Progress`; a stage that was begun before begins anew."""
+        self._title = title
+        if title in self._stages:
+            self._progress.update(self._stages[title], total=total, completed=0)
+        else:
+            self._stages[title] = self._progress.add_task(title, total=total, note="")
 
-    def _print_validation(self, when: str, scores: str, is_best: bool) -> None:
-        if self._progress.disable:
-            return
-        best = " (best so far)" if is_best else ""
-        self._progress.console.print(
-            f"{self._title} {when}: validation {scores}{best}", highlight=False
-        )
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """See :class:`vsm.system.progress.Progress`."""
+        self._progress.update(self._stages[self._title], advance=count, note=note)
 
-
-class TrainingBar(_StepBar):
-    """A bar with time left, the smoothed loss, and a line for each validation."""
-
-    def validated(self, step: int, evaluation: "Evaluation", is_best: bool) -> None:
-        """Print a validation above the bar."""
-        self._print_validation(f"step {step}", _percent(evaluation.accuracy), is_best)
-
-
-class PretrainingBar(_StepBar):
-    """The same; steps are counted once the data are known, and validations have several shots."""
-
-    def __init__(self, title: str, quiet: bool = False) -> None:
-        super().__init__(title, None, quiet)
-
-    def started(self, num_steps: int) -> None:
-        """Set the end of the bar."""
-        self._progress.update(self._task, total=num_steps)
-
-    def scored(self, epoch: int, scores: "FewShotScores", is_best: bool) -> None:
-        """Print a validation above the bar."""
-        each = [f"{shot}-shot {_percent(score)}" for shot, score in scores.accuracies.items()]
-        self._print_validation(f"epoch {epoch}", ", ".join(each), is_best)
-
-
-def _percent(score: "Estimate") -> str:
-    return f"{score.mean:.1%} ± {score.ci95:.1%}"
+    def message(self, text: str) -> None:
+        """See :class:`vsm.system.progress.Progress`."""
+        if not self._progress.disable:
+            self._progress.console.print(f"{self._title} {text}", highlight=False)
 
 
 @contextmanager
-def counting(title: str, total: int, quiet: bool) -> Iterator["Advance"]:
-    """Show a bar that counts to ``total`` while the block runs.
-
-    One that never moved leaves with the error that ended the block.
-    """
-    with _bar(quiet) as progress:
-        task = progress.add_task(title, total=total, note="")
-        try:
-            yield lambda count: progress.advance(task, count)
-        except BaseException:
-            if not progress.tasks[0].completed:
-                progress.live.transient = True
-                progress.live.stop()
-                progress.disable = True  # what is left of it would be an empty line
-            raise
-
-
-@contextmanager
-def counting_changes(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar for each thing that is reported as (what, how much, of how much)."""
-    with _bar(quiet) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, note="")
-            progress.update(tasks[what], completed=done, total=total)
-
-        yield report
+def progress_bar(title: str, total: int | None, quiet: bool) -> Iterator[ProgressBar]:
+    """Show one bar that counts to ``total`` while the block runs."""
+    with ProgressBar(quiet) as bar:
+        bar.start(title, total)
+        yield bar
 
 
 def print_table(

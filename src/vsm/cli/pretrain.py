@@ -7,8 +7,13 @@ from typing import Any
 
 import jsonargparse
 
-from vsm.cli.launch import add_run_arguments, exit_when_stopped, parse_run, require_consent
-from vsm.cli.output import PretrainingBar, print_json, print_table
+from vsm.cli.launch import (
+    add_run_arguments,
+    exit_when_stopped,
+    parse_run,
+    require_trusted_backbone,
+)
+from vsm.cli.output import ProgressBar, print_json, print_table
 from vsm.settings import PretrainSettings, own_code
 
 
@@ -20,7 +25,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Pre-train a backbone."""
     parsed, settings = parse_run(parser, arguments, PretrainSettings, "pretrain")
-    require_consent(own_code(settings.backbone), arguments, "--backbone")
+    require_trusted_backbone(own_code(settings.backbone), arguments, "--backbone")
 
     from vsm.pretraining.loop import pretrain
     from vsm.system.allocator import keep_allocations
@@ -28,7 +33,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     keep_allocations()
     with (
         exit_when_stopped("pretrain"),
-        PretrainingBar(settings.backbone, quiet=parsed.json) as bar,
+        ProgressBar(quiet=parsed.json) as bar,
     ):
         finished = pretrain(settings, parsed.output, parsed.resume, bar)
     validations = [row for row in finished.read_metrics() if "validation" in row]
@@ -63,7 +68,7 @@ def _print_validations(
     last = validations[-1]["validation"]
     print_table(
         f"{settings.data}, validation classes, {last['way']}-way, nearest prototype by cosine, "
-        f"{last['episodes']} episodes of {last['queries']} queries a class",
+        f"{last['episodes']} episodes of {last['queries']} queries per class",
         ["epoch", *(f"{shot}-shot" for shot in last["shots"]), ""],
         [
             [

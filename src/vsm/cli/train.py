@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Literal
 
 import jsonargparse
 
-from vsm.cli.launch import add_run_arguments, exit_when_stopped, parse_run, require_consent
-from vsm.cli.output import TrainingBar, print_json
+from vsm.cli.launch import add_run_arguments, exit_when_stopped, parse_run, require_trusted_backbone
+from vsm.cli.output import ProgressBar, print_json
 from vsm.cli.processes import add_placement_arguments
 from vsm.errors import SettingsError
 from vsm.runs.configuration import preset_paths
 from vsm.settings import RunSettings, SlurmSettings
 
 if TYPE_CHECKING:
-    from vsm.runs.trained_model import RunDirectory
+    from vsm.runs.directory import RunDirectory
 
 BACKBONE, BACKBONE_ALIAS = "--model.backbone", "--backbone"
 
@@ -45,7 +45,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     parsed, settings = parse_run(parser, words, RunSettings, "train", _may_change)
     if parsed.backbone is not None:
         raise SettingsError("backbone: in a settings file it belongs to model, as model.backbone")
-    require_consent(settings.model.own_backbone, words, BACKBONE)
+    require_trusted_backbone(settings.model.own_backbone, words, BACKBONE)
 
     if parsed.launcher != "none":
         _submit(parsed, settings, arguments)
@@ -54,20 +54,20 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from vsm.system.allocator import keep_allocations
     from vsm.system.devices import choose_placement
     from vsm.system.distributed import join_processes
-    from vsm.training import named_again, train
+    from vsm.training import backbone_option, train
 
     keep_allocations()
     placement = choose_placement(parsed.device, parsed.precision)
     with exit_when_stopped("train"), join_processes(placement.device) as processes:
         quiet = parsed.json or not processes.is_first
-        with TrainingBar(settings.method, settings.steps, quiet) as bar:
+        with ProgressBar(quiet) as bar:
             finished = train(settings, parsed.output, parsed.resume, bar, processes, placement)
     if processes.is_first:
-        _print_result(parsed, finished, named_again(settings))
+        _print_result(parsed, finished, backbone_option(settings))
 
 
 def _print_result(
-    parsed: jsonargparse.Namespace, finished: "RunDirectory", named_again: str
+    parsed: jsonargparse.Namespace, finished: "RunDirectory", backbone_option: str
 ) -> None:
     """Say how good the best model is by validation."""
     validations = [row for row in finished.read_metrics() if "validation" in row]
@@ -79,7 +79,7 @@ def _print_result(
         print(
             f"{parsed.output}: best {score['way']}-way validation accuracy {score['accuracy']:.1%} "
             f"± {score['ci95']:.1%} at step {best['step']}; measure it on unseen classes with: "
-            f"vsm evaluate {parsed.output}{named_again}"
+            f"vsm evaluate {parsed.output}{backbone_option}"
         )
 
 
@@ -87,10 +87,11 @@ def _submit(
     parsed: jsonargparse.Namespace, settings: RunSettings, arguments: Sequence[str]
 ) -> None:
     """Put the training into a queue and say where to look for it."""
+    from vsm.cli.main import main
     from vsm.system.launching import submit
 
     slurm = SlurmSettings(**parsed.slurm.as_dict())
-    job = submit(parsed.launcher, slurm, settings.tasks, parsed.output, arguments)
+    job = submit(parsed.launcher, slurm, settings.tasks, parsed.output, main, arguments)
     if parsed.json:
         print_json({"run": str(parsed.output), "job": job.id, "log": str(job.log)})
     else:

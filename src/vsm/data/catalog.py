@@ -26,9 +26,10 @@ from vsm.data import (
 )
 from vsm.data.augmentation import NO_AUGMENTATION, Augmentation, natural
 from vsm.data.dataset import SPLITS, Dataset, FeatureDataset, ImageDataset, Normalization
-from vsm.data.downloads import Progress, PublicFile, fetch
+from vsm.data.downloads import PublicFile, fetch
 from vsm.data.preparation import Preparation
 from vsm.errors import DataError
+from vsm.system.progress import NULL_PROGRESS, Progress
 
 FOLDER_PREFIX = "folder:"
 STORED_FOLDER_PREFIX = "folder-"
@@ -124,10 +125,6 @@ CATALOG: dict[str, Entry] = {
 }
 
 
-def _quiet(what: str, done: int, total: int) -> None:
-    """Report no progress."""
-
-
 def open_dataset(spec: str) -> Dataset:
     """Open images by the names of ``open_images``, or stored features by ``features:PATH``.
 
@@ -154,7 +151,7 @@ def open_images(spec: str) -> ImageDataset:
         return glyphs.open_glyphs()
     if spec.startswith(FOLDER_PREFIX):
         path = _path(spec, FOLDER_PREFIX)
-        return _open_folder(_prepare_folder(path, _quiet), f"folder:{path.resolve().name}")
+        return _open_folder(_prepare_folder(path, NULL_PROGRESS), f"folder:{path.resolve().name}")
     if spec.startswith(STORED_FOLDER_PREFIX) and store.is_prepared(spec):
         return _open_folder(spec, spec)
     entry = _entry(spec)
@@ -173,7 +170,7 @@ def prepare(
     *,
     download: bool = False,
     allow_missing: bool = False,
-    progress: Progress = _quiet,
+    progress: Progress = NULL_PROGRESS,
 ) -> Path:
     """Prepare a dataset and return its folder; one that is prepared already is left as it is.
 
@@ -183,7 +180,7 @@ def prepare(
         source: file or folder the user has.
         download: fetch the public files instead.
         allow_missing: go without images that should be there; the origin then says so.
-        progress: called with (what is being done, how much, of how much).
+        progress: told of downloads and of images prepared.
     """
     if name == "folder":
         if source is None:
@@ -326,11 +323,10 @@ def _write(
     num_images = sum(preparation.class_sizes.values())
 
     def reported() -> Iterator[npt.NDArray[np.uint8]]:
-        done = 0
+        progress.start(f"preparing {key}", num_images)
         for batch in preparation.batches:
             yield batch
-            done += len(batch)
-            progress(f"preparing {key}", done, num_images)
+            progress.advance(len(batch))
 
     return store.write(
         key,

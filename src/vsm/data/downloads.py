@@ -6,14 +6,12 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from vsm.errors import DataError
-
-Progress = Callable[[str, int, int], None]  # (what is being done, how much, of how much)
+from vsm.system.progress import Progress
 
 BLOCK = 1 << 18  # bytes
 TIMEOUT_SECONDS = 30.0
@@ -132,6 +130,8 @@ def _append(
     total: int,
     progress: Progress,
 ) -> None:
+    progress.start(f"downloading {file.name}", max(total, have))
+    progress.advance(have)
     with partial.open("ab") as written:
         while block := response.read(BLOCK):
             have += len(block)
@@ -142,7 +142,7 @@ def _append(
                     "the published file; fetch it by other means and pass it with --from"
                 )
             written.write(block)
-            progress(f"downloading {file.name}", have, max(total, have))
+            progress.advance(len(block))
     if have < total:
         raise _BrokenOffError(f"connection closed after {have:,} of {total:,} bytes")
 

@@ -1,7 +1,7 @@
 """Prepared datasets on disk: one memory-mapped uint8 array and an index.
 
 A prepared dataset is a folder ``<root>/<name>`` with ``images.npy`` and ``index.json``. It is
-written into a temporary folder first and renamed into place, so it is whole or absent. The root is
+written into a temporary folder first and renamed into place: complete or absent. The root is
 ``$VSM_DATA`` if set, else the platform's cache folder.
 """
 
@@ -152,7 +152,9 @@ def read_index(name: str) -> dict[str, Any]:
         raise DataError(f"data: {name} is not prepared (looked in {path.parent})") from None
     except (OSError, ValueError) as error:
         raise _damaged(name, path.parent, str(error)) from error
-    if index.get("format") == 1:  # other names of the same; preparing anew may mean downloading anew
+    if (
+        index.get("format") == 1
+    ):  # other names of the same; preparing anew may mean downloading anew
         constants = index.pop("normalisation")
         index["normalization"] = {"mean": constants["mean"], "std": constants["standard_deviation"]}
         index["format"] = FORMAT

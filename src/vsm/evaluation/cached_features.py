@@ -1,4 +1,4 @@
-"""Features of a frozen backbone, computed once and kept beside it for all runs that have it."""
+"""Features of a frozen backbone, computed once and cached beside it for all runs that have it."""
 
 import hashlib
 from pathlib import Path
@@ -10,7 +10,7 @@ from vsm.data import Dataset, FeatureDataset, Split
 from vsm.errors import RunError
 from vsm.evaluation.evaluator import encode_dataset, with_features
 from vsm.model import FewShotModel
-from vsm.runs.tensor_files import load_tensors, save_tensors
+from vsm.system.tensor_files import load_tensors, save_tensors
 
 KEY_LENGTH = 16
 
@@ -20,7 +20,7 @@ def cached_features(model: FewShotModel, dataset: Dataset, folder: Path) -> Feat
 
     The file is named by a hash of the backbone's weights, the precision, and every training and
     validation sample, so it cannot be another's. Where it cannot be written or read, features are
-    computed and nobody is told.
+    computed anew.
     """
     path = folder / f"features-{features_key(model, dataset)}.safetensors"
     try:
@@ -28,15 +28,15 @@ def cached_features(model: FewShotModel, dataset: Dataset, folder: Path) -> Feat
     except (RunError, KeyError):
         encoded = encode_dataset(model, dataset)
         if folder.is_dir():
-            _keep(encoded, path)
+            _store(encoded, path)
         return encoded
     return with_features(dataset, kept)
 
 
 def features_key(model: FewShotModel, dataset: Dataset) -> str:
     """Return a hash of all that training and validation features depend on."""
-    facts = (str(model.precision), model.settings.model.mirror, dataset.class_starts.tolist())
-    digest = hashlib.sha256(repr(facts).encode())
+    depends_on = (str(model.precision), model.settings.model.mirror, dataset.class_starts.tolist())
+    digest = hashlib.sha256(repr(depends_on).encode())
     for name, value in sorted(model.require_backbone().state_dict().items()):
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
@@ -48,7 +48,7 @@ def features_key(model: FewShotModel, dataset: Dataset) -> str:
     return digest.hexdigest()[:KEY_LENGTH]
 
 
-def _keep(encoded: FeatureDataset, path: Path) -> None:
+def _store(encoded: FeatureDataset, path: Path) -> None:
     try:
         save_tensors(path, {"features": torch.from_numpy(encoded.features)}, {"kind": "features"})
     except OSError:

@@ -24,21 +24,17 @@ from vsm.model import FewShotModel
 from vsm.nn.prototype_classifier import predictive
 from vsm.seeding import Randomness, task_generators
 from vsm.system.devices import send
+from vsm.system.progress import NULL_PROGRESS, Progress
 
 EMBEDDING_BATCH = 256
 ELEMENTS_AT_ONCE = 20_000_000  # numbers that a classifier holds at a time; bounds its memory
 
 BatchNormMode = Literal["inductive", "transductive"]
-Advance = Callable[[int], None]
 Embedder = Callable[[Tensor], Tensor]
 """From image ids ``[T, N, K + Q]`` to features ``[T, N, K + Q, D]``."""
 EpisodeClassifier = Callable[[Tensor, Tensor, Randomness], Tensor]
 """From support ``[T, N, K, D]``, queries ``[T, N, Q, D]`` and a source of draws to
 log-probabilities ``[T, N·Q, N]``."""
-
-
-def unwatched(_: int) -> None:
-    """Count for nobody."""
 
 
 @dataclass(frozen=True)
@@ -114,14 +110,14 @@ class Evaluation:
 
 @torch.no_grad()
 def embed_images(
-    model: FewShotModel, dataset: Dataset, image_ids: Tensor, advance: Advance = unwatched
+    model: FewShotModel, dataset: Dataset, image_ids: Tensor, progress: Progress = NULL_PROGRESS
 ) -> Tensor:
     """Embed samples ``[B]`` in evaluation mode: ``[B, D]``."""
     with evaluation_mode(model):
         parts = []
         for part in image_ids.split(EMBEDDING_BATCH):
             parts.append(model.embed(_load(model, dataset, part)))
-            advance(len(part))
+            progress.advance(len(part))
         return torch.cat(parts)
 
 
@@ -164,7 +160,7 @@ def evaluate(
     num_episodes: int,
     seed: int,
     batch_norm: BatchNormMode = "inductive",
-    advance: Advance = unwatched,
+    progress: Progress = NULL_PROGRESS,
     embed: Embedder | None = None,
     temperature: float = 1.0,
 ) -> Evaluation:
@@ -178,7 +174,7 @@ def evaluate(
     with evaluation_mode(model):
         embed = embed or _embedder(model, sampler, batch_norm)
         per_task = (sampler.way**2) * sampler.queries * model.num_prototype_samples
-        return evaluate_classifier(classify, embed, sampler, num_episodes, seed, per_task, advance)
+        return evaluate_classifier(classify, embed, sampler, num_episodes, seed, per_task, progress)
 
 
 def model_classifier(
@@ -201,7 +197,7 @@ def evaluate_classifier(
     num_episodes: int,
     seed: int,
     elements_per_task: int,
-    advance: Advance = unwatched,
+    progress: Progress = NULL_PROGRESS,
 ) -> Evaluation:
     """Run the one loop over episodes that every classifier is measured by.
 
@@ -212,7 +208,7 @@ def evaluate_classifier(
         num_episodes: how many, from the start of the list.
         seed: of the list, and of the classifier's draws.
         elements_per_task: numbers that ``classify`` holds for an episode; bounds the batches.
-        advance: told of every batch of episodes.
+        progress: told of every batch of episodes.
     """
     outcomes = []
     done = 0
@@ -223,7 +219,7 @@ def evaluate_classifier(
             features = embed(part.image_ids)  # [T, N, K + Q, D]
             support, queries = features.split([sampler.shot, sampler.queries], 2)
             outcomes.append((part.class_ids, classify(support, queries, random).cpu()))
-            advance(count)
+            progress.advance(count)
             done += count
     return Evaluation(*(torch.cat(values) for values in zip(*outcomes, strict=True)))
 

@@ -5,7 +5,7 @@ samples of it, against its distances to all that is remembered and is none of th
 
     s_n(x) = D(x, z_n) / τ + log Σ_a exp(−D(x, M_a) / τ).
 
-Without a memory of slots the second part is nothing. A query is answered if s_n(x) is at most the
+Without a memory of slots the second part is zero. A query is answered if s_n(x) is at most the
 threshold for some n. Of the lowest scores min_n s_n of k queries of known classes, the
 ⌈(k + 1)·c⌉-th smallest is not exceeded by that of a new query with probability c, if the new one
 comes about as those did: so many queries of fitted classes are answered. Scores shrink as
@@ -13,25 +13,21 @@ prototypes become better known, and their minimum as there are more classes, so 
 threshold for each number of support images and of classes.
 """
 
-import json
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vsm.data import Dataset, EpisodeSampler
-from vsm.errors import ClassifierError, RunError
+from vsm.errors import ClassifierError
 from vsm.evaluation.evaluator import cached_embedder
 from vsm.memory import Memory, SlotMemory, SupportSet
 from vsm.model import FewShotModel
 from vsm.nn.prototype_classifier import mean_distance, pairwise_distance
-from vsm.runs.shipped import REJECTION_NAME
 from vsm.seeding import generator
-from vsm.system.files import write_text
 
 SHOTS = (1, 2, 5, 10)
 WAYS = (1, 2, 5, 10, 20)
@@ -66,46 +62,27 @@ class Thresholds:
         chosen = [self.by_shot[_not_above(shot, self.by_shot)] for shot in shots]
         return torch.tensor([ways[_not_above(len(shots), ways)][level] for ways in chosen])
 
-    def write(self, folder: Path, fingerprint: str) -> None:
-        """Store them with the model in ``folder``, whose encoder has this fingerprint."""
-        rounded = {
-            shot: {way: [_rounded(value) for value in values] for way, values in ways.items()}
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, rounded."""
+        return {
+            str(shot): {str(way): list(map(_rounded, values)) for way, values in ways.items()}
             for shot, ways in self.by_shot.items()
         }
-        facts = {"encoder": fingerprint, "thresholds": rounded}
-        write_text(folder / REJECTION_NAME, json.dumps(facts) + "\n")
 
     @staticmethod
-    def read(folder: Path, fingerprint: str) -> "Thresholds | None":
-        """Read what is stored with a model; nothing where nothing is."""
-        path = folder / REJECTION_NAME
-        if not path.is_file():
-            return None
-        try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
-            known = Thresholds.of(facts["thresholds"])
-            lists = [values for ways in known.by_shot.values() for values in ways.values()]
-            if {len(values) for values in lists} != {LEVELS - 1}:
-                raise ValueError(f"expected {LEVELS - 1} thresholds each")
-            measured_with = facts["encoder"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{path} is damaged: {error!r}; take it away, or ship again") from error
-        if measured_with != fingerprint:
-            raise RunError(
-                f"{path} was measured with the encoder {measured_with[:12]}, but model.safetensors "
-                f"beside it holds {fingerprint[:12]}; was one of the two exchanged?"
-            )
-        return known
+    def from_dict(stored: Mapping[str, Any]) -> "Thresholds":
+        """Make them from what JSON holds: the numbers of images and classes are strings there.
 
-    @staticmethod
-    def of(stored: dict[str, Any]) -> "Thresholds":
-        """Make them from what JSON holds: the numbers of images and classes are strings there."""
-        return Thresholds(
-            {
-                int(shot): {int(way): tuple(map(float, values)) for way, values in ways.items()}
-                for shot, ways in stored.items()
-            }
-        )
+        Raises:
+            ValueError: if there are not as many thresholds as levels.
+        """
+        by_shot = {
+            int(shot): {int(way): tuple(map(float, values)) for way, values in ways.items()}
+            for shot, ways in stored.items()
+        }
+        if {len(values) for ways in by_shot.values() for values in ways.values()} != {LEVELS - 1}:
+            raise ValueError(f"expected {LEVELS - 1} thresholds each")
+        return Thresholds(by_shot)
 
 
 def _not_above(number: int, known: Collection[int]) -> int:
@@ -143,7 +120,7 @@ def class_scores(
         model: gives distance and temperature.
         prototypes: ``[T, N, L, D]``.
         queries: features ``[T, B, D]``.
-        slots: what is remembered of other classes ``[A, D]``; nothing: distances alone count.
+        slots: what is remembered of other classes ``[A, D]``; None: distances alone count.
         slot_mask: boolean ``[T, A]``, slots that are of the classes themselves.
 
     Returns:
@@ -214,7 +191,7 @@ def calibrate(
     Args:
         model: in evaluation mode.
         memory: read, never written.
-        episodes: given K, yields support, queries and hidden slots, as :func:`lowest_scores` takes.
+        episodes: given K, yields support, queries and masked slots, as :func:`lowest_scores` takes.
         shots: every K to measure.
         seed: of the sampled prototypes.
     """

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.classify import Pretrained
 from vsm.export.noise import RecordedNoise, StoredNoise
 from vsm.memory import SupportSet
 from vsm.nn.prototype_classifier import mean_distance, predictive
+from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import generator
 
 NOISE_NAMES = ("memory_choice", "memory_noise", "prototype_noise")
@@ -23,9 +23,9 @@ NOISE_NAMES = ("memory_choice", "memory_noise", "prototype_noise")
 class EncoderGraph(nn.Module):
     """Images, or rows of features, to the features that a classifier takes."""
 
-    def __init__(self, opened: Pretrained) -> None:
+    def __init__(self, trained: TrainedModel) -> None:
         super().__init__()
-        self.model, self.pictures = opened.model, opened.pictures
+        self.model, self.preprocessing = trained.model, trained.preprocessing
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Embed.
@@ -37,8 +37,8 @@ class EncoderGraph(nn.Module):
         Returns:
             ``[n, D]``.
         """
-        if self.pictures is not None:
-            constants = (self.pictures.mean, self.pictures.std)
+        if self.preprocessing is not None:
+            constants = (self.preprocessing.mean, self.preprocessing.std)
             mean, deviation = (torch.tensor(values).view(-1, 1, 1) for values in constants)
             inputs = (inputs - mean) / deviation
         return self.model.embed(inputs)
@@ -50,7 +50,7 @@ class Answers(NamedTuple):
     Attributes:
         probabilities: ``[Q, N]``.
         distances: to each class's prototype, averaged over its samples ``[Q, N]``.
-        recalled_weights: λ ``[N, A]``; nothing for methods without memory.
+        recalled_weights: λ ``[N, A]``; None for methods without memory.
     """
 
     probabilities: Tensor
@@ -61,18 +61,18 @@ class Answers(NamedTuple):
 class ClassifierGraph(nn.Module):
     """Support and queries to probabilities, with the memory inside: Eqs. 1 and 7-10."""
 
-    def __init__(self, opened: Pretrained) -> None:
+    def __init__(self, trained: TrainedModel) -> None:
         super().__init__()
-        self.model = opened.model
-        self.memory = None if opened.memory is None else opened.memory.memory
-        fitted = {int(shot): value for shot, value in (opened.temperatures or {"1": 1.0}).items()}
+        self.model = trained.model
+        self.memory = trained.state
+        fitted = dict(trained.calibration.temperatures) or {1: 1.0}
         self.log_shots, self.log_temperatures = (
             torch.tensor(values).log()
             for values in (sorted(fitted), [fitted[shot] for shot in sorted(fitted)])
         )
 
     def temperature(self, shots: Tensor) -> Tensor:
-        """Do what :func:`vsm.runs.shipped.temperature_for` does: ``[N, 1]`` to ``[]``."""
+        """Return what ``Calibration.temperature`` does: ``[N, 1]`` to ``[]``."""
         starts, steps = self.log_shots[:-1], self.log_shots.diff()
         passed = (shots.log().mean() - starts).clamp_min(0).minimum(steps)
         slopes = self.log_temperatures.diff() / steps
@@ -92,12 +92,12 @@ class ClassifierGraph(nn.Module):
         Args:
             support_features: ``[S, D]``, of all classes in any order.
             support_labels: ``[S, N]``, 1 where an example is of a class, else 0. Rows of zeros
-                count for nothing.
+                do not count.
             query_features: ``[Q, D]``.
             temperature: T of the probabilities p^(1/T) / Z ``[]``; 0 is the model's own for so many
                 examples.
             slot_mask: boolean ``[N, A]``, slots that a class may not recall, or ``[1, A]`` for
-                all classes; nothing for methods without memory.
+                all classes; None for methods without memory.
             noise: see :class:`vsm.export.noise.StoredNoise`.
         """
         shots = support_labels.sum(0).unsqueeze(-1)  # [N, 1]
@@ -131,14 +131,14 @@ class ClassifierGraph(nn.Module):
 
 
 @torch.no_grad()
-def classifier_noise(opened: Pretrained, way: int, seed: int = 0) -> dict[str, Tensor]:
+def classifier_noise(trained: TrainedModel, way: int, seed: int = 0) -> dict[str, Tensor]:
     """Return what :class:`vsm.FewShotClassifier` draws for ``way`` classes, by names of inputs.
 
     Returns:
-        Each ``[way, samples, width]``; nothing where the model draws nothing.
+        Each ``[way, samples, width]``; empty where the model draws nothing.
     """
     noise = RecordedNoise(generator(seed, "classify"))
-    mean = torch.zeros(1, way, opened.model.num_features)
-    memory = None if opened.memory is None else opened.memory.memory
-    opened.model.infer(SupportSet(mean.unsqueeze(2), mean), memory, noise)
+    mean = torch.zeros(1, way, trained.model.num_features)
+    memory = trained.state
+    trained.model.infer(SupportSet(mean.unsqueeze(2), mean), memory, noise)
     return dict(zip(NOISE_NAMES[-len(noise.drawn) :], noise.drawn, strict=False))

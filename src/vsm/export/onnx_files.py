@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vsm import __version__
-from vsm.classify import Pretrained, open_pretrained
 from vsm.errors import ExportError
 from vsm.export.graphs import Answers, ClassifierGraph, EncoderGraph, classifier_noise
 from vsm.memory import SlotMemory
 from vsm.model import FewShotModel
+from vsm.runs.trained_model import TrainedModel, load
 from vsm.seeding import generator
 from vsm.system.files import atomic_path
 
@@ -98,23 +98,23 @@ def export_onnx(
     """
     folder = Path(output)
     _require_extra()
-    _require_room(folder, overwrite)
-    opened = open_pretrained(source, memory, backbone)
-    _require_exportable(opened)
-    encoder, classifier = EncoderGraph(opened).eval(), ClassifierGraph(opened).eval()
-    noise = classifier_noise(opened, NOISE_CLASSES)
-    defaults = _defaults(opened, noise)
+    _require_free(folder, overwrite)
+    trained = load(source, memory=memory, backbone=backbone)
+    _require_exportable(trained)
+    encoder, classifier = EncoderGraph(trained).eval(), ClassifierGraph(trained).eval()
+    noise = classifier_noise(trained, NOISE_CLASSES)
+    defaults = _defaults(trained, noise)
     with torch.no_grad():
-        encoding = _converted(encoder, _encoder_example(opened), {}, _encoder_facts(opened))
+        encoding = _converted(encoder, _encoder_example(trained), {}, _encoder_metadata(trained))
         classifying = _converted(
-            classifier, _classifier_example(opened, noise), defaults, _classifier_facts(opened)
+            classifier, _classifier_example(trained, noise), defaults, _classifier_metadata(trained)
         )
-        differences = _check_encoder(encoding, opened)
-        differences |= _check_classifier(classifier, encoder, classifying, opened, defaults)
+        differences = _check_encoder(encoding, trained)
+        differences |= _check_classifier(classifier, encoder, classifying, trained, defaults)
     for name, difference in differences.items():
         if not difference <= TOLERANCE:
             raise ExportError(
-                f"onnx: {name} of {opened.name} differ from PyTorch's by {difference:.2g}, more "
+                f"onnx: {name} of {trained.name} differ from PyTorch's by {difference:.2g}, more "
                 f"than {TOLERANCE:g}; nothing was written"
             )
     with (
@@ -134,7 +134,7 @@ def _require_extra() -> None:
         )
 
 
-def _require_room(folder: Path, overwrite: bool) -> None:
+def _require_free(folder: Path, overwrite: bool) -> None:
     if folder.suffix == ".onnx" or (folder.exists() and not folder.is_dir()):
         raise ExportError(
             f"onnx: expected a folder for {ENCODER_NAME} and {CLASSIFIER_NAME}, got {folder}"
@@ -147,43 +147,43 @@ def _require_room(folder: Path, overwrite: bool) -> None:
             )
 
 
-def _require_exportable(opened: Pretrained) -> None:
+def _require_exportable(trained: TrainedModel) -> None:
     """Refuse methods whose computation has no ONNX counterpart."""
-    settings = opened.model.settings
+    settings = trained.model.settings
     if settings.method in ("mann", "kanerva"):
         reason = {"mann": "shows the support one by one", "kanerva": "inverts matrices"}
         raise ExportError(
-            f"onnx: the method {settings.method} of {opened.name} {reason[settings.method]}, which "
-            "a graph cannot for any number of classes; export rote, transformed, vsm, vpn or "
+            f"onnx: the method {settings.method} of {trained.name} {reason[settings.method]}, "
+            "which a graph cannot for any number of classes; export rote, transformed, vsm, vpn or "
             "protonet"
         )
-    if _num_slots(opened) == 0:
+    if _num_slots(trained) == 0:
         raise ExportError(
-            f"onnx: the memory of {opened.name} is empty, and a graph needs at least one slot; "
+            f"onnx: the memory of {trained.name} is empty, and a graph needs at least one slot; "
             "give one with --memory"
         )
     draws_memories = settings.method == "vsm" and settings.model.inference == "network"
     both = settings.memory.recall == "gumbel" and settings.objective.kl == "monte_carlo"
     if draws_memories and both:
         raise ExportError(
-            f"onnx: {opened.name} draws Gumbel recall and a Monte Carlo KL together, which is not "
+            f"onnx: {trained.name} draws Gumbel recall and a Monte Carlo KL together, which is not "
             "supported; export a run with objective.kl bound"
         )
 
 
-def _encoder_example(opened: Pretrained) -> Example:
+def _encoder_example(trained: TrainedModel) -> Example:
     axes = ({0: "batch"},)
-    return Example((_check_inputs(opened, 3),), axes, (_input_name(opened),), ("features",))
+    return Example((_check_inputs(trained, 3),), axes, (_input_name(trained),), ("features",))
 
 
-def _input_name(opened: Pretrained) -> str:
-    return "raw_features" if opened.pictures is None else "images"
+def _input_name(trained: TrainedModel) -> str:
+    return "raw_features" if trained.preprocessing is None else "images"
 
 
-def _classifier_example(opened: Pretrained, noise: Mapping[str, Tensor]) -> Example:
+def _classifier_example(trained: TrainedModel, noise: Mapping[str, Tensor]) -> Example:
     """Make inputs whose sizes all differ, so that none is taken for another."""
     support, way, queries = 7, 3, 4
-    width, slots = opened.model.num_features, _num_slots(opened)
+    width, slots = trained.model.num_features, _num_slots(trained)
     slot_mask = None if slots is None else torch.zeros(2, slots, dtype=torch.bool)
     tensors = (
         torch.randn(support, width, generator=generator(0, "export", "support")),
@@ -208,50 +208,50 @@ def _classifier_example(opened: Pretrained, noise: Mapping[str, Tensor]) -> Exam
     return Example((*tensors, slot_mask, list(noise.values())), axes, (*names, *noise), outputs)
 
 
-def _num_slots(opened: Pretrained) -> int | None:
-    return None if opened.memory is None else len(opened.memory.memory)
+def _num_slots(trained: TrainedModel) -> int | None:
+    return None if trained.memory is None else len(trained.memory.memory)
 
 
-def _defaults(opened: Pretrained, noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what the classifier's graph uses for inputs that nobody gives."""
-    slots = _num_slots(opened)
+def _defaults(trained: TrainedModel, noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what the classifier's graph uses for inputs that are not given."""
+    slots = _num_slots(trained)
     slot_mask = {} if slots is None else {"slot_mask": torch.zeros(1, slots, dtype=torch.bool)}
     return {"temperature": torch.zeros(()), **slot_mask, **noise}
 
 
-def _facts(opened: Pretrained, kind: str) -> dict[str, Any]:
-    identity = opened.identity
+def _metadata(trained: TrainedModel, kind: str) -> dict[str, Any]:
+    identity = trained.encoder
     return {
         "kind": kind,
         "format": FORMAT,
         "vsm_version": __version__,
-        "model": opened.name,
-        "data": opened.model.settings.data,
+        "model": trained.name,
+        "data": trained.model.settings.data,
         "encoder_name": identity.name,
         "encoder_fingerprint": identity.fingerprint,
-        "num_features": opened.model.num_features,
+        "num_features": trained.model.num_features,
     }
 
 
-def _encoder_facts(opened: Pretrained) -> dict[str, Any]:
-    facts = _facts(opened, "vsm encoder")
-    if opened.pictures is None:
-        return facts
-    return facts | {
-        "input_shape": opened.pictures.input_shape,
+def _encoder_metadata(trained: TrainedModel) -> dict[str, Any]:
+    metadata = _metadata(trained, "vsm encoder")
+    if trained.preprocessing is None:
+        return metadata
+    return metadata | {
+        "input_shape": trained.preprocessing.input_shape,
         "input_range": (0, 1),
         "input_resizing": "lanczos",
-        "input_ink": "high" if opened.pictures.ink else "as it is",
+        "input_ink": "high" if trained.preprocessing.ink else "as it is",
     }
 
 
-def _classifier_facts(opened: Pretrained) -> dict[str, Any]:
-    memory, sampling = opened.memory, opened.model.settings.sampling
-    return _facts(opened, "vsm classifier") | {
-        "method": opened.model.settings.method,
-        "distance": opened.model.classifier.distance,
-        "model_temperature": opened.model.classifier.log_temperature.exp().item(),
-        "temperatures": opened.temperatures or {},
+def _classifier_metadata(trained: TrainedModel) -> dict[str, Any]:
+    memory, sampling = trained.memory, trained.model.settings.sampling
+    return _metadata(trained, "vsm classifier") | {
+        "method": trained.model.settings.method,
+        "distance": trained.model.classifier.distance,
+        "model_temperature": trained.model.classifier.log_temperature.exp().item(),
+        "temperatures": dict(trained.calibration.temperatures),
         "prototype_samples": sampling.evaluation_prototypes,
         "class_names": [] if memory is None else memory.names,
         "class_counts": memory.memory.counts.tolist()
@@ -264,19 +264,19 @@ def _converted(
     module: EncoderGraph | ClassifierGraph,
     example: Example,
     defaults: Mapping[str, Tensor],
-    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
 ) -> bytes:
-    """Convert a module to ONNX, with defaults for some inputs and facts for whoever opens it."""
+    """Convert a module to ONNX, with defaults for some inputs and metadata."""
     import onnx  # noqa: PLC0415 - an extra
 
     proto = _traced(module, example)
     for name, value in defaults.items():
         proto.graph.initializer.append(onnx.numpy_helper.from_array(value.numpy(), name))
-    values = {name: v if isinstance(v, str) else json.dumps(v) for name, v in facts.items()}
+    values = {name: v if isinstance(v, str) else json.dumps(v) for name, v in metadata.items()}
     onnx.helper.set_model_props(proto, values)
     onnx.checker.check_model(proto)
-    whole: bytes = proto.SerializeToString()
-    return whole
+    content: bytes = proto.SerializeToString()
+    return content
 
 
 def _traced(module: EncoderGraph | ClassifierGraph, example: Example) -> Any:
@@ -321,24 +321,24 @@ def _untraceable(model: FewShotModel, error: Exception) -> str:
     return f"onnx: torch cannot export {whose} ({type(cause).__name__}: {first})"
 
 
-def _check_inputs(opened: Pretrained, count: int) -> Tensor:
+def _check_inputs(trained: TrainedModel, count: int) -> Tensor:
     """Return images between empty and full, or features, for ``count`` samples."""
     random = generator(0, "export", "inputs", count)
-    if opened.pictures is None:
-        return torch.randn(count, opened.model.num_features, generator=random)
+    if trained.preprocessing is None:
+        return torch.randn(count, trained.model.num_features, generator=random)
     density = torch.rand(count, 1, 1, 1, generator=random)
-    return torch.rand(count, *opened.pictures.input_shape, generator=random) * density
+    return torch.rand(count, *trained.preprocessing.input_shape, generator=random) * density
 
 
-def _check_encoder(converted: bytes, opened: Pretrained) -> dict[str, float]:
+def _check_encoder(converted: bytes, trained: TrainedModel) -> dict[str, float]:
     """Compare with what a classifier makes of pixels from 0 to 255, or of features."""
     run, worst = _session(converted), 0.0
     for count in BATCHES:
-        inputs = _check_inputs(opened, count)
-        answers = run({_input_name(opened): inputs})
-        pictures = opened.pictures
-        prepared = inputs if pictures is None else pictures.normalize(255 * inputs)
-        expected = opened.model.embed(prepared)
+        inputs = _check_inputs(trained, count)
+        answers = run({_input_name(trained): inputs})
+        preprocessing = trained.preprocessing
+        prepared = inputs if preprocessing is None else preprocessing.normalize(255 * inputs)
+        expected = trained.model.embed(prepared)
         worst = max(worst, _difference("features", answers["features"], expected))
     return {"features": worst}
 
@@ -347,7 +347,7 @@ def _check_classifier(
     classifier: ClassifierGraph,
     encoder: EncoderGraph,
     converted: bytes,
-    opened: Pretrained,
+    trained: TrainedModel,
     defaults: Mapping[str, Tensor],
 ) -> dict[str, float]:
     """Compare on tasks of other sizes than the traced one, with defaults and with all inputs."""
@@ -355,11 +355,11 @@ def _check_classifier(
     for way, shots, queries in TASKS:
         sizes = torch.tensor([shots[n % len(shots)] for n in range(way)])
         labels = F.one_hot(torch.arange(way).repeat_interleave(sizes)).float()
-        features = encoder(_check_inputs(opened, len(labels) + queries))
+        features = encoder(_check_inputs(trained, len(labels) + queries))
         task = dict(
             zip(TASK_NAMES, (features[:-queries], labels, features[-queries:]), strict=True)
         )
-        given = {**defaults, **classifier_noise(opened, way), "temperature": torch.tensor(2.0)}
+        given = {**defaults, **classifier_noise(trained, way), "temperature": torch.tensor(2.0)}
         if "slot_mask" in given:
             random = generator(0, "export", "hidden", way)
             slots = given["slot_mask"].shape[1]

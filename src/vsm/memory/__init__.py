@@ -1,13 +1,13 @@
 """Memories: state, addressing, recall and consolidation.
 
-This room knows probability, and nothing of images or backbones. Reading never writes: recall is
+This package knows probability, and nothing of images or backbones. Reading never writes: recall is
 handed a :class:`Memory` and returns a :class:`Recollection`; only a :class:`Consolidation` makes a
 new memory out of an old one. :data:`MEMORIES` says which method has which.
 """
 
 from vsm.memory.consolidation import Consolidation, MeanConsolidation, SlotConsolidation
 from vsm.memory.designs import MEMORIES, MemoryDesign
-from vsm.memory.recall import MemoryPrior, Recall, Recollection, SupportSet
+from vsm.memory.recall import MemoryPrior, PreparedMemory, Recall, Recollection, SupportSet
 from vsm.memory.state import Memory, Observations, SlotMemory
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "MemoryDesign",
     "MemoryPrior",
     "Observations",
+    "PreparedMemory",
     "Recall",
     "Recollection",
     "SlotConsolidation",

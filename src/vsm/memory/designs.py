@@ -6,7 +6,9 @@ from typing import NamedTuple
 from vsm.memory.consolidation import Consolidation, SlotConsolidation
 from vsm.memory.kanerva import KanervaConsolidation, KanervaRecall
 from vsm.memory.mann import MannRecall
-from vsm.memory.recall import Recall, RoteRecall, TransformedRecall, VariationalRecall
+from vsm.memory.recall import Recall
+from vsm.memory.rote import RoteRecall, TransformedRecall
+from vsm.memory.variational import VariationalRecall
 from vsm.settings import Method, RunSettings
 
 
@@ -15,7 +17,7 @@ class MemoryDesign(NamedTuple):
 
     Attributes:
         recall: reads.
-        consolidation: makes memories, empty and new ones; nothing for a memory that is wiped
+        consolidation: makes memories, empty and new ones; None for a memory that is wiped
             between episodes.
     """
 

@@ -1,7 +1,7 @@
 """Batch norm whose statistics are those of all processes' images.
 
 torch's ``SyncBatchNorm`` refuses tensors of the CPU. This one works on any device, sends one small
-message a layer and direction, and leaves the arithmetic to torch's own kernels.
+message per layer and direction, and leaves the arithmetic to torch's own kernels.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from vsm.system.distributed import Processes
 
 
 class SynchronizedBatchNorm(_BatchNorm):
-    """Batch norm of the whole batch, of which this process holds an equal share.
+    """Batch norm of the full batch, of which this process holds an equal share.
 
     It takes over the parameters and buffers of a plain layer, under the same names. In evaluation,
     and where running statistics are not tracked, it is the plain layer.
@@ -113,7 +113,7 @@ def whole_statistics(images: Tensor, processes: Processes) -> tuple[Tensor, Tens
     kind = torch.promote_types(images.dtype, torch.float32)
     unused = torch.zeros(2, images.shape[1], dtype=kind, device=images.device)
     own = torch.batch_norm_update_stats(images, unused[0], unused[1], 0.0)  # mean, variance: [C]
-    means, variances = processes.gather(torch.stack(own).unsqueeze(0)).unbind(1)  # [count, C]
+    means, variances = processes.all_gather(torch.stack(own).unsqueeze(0)).unbind(1)  # [count, C]
     mean = means.mean(0)
     return mean, (variances + (means - mean).square()).mean(0)
 
@@ -153,7 +153,7 @@ class _Normalize(torch.autograd.Function):
         constants_held, weight_gradient, bias_gradient = torch.ops.aten.native_batch_norm_backward(
             gradient, images, weight, mean, variance, None, None, False, context.eps, [True] * 3
         )
-        sums = context.processes.total(torch.stack([weight_gradient, bias_gradient]))
+        sums = context.processes.all_reduce(torch.stack([weight_gradient, bias_gradient]))
         through_variance, through_mean = sums / _count(images, context.processes)  # [C]
         scale = (variance + context.eps).rsqrt()
         slope = -weight * scale.square() * through_variance

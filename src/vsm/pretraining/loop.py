@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,19 +28,14 @@ from vsm.pretraining.supervised import (
     supervised_loss,
     with_turned_copies,
 )
+from vsm.runs.checkpoints import BACKBONE_NAME, save_backbone
 from vsm.runs.configuration import read_settings
-from vsm.runs.directory import Directory
-from vsm.runs.tensor_files import (
-    BACKBONE_NAME,
-    learning_tensors,
-    load_tensors,
-    restore_learning,
-    save_backbone,
-    save_tensors,
-)
+from vsm.runs.directory import Directory, Log
 from vsm.seeding import generator
 from vsm.settings import ModelSettings, OneCycleSettings, PretrainSettings, RunSettings
 from vsm.system.interruption import Interrupted, stop_request
+from vsm.system.progress import NULL_PROGRESS, Progress
+from vsm.system.tensor_files import learning_tensors, load_tensors, restore_learning, save_tensors
 
 LOG_EVERY = 10
 VALIDATION_SEED = 0
@@ -78,6 +73,9 @@ class FewShotScores:
         """Mean accuracy over the numbers of support images; the best backbone has the highest."""
         return sum(accuracy.mean for accuracy in self.accuracies.values()) / len(self.accuracies)
 
+    def __str__(self) -> str:
+        return ", ".join(f"{shot}-shot {score}" for shot, score in self.accuracies.items())
+
     def as_dict(self) -> dict[str, Any]:
         """Return what is logged and stored with the backbone; accuracies are fractions."""
         return {
@@ -90,32 +88,6 @@ class FewShotScores:
                 for shot, accuracy in self.accuracies.items()
             },
         }
-
-
-class PretrainingProgress(Protocol):
-    """What the loop tells whoever watches."""
-
-    def started(self, num_steps: int) -> None:
-        """The first step is about to be done, of so many."""
-
-    def step(self, step: int, loss: float) -> None:
-        """A step is done."""
-
-    def scored(self, epoch: int, scores: FewShotScores, is_best: bool) -> None:
-        """A validation is done."""
-
-
-class Silence:
-    """Nobody watches."""
-
-    def started(self, num_steps: int) -> None:
-        """Say nothing."""
-
-    def step(self, step: int, loss: float) -> None:
-        """Say nothing."""
-
-    def scored(self, epoch: int, scores: FewShotScores, is_best: bool) -> None:
-        """Say nothing."""
 
 
 @dataclass
@@ -137,7 +109,7 @@ def pretrain(
     settings: PretrainSettings,
     output: Path,
     resume: bool = False,
-    progress: PretrainingProgress | None = None,
+    progress: Progress = NULL_PROGRESS,
 ) -> PretrainingDirectory:
     """Train a backbone to classify all training classes, and leave a directory with the best.
 
@@ -150,7 +122,6 @@ def pretrain(
     Raises:
         Interrupted: after saving, when the process was asked to stop.
     """
-    progress = progress or Silence()
     dataset = open_images(settings.data)
     images = TrainingImages.of(dataset, settings)
     samplers = validation_samplers(settings, dataset)
@@ -159,7 +130,8 @@ def pretrain(
     optimizer = build_optimizer(network, settings.optimizer)
     run, state = _open_run(settings, output, resume, network, optimizer)
     num_steps = settings.epochs * images.steps_per_epoch
-    progress.started(num_steps)
+    progress.start("pretrain", num_steps)
+    progress.advance(state.step)
     started = time.monotonic()
     with run.metrics_log(state.step) as log, stop_request() as stop:
         for epoch, ids, labels in images.batches(state.step):
@@ -167,15 +139,8 @@ def pretrain(
             batch = load_batch(dataset, ids, labels, settings, state.step)
             rate = one_cycle(settings.optimizer, state.step, num_steps)
             measured = pretraining_step(network, optimizer, batch, rate, settings, state.step)
-            progress.step(state.step, measured["loss"])
-            if not math.isfinite(measured["loss"]):
-                raise RunError(
-                    f"pre-training diverged: the loss is {measured['loss']} at step {state.step}; "
-                    "lower optimizer.learning_rate"
-                )
-            here = {"step": state.step, "epoch": epoch}
-            if state.step % LOG_EVERY == 0 or state.step == 1:
-                log({**here, "seconds": time.monotonic() - started, **measured})
+            progress.advance(1, f"loss {measured['loss']:.3f}")
+            _log_step(measured, state.step, epoch, time.monotonic() - started, log)
             at_end = state.step == num_steps
             epoch_done = state.step % images.steps_per_epoch == 0
             if at_end or (epoch_done and epoch % settings.validation.every == 0):
@@ -183,10 +148,11 @@ def pretrain(
                 is_best = scores.mean > state.best_accuracy
                 if is_best:
                     state.best_epoch, state.best_accuracy = epoch, scores.mean
-                    facts = backbone_facts(settings, dataset, epoch, scores)
-                    save_backbone(run.backbone, network.backbone, facts)
-                log({**here, "validation": scores.as_dict()})
-                progress.scored(epoch, scores, is_best)
+                    metadata = backbone_metadata(settings, dataset, epoch, scores)
+                    save_backbone(run.backbone, network.backbone, metadata)
+                log({"step": state.step, "epoch": epoch, "validation": scores.as_dict()})
+                best = " (best so far)" if is_best else ""
+                progress.message(f"epoch {epoch}: validation {scores}{best}")
             if state.step % settings.checkpoint_every == 0 or at_end or stop:
                 save_tensors(run.resume, learning_tensors(network, optimizer), vars(state))
             if stop.signal_number is not None and not at_end:
@@ -196,6 +162,17 @@ def pretrain(
                     f"{settings.epochs}); go on with: vsm pretrain --output {output} --resume",
                 )
     return run
+
+
+def _log_step(measured: dict[str, float], step: int, epoch: int, seconds: float, log: Log) -> None:
+    """Note a step, every tenth of them; raise if the loss is no number any more."""
+    if not math.isfinite(measured["loss"]):
+        raise RunError(
+            f"pre-training diverged: the loss is {measured['loss']} at step {step}; "
+            "lower optimizer.learning_rate"
+        )
+    if step % LOG_EVERY == 0 or step == 1:
+        log({"step": step, "epoch": epoch, "seconds": seconds, **measured})
 
 
 @dataclass(frozen=True)
@@ -236,7 +213,7 @@ class TrainingImages:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches; an epoch leaves out the images that fill none, others each time."""
+        """Full batches; an epoch leaves out the images that fill none, others each time."""
         return len(self.image_ids) // self.settings.batch_size
 
     def batches(self, steps_done: int) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -352,7 +329,7 @@ def validate(judge: FewShotModel, samplers: list[EpisodeSampler], episodes: int)
     return FewShotScores(samplers[0].way, samplers[0].queries, episodes, accuracies)
 
 
-def backbone_facts(
+def backbone_metadata(
     settings: PretrainSettings, dataset: ImageDataset, epoch: int, scores: FewShotScores
 ) -> dict[str, Any]:
     """Return what is stored with a backbone: how to build it, its origin, how good it is."""

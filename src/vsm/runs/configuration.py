@@ -45,19 +45,6 @@ def settings_from_files(*paths: Path) -> RunSettings:
     return read_settings(RunSettings, *paths)
 
 
-def stored_settings(path: Path) -> RunSettings:
-    """Read the settings that a run was made with; those that it does not name are older than they.
-
-    ``model.inference`` was the network before it had a name.
-    """
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        values["model"] = {"inference": "network"} | values.get("model", {})
-    except (yaml.YAMLError, UnicodeDecodeError, TypeError, AttributeError):
-        return settings_from_files(path)  # says what is wrong with it
-    return settings_from_dict(values, path)
-
-
 def read_settings(kind: type[ReadSettings], *paths: Path) -> ReadSettings:
     """Read settings of one kind from YAML files; later files override earlier ones."""
     words = [part for path in paths for part in ("--config", str(path))]

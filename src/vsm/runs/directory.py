@@ -12,12 +12,15 @@ from typing import Any, ClassVar
 
 import yaml
 
-from vsm.runs.configuration import settings_to_yaml
+from vsm.runs.configuration import settings_from_files, settings_to_yaml
 from vsm.errors import RunError
 from vsm.system.files import write_text
 from vsm.settings import PretrainSettings, RunSettings
 
 CONFIG_NAME = "config.yaml"
+MODEL_NAME = "model.safetensors"
+MEMORY_NAME = "memory.safetensors"
+CALIBRATION_NAME = "calibration.json"
 METRICS_NAME = "metrics.jsonl"
 RESUME_NAME = "resume.safetensors"
 COMMAND_OF_KEY = {"method": "train", "epochs": "pretrain"}
@@ -31,7 +34,7 @@ def require_made_by(command: str, path: Path) -> None:
     try:
         keys = yaml.safe_load((path / CONFIG_NAME).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, yaml.YAMLError):
-        return  # whoever reads it says so
+        return  # reading it reports the error
     for key, maker in COMMAND_OF_KEY.items():
         if maker != command and isinstance(keys, dict) and key in keys:
             raise RunError(
@@ -55,7 +58,7 @@ class Directory:
 
     @property
     def metrics(self) -> Path:
-        """Measurements, one JSON object a line."""
+        """Measurements, one JSON object per line."""
         return self.path / METRICS_NAME
 
     @property
@@ -150,3 +153,30 @@ class Directory:
                 file.flush()
 
             yield log
+
+
+class RunDirectory(Directory):
+    """The files of one training run, by name; those of a shipped model are among them."""
+
+    command = "train"
+    results = (MODEL_NAME, MEMORY_NAME, CALIBRATION_NAME)
+
+    @property
+    def model(self) -> Path:
+        """Weights of the best model by validation."""
+        return self.path / MODEL_NAME
+
+    @property
+    def memory(self) -> Path:
+        """Memory of the best model by validation."""
+        return self.path / MEMORY_NAME
+
+    @property
+    def calibration(self) -> Path:
+        """Temperatures and rejection thresholds, measured on validation classes."""
+        return self.path / CALIBRATION_NAME
+
+    def settings(self) -> RunSettings:
+        """Read the run's settings, or say that there is no run."""
+        self.require()
+        return settings_from_files(self.config)

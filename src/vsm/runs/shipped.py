@@ -6,9 +6,6 @@ takes a run directory therefore takes a shipped model. Nothing here imports torc
 """
 
 import json
-import math
-from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,8 @@ from vsm.runs.directory import CONFIG_NAME
 from vsm.errors import RunError
 
 MODELS = Path(__file__).parents[1] / "models"
-CARD_NAME, REJECTION_NAME = "card.json", "rejection.json"
-NEEDED_FACTS = ("name", "way", "shot", "encoder", "input_shape", "temperatures")
+CARD_NAME = "card.json"
+NEEDED = ("name", "way", "shot", "encoder")
 """What code reads of a card; the rest is for people."""
 
 Card = dict[str, Any]
@@ -65,7 +62,7 @@ def read_card(folder: Path) -> Card | None:
         card = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RunError(f"{path} is damaged: {error}") from error
-    missing = [fact for fact in NEEDED_FACTS if not isinstance(card, dict) or fact not in card]
+    missing = [key for key in NEEDED if not isinstance(card, dict) or key not in card]
     if missing:
         raise RunError(f"{path} is not a model's card: it lacks {', '.join(missing)}")
     known: Card = card
@@ -77,23 +74,6 @@ def shipped_card(name: str) -> Card:
     card = read_card(shipped_folder(name))
     assert card is not None
     return card
-
-
-def temperature_for(facts: Mapping[str, Any], shot: float) -> float | None:
-    """Return the temperature for a number of support images; nothing if none was fitted.
-
-    Between two fitted ones log T is linear in log K; beyond the last it is that of the last.
-    """
-    fitted = {int(key): float(value) for key, value in (facts["temperatures"] or {}).items()}
-    if not fitted:
-        return None
-    shots = sorted(fitted)
-    for fewer, more in pairwise(shots):
-        if fewer < shot < more:
-            share = math.log(shot / fewer) / math.log(more / fewer)
-            low, high = math.log(fitted[fewer]), math.log(fitted[more])
-            return math.exp(low + share * (high - low))
-    return fitted[min(shots, key=lambda known: abs(known - shot))]
 
 
 def _known() -> str:

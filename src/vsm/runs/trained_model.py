@@ -1,351 +1,371 @@
-"""Run directories: what a training run leaves behind, loadable without pickle.
+"""A trained model, ready for use, and the one way to load it.
 
-A model that ships with the package is a run directory too, with a card and without a log.
-
-``config.yaml`` (settings), ``metrics.jsonl`` (one line a measurement), ``model.safetensors`` and
-``memory.safetensors`` (the best by validation), ``resume.safetensors`` (the last state). Every
-file is replaced atomically. The best pair is written before the resume state, so a run killed
-between the two repeats that validation when it resumes.
+Whatever uses a model (evaluating, comparing, classifying, exporting, studies, the memory commands)
+goes through :func:`load`. Every file is read once. A run directory says itself how inputs are
+prepared, so using it never opens the dataset that it was trained on.
 """
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
-from vsm.runs.tensor_files import (
-    strip_prefix,
-    load_weights,
-    learning_tensors,
-    load_backbone,
-    load_tensors,
-    restore_learning,
-    save_tensors,
+from vsm.data import Dataset
+from vsm.data.preprocessing import Preprocessing, as_features, as_list
+from vsm.errors import ClassifierError, RunError
+from vsm.evaluation.evaluator import EMBEDDING_BATCH, evaluation_mode
+from vsm.evaluation.rejection import Thresholds, calibrate_on_validation
+from vsm.memory import Consolidation, Memory
+from vsm.memory.named import (
+    EncoderIdentity,
+    NamedMemory,
+    manual_consolidation,
+    restored_memory,
+    trained_memory,
 )
-from vsm.runs.configuration import stored_settings
-from vsm.data import Dataset, ImageDataset, open_dataset
-from vsm.system.devices import ON_CPU, Placement
-from vsm.runs.directory import Directory
-from vsm.errors import RunError
-from vsm.memory import Memory, Observations
-from vsm.runs.memory_files import MEMORY_NAME, MODEL_NAME, EncoderIdentity, trained_memory
 from vsm.model import FewShotModel
+from vsm.runs.calibration import Calibration, memory_digest
+from vsm.runs.checkpoints import apply_pending, restored_state
+from vsm.runs.directory import RunDirectory
+from vsm.runs.memory_files import read_memory
+from vsm.runs.shipped import CARD_NAME, Card, find_run, read_card
 from vsm.settings import RunSettings
-from vsm.runs.shipped import CARD_NAME, Card, find_run, is_shipped, read_card
+from vsm.system.devices import ON_CPU, Placement
+from vsm.system.progress import NULL_PROGRESS, Progress
+from vsm.system.tensor_files import load_tensors, load_weights, save_tensors, strip_prefix
 
 Checkpoint = Literal["best", "last"]
 
 
-@dataclass
-class TrainingState:
-    """All that changes while training, apart from the model's parameters and buffers.
-
-    Attributes:
-        step: steps done.
-        memory: the stored memory, or nothing for methods without one.
-        pending: the last step's observations, which the next step consolidates.
-        best_step: step of the best validation so far; 0 before the first.
-        best_accuracy: its accuracy.
-    """
-
-    step: int
-    memory: Memory | None
-    pending: Observations | None
-    best_step: int = 0
-    best_accuracy: float = -1.0
-
-
-class RunDirectory(Directory):
-    """The files of one training run, by name."""
-
-    command = "train"
-    results = (MODEL_NAME, MEMORY_NAME)
-
-    @staticmethod
-    def find(source: str | Path) -> "RunDirectory":
-        """Return a run directory by its path, or a shipped model by its name."""
-        return RunDirectory(find_run(source))
-
-    @property
-    def model(self) -> Path:
-        """Weights of the best model by validation."""
-        return self.path / MODEL_NAME
-
-    @property
-    def memory(self) -> Path:
-        """Memory of the best model by validation."""
-        return self.path / MEMORY_NAME
-
-    def settings(self) -> RunSettings:
-        """Read the run's settings, or say that there is no run."""
-        self.require()
-        return stored_settings(self.config)
-
-
-def save_best(
-    run: RunDirectory, model: FewShotModel, memory: Memory | None, step: int, names: tuple[str, ...]
-) -> None:
-    """Write the model for use, and its memory with the class names of its slots."""
-    slots = () if memory is None else tuple(names[class_id] for class_id in memory.slot_classes)
-    save_trained(run, TrainedModel(model.settings, model, memory, slots, step))
-
-
-def save_trained(
-    run: RunDirectory,
-    trained: "TrainedModel",
-    stored: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
-) -> None:
-    """Write a model for use, and its memory, which belongs to this encoder and says so.
-
-    Args:
-        run: where.
-        trained: what.
-        stored: turns tensors into those that are written, by the same names.
-    """
-    weights = stored(dict(trained.model.state_dict()))
-    settings, memory = trained.settings, trained.memory
-    if memory is not None:
-        named = trained_memory(settings, weights, memory, trained.slot_names, trained.step)
-        save_tensors(run.memory, stored(memory.tensors()), named.stamp())
-    save_tensors(run.model, weights, {"step": trained.step, "method": settings.method})
-
-
-def save_resume(
-    run: RunDirectory, model: FewShotModel, optimizer: torch.optim.Optimizer, state: TrainingState
-) -> None:
-    """Write all that is needed to go on bit for bit."""
-    tensors = learning_tensors(model, optimizer)
-    if state.memory is not None:
-        tensors |= {f"memory.{k}": v for k, v in state.memory.tensors().items()}
-    if state.pending is not None:
-        tensors |= {"pending.features": state.pending.features}
-        tensors |= {"pending.class_ids": state.pending.class_ids}
-    progress = {
-        "step": state.step,
-        "best_step": state.best_step,
-        "best_accuracy": state.best_accuracy,
-    }
-    save_tensors(run.resume, tensors, progress)
-
-
-def load_resume(
-    run: RunDirectory, model: FewShotModel, optimizer: torch.optim.Optimizer | None
-) -> TrainingState:
-    """Put the last state into ``model`` and ``optimizer`` and return the rest of it."""
-    tensors, progress = load_tensors(run.resume)
-    restore_learning(model, optimizer, tensors, run.resume)
-    memory, pending = strip_prefix(tensors, "memory"), strip_prefix(tensors, "pending")
-    return TrainingState(
-        memory=_remade(model, memory, run.resume) if memory else None,
-        pending=Observations(**pending).to(model.device) if pending else None,
-        **progress,
-    )
-
-
-def begin_with_backbone(model: FewShotModel, path: Path) -> None:
-    """Put the backbone of a run, a pre-training or a shipped model into ``model``."""
-    path = find_run(path) if is_shipped(path) else path
-    run = RunDirectory(path)
-    if run.model.is_file():
-        weights = strip_prefix(load_tensors(run.model)[0], "backbone")
-        trained = run.settings().model
-        facts = {"backbone": trained.backbone, "channels": trained.channels}
-    else:
-        weights, facts = load_backbone(path)
-    wanted = model.settings.model
-    for name in ("backbone", "channels"):
-        if facts[name] != getattr(wanted, name):
-            raise RunError(
-                f"init: {path} was trained with model.{name} {facts[name]}, but this run has "
-                f"{getattr(wanted, name)}; give it --model.{name} {facts[name]}"
-            )
-    try:
-        model.require_backbone().load_state_dict(weights)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise RunError(
-            f"init: the backbone of {path} does not fit this run's data ({reason}); was it trained "
-            "on images of another size?"
-        ) from error
-
-
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model and its memory, ready for use.
+    """A trained model and all that using it needs. Nothing in it is ever changed.
 
     Attributes:
+        name: what the user called it.
+        path: its run directory; None if it was made in memory.
         settings: of the run that trained it.
         model: in evaluation mode.
-        memory: read-only; nothing for methods without one.
-        slot_names: the class name of each slot.
+        memory: with the names of its slots; None for methods without a memory.
+        preprocessing: how pictures become inputs; None if the model takes features.
+        encoder: identifies what makes the features.
+        calibration: temperatures and rejection thresholds.
         step: the training step it was saved at.
-        card: of a shipped model; nothing for a run.
+        card: of a shipped model; None for a run.
     """
 
+    name: str
+    path: Path | None
     settings: RunSettings
     model: FewShotModel
-    memory: Memory | None
-    slot_names: tuple[str, ...]
-    step: int
+    memory: NamedMemory | None
+    preprocessing: Preprocessing | None
+    encoder: EncoderIdentity
+    calibration: Calibration = Calibration()
+    step: int = 0
     card: Card | None = None
 
+    def __deepcopy__(self, _: dict[int, object]) -> Self:
+        return self  # read-only, so that copies of estimators can share it
+
     @property
-    def encoder(self) -> EncoderIdentity:
-        """Fingerprint of backbone and adapter."""
-        return EncoderIdentity.of(self.settings, self.model.state_dict())
+    def state(self) -> Memory | None:
+        """The bare memory, as the model reads it; None for methods without a memory."""
+        return None if self.memory is None else self.memory.memory
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input: ``(C, H, W)``, or ``(D,)`` of features."""
+        if self.preprocessing is None:
+            return (self.model.num_features,)
+        return self.preprocessing.input_shape
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What a card says of the model besides what was measured; ready for JSON."""
+        settings = self.settings
+        return {
+            "method": settings.method,
+            "data": settings.data,
+            "way": settings.way,
+            "shot": settings.shot,
+            "step": self.step,
+            "backbone": None if self.model.backbone is None else settings.model.backbone,
+            "input_shape": list(self.input_shape),
+            "preprocessing": None if self.preprocessing is None else asdict(self.preprocessing),
+            "num_features": self.model.num_features,
+            "num_parameters": sum(value.numel() for value in self.model.parameters()),
+            "memory_slots": None if self.memory is None else len(self.memory.memory),
+            "encoder": self.encoder._asdict(),
+        }
+
+    def temperature(self, shot: float) -> float:
+        """Return T of the calibrated probabilities p^(1/T); 1 where none was fitted."""
+        fitted = self.calibration.temperature(shot)
+        return 1.0 if fitted is None else fitted
+
+    def thresholds(self) -> Thresholds:
+        """Return when to answer "none of these", or say why that is not known."""
+        found = self.calibration.thresholds
+        if found is not None and self.calibration.memory_digest == memory_digest(self.memory):
+            return found
+        because = (
+            "no rejection thresholds were measured for it"
+            if found is None
+            else "its rejection thresholds were measured with other remembered classes"
+        )
+        fix = "" if self.path is None else f"; measure them with vsm models calibrate {self.name}"
+        raise ClassifierError(f"reject: {self.name} cannot answer none of these: {because}{fix}")
+
+    def manual_consolidation(self) -> Consolidation:
+        """Return how the memory takes in what people give it, or say that there is none."""
+        found = manual_consolidation(self.model.consolidation, self.settings.memory)
+        if found is None or self.memory is None:
+            raise ClassifierError(
+                f"memory: the method {self.settings.method} of {self.name} has no long-term "
+                "memory; use a model with one, or learn_memory over features"
+            )
+        return found
+
+    def with_memory(self, memory: NamedMemory, source: object) -> "TrainedModel":
+        """Return the same model with another memory of its encoder and method."""
+        if self.memory is None:
+            raise ClassifierError(
+                f"memory: the method {self.settings.method} of {self.name} has none; leave it out"
+            )
+        memory.require_encoder(self.encoder, source)
+        if type(memory.memory) is not type(self.memory.memory):
+            raise ClassifierError(
+                f"memory: {source} holds a memory of the method {memory.method}, but {self.name} "
+                f"was trained with {self.settings.method}"
+            )
+        return replace(self, memory=memory.to(self.model.device))
 
     def with_slots(self, count: int) -> "TrainedModel":
         """Return the same model with the first ``count`` slots of its memory; 0 empties it."""
         if self.memory is None:
             return self
-        kept = self.memory.first(count)
-        return replace(self, memory=kept, slot_names=self.slot_names[:count])
+        kept, names = self.memory.memory.first(count), self.memory.names[:count]
+        return replace(self, memory=replace(self.memory, memory=kept, names=names))
+
+    @torch.no_grad()
+    def embed(self, inputs: Any, progress: Progress = NULL_PROGRESS) -> Tensor:
+        """Map pictures, or rows of features, to features ``[n, D]`` on the model's device."""
+        if self.preprocessing is None:
+            samples = as_features(inputs, self.model.num_features)
+        else:
+            listed = as_list(inputs)
+            if not listed:
+                return torch.zeros(0, self.model.num_features, device=self.model.device)
+            samples = self.preprocessing.pixels(listed, progress)
+        parts = []
+        with evaluation_mode(self.model):
+            for part in samples.split(EMBEDDING_BATCH):
+                given = part.to(self.model.device)
+                if self.preprocessing is not None:
+                    given = self.preprocessing.normalize(given)
+                parts.append(self.model.embed(given))
+        return torch.cat(parts)
 
 
-def load_run(
-    path: str | Path,
-    dataset: Dataset | None = None,
-    checkpoint: Checkpoint = "best",
-    backbone: str | None = None,
-    placement: Placement = ON_CPU,
-) -> TrainedModel:
-    """Load the best model of a run, or its last state with pending observations applied.
-
-    Args:
-        path: the run directory, or the name of a shipped model.
-        dataset: what the run was trained on; gives the input shape and class names. Opened if not
-            given, but for a shipped model, whose card says what is needed.
-        checkpoint: which of the two.
-        backbone: the run's backbone, named again. Must be given if it is the user's own code
-            ``module:attribute``: a run directory does not make anyone import anything.
-        placement: where the model and its memory go.
-    """
-    run = RunDirectory.find(path)
-    settings, card = run.settings(), read_card(run.path)
-    require_consent(run.path, settings, backbone)
-    model = FewShotModel(settings, _input_shape(settings, card, dataset)).place(placement)
-    if checkpoint == "last":
-        if card is not None:
-            raise RunError(f"checkpoint: the model {card['name']} has no last state; leave it out")
-        return _load_last(run, model, dataset)
-    weights, stamp = load_tensors(run.model)
-    load_weights(model, weights, run.model)
-    model.eval()
-    trained = TrainedModel(settings, model, None, (), stamp["step"], card)
-    if card is not None:
-        _require_encoder(trained, EncoderIdentity(**card["encoder"]), run.path / CARD_NAME)
-    return _with_memory(run, trained) if settings.uses_memory else trained
-
-
-def _input_shape(
-    settings: RunSettings, card: Card | None, dataset: Dataset | None
-) -> tuple[int, ...]:
-    if dataset is not None:
-        return dataset.input_shape
-    if card is not None:
-        return tuple(card["input_shape"])
-    return open_dataset(settings.data).input_shape
-
-
-def _load_last(run: RunDirectory, model: FewShotModel, dataset: Dataset | None) -> TrainedModel:
-    settings = model.settings
-    state = load_resume(run, model, None)
-    model.eval()
-    memory = apply_pending(model, state)
-    class_names = (open_dataset(settings.data) if dataset is None else dataset).class_names
-    slots = [] if memory is None else memory.slot_classes
-    names = tuple(class_names[class_id] for class_id in slots)
-    return TrainedModel(settings, model, memory, names, state.step)
-
-
-def _with_memory(run: RunDirectory, trained: TrainedModel) -> TrainedModel:
-    """Add the stored memory, which must be of the same step and of the same encoder."""
-    parts, stamp = load_tensors(run.memory)
-    memory = _remade(trained.model, parts, run.memory)
-    if stamp["step"] != trained.step:
-        raise RunError(
-            f"{run.path}: model.safetensors is of step {trained.step} but memory.safetensors of "
-            f"step {stamp['step']}; the run was cut off between the two: resume it with --resume"
-        )
-    if "encoder" in stamp:  # runs of version 0.1.0 did not say
-        _require_encoder(trained, EncoderIdentity(**stamp["encoder"]), run.memory)
-    return replace(trained, memory=memory, slot_names=tuple(stamp["class_names"]))
-
-
-def _require_encoder(trained: TrainedModel, expected: EncoderIdentity, source: Path) -> None:
-    """Refuse what belongs to another encoder's features."""
-    if trained.encoder.fingerprint != expected.fingerprint:
-        raise RunError(
-            f"{source} belongs to the encoder {expected}, but model.safetensors beside it holds "
-            f"{trained.encoder}; was one of the two exchanged?"
-        )
-
-
-class LoadedModel(NamedTuple):
-    """What :func:`load_model` returns.
-
-    Attributes:
-        model: in evaluation mode.
-        memory: read-only; nothing for methods without one.
-        facts: a shipped model's card, or what is known of a run; ``slot_names`` in either.
-    """
-
-    model: FewShotModel
-    memory: Memory | None
-    facts: dict[str, Any]
-
-
-def load_model(
+def load(
     source: str | Path,
-    dataset: Dataset | None = None,
+    *,
+    memory: str | Path | None = None,
     backbone: str | None = None,
     placement: Placement = ON_CPU,
-) -> LoadedModel:
-    """Load a shipped model by its name, or the best model of a run directory.
+    checkpoint: Checkpoint = "best",
+) -> TrainedModel:
+    """Load a shipped model by its name, or a run directory by its path.
 
     Args:
         source: a name that ``vsm models`` lists, or a path.
-        dataset: what the model was trained on; only a run needs it, and opens it if not given.
-        backbone: as in :func:`load_run`.
-        placement: where the model and its memory go.
+        memory: a memory file in place of the model's own.
+        backbone: the run's backbone, named again. Must be given if it is the user's own code
+            ``module:attribute``: a run directory does not make anyone import anything.
+        placement: the device of the model and its memory.
+        checkpoint: the best model by validation, or the last state with pending observations
+            applied.
     """
     path = find_run(source)
-    card = read_card(path)
-    if card is None and dataset is None:
-        dataset = open_dataset(RunDirectory(path).settings().data)
-    trained = load_run(path, dataset, "best", backbone, placement)
-    if card is None:
-        assert dataset is not None
-        card = model_facts(trained, dataset)
-    facts = {**card, "slot_names": list(trained.slot_names)}
-    return LoadedModel(trained.model, trained.memory, facts)
+    if path.is_file():
+        raise RunError(
+            f"model: {source} is a file; open a saved classifier with FewShotClassifier.load, or "
+            "name a run directory"
+        )
+    run = RunDirectory(path)
+    settings, card = run.settings(), read_card(path)
+    check_trusted_backbone(path, settings, backbone)
+    if checkpoint == "last":
+        if card is not None:
+            raise RunError(f"checkpoint: the model {card['name']} has no last state; leave it out")
+        trained = _load_last(run, settings, str(source), placement)
+    else:
+        trained = _load_best(run, settings, str(source), placement)
+    if card is not None:
+        _require_encoder(trained, EncoderIdentity(**card["encoder"]), path / CARD_NAME)
+        trained = replace(trained, card=card)
+    return trained if memory is None else trained.with_memory(read_memory(Path(memory)), memory)
 
 
-def model_facts(trained: TrainedModel, dataset: Dataset) -> dict[str, Any]:
-    """Return what must be known to use a model: the part of its card that nobody measured."""
-    settings, memory = trained.settings, trained.memory
-    pixels = dataset.normalization if isinstance(dataset, ImageDataset) else None
-    return {
-        "method": settings.method,
-        "data": settings.data,
-        "way": settings.way,
-        "shot": settings.shot,
-        "step": trained.step,
-        "backbone": None if trained.model.backbone is None else settings.model.backbone,
+def _load_best(
+    run: RunDirectory, settings: RunSettings, name: str, placement: Placement
+) -> TrainedModel:
+    weights, metadata = load_tensors(run.model)
+    trained = restored_model(name, settings, weights, metadata, run.model, placement)
+    calibration = Calibration.read(run.calibration, trained.encoder.fingerprint)
+    trained = replace(trained, path=run.path, calibration=calibration)
+    if not settings.uses_memory:
+        return trained
+    named = restored_memory(*load_tensors(run.memory), run.memory)
+    _require_encoder(trained, named.encoder, run.memory)
+    if named.step != trained.step:
+        raise RunError(
+            f"{run.path}: model.safetensors is of step {trained.step} but memory.safetensors of "
+            f"step {named.step}; the run was cut off between the two: resume it with --resume"
+        )
+    if type(named.memory) is not type(trained.model.empty_memory()):
+        raise RunError(
+            f"{run.memory} does not hold a memory of the method {settings.method}; was it "
+            "exchanged?"
+        )
+    return replace(trained, memory=named.to(placement.device))
+
+
+def _load_last(
+    run: RunDirectory, settings: RunSettings, name: str, placement: Placement
+) -> TrainedModel:
+    tensors, metadata = load_tensors(run.resume)
+    weights = strip_prefix(tensors, "model")
+    trained = restored_model(name, settings, weights, metadata, run.resume, placement)
+    state = restored_state(trained.model, tensors, metadata, run.resume)
+    remembered = apply_pending(trained.model, state)
+    if remembered is None:
+        return replace(trained, path=run.path)
+    class_names = metadata["class_names"]
+    names = tuple(class_names[str(class_id)] for class_id in remembered.slot_classes)
+    named = trained_memory(settings, trained.encoder, remembered, names, state.step)
+    return replace(trained, path=run.path, memory=named)
+
+
+def restored_model(
+    name: str,
+    settings: RunSettings,
+    weights: dict[str, Tensor],
+    metadata: Any,
+    source: Path,
+    placement: Placement,
+) -> TrainedModel:
+    """Make a model again from its weights and what :func:`model_metadata` said of it."""
+    try:
+        shape = tuple(metadata["input_shape"])
+        preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
+        expected = EncoderIdentity(**metadata["encoder"]) if "encoder" in metadata else None
+        step = int(metadata["step"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{source} does not say what its model needs ({error!r}): it was written by another "
+            "version of vsm, or it is damaged; train it again"
+        ) from error
+    model = FewShotModel(settings, shape).place(placement)
+    load_weights(model, weights, source)
+    encoder = EncoderIdentity.of(settings, weights)
+    trained = TrainedModel(
+        name, None, settings, model.eval(), None, preprocessing, encoder, step=step
+    )
+    if expected is not None:
+        _require_encoder(trained, expected, source)
+    return trained
+
+
+def model_metadata(dataset: Dataset, class_ids: list[int] | None = None) -> dict[str, Any]:
+    """Return what is stored with weights, so that using them needs no dataset.
+
+    Args:
+        dataset: what the model is trained on.
+        class_ids: classes whose names are needed.
+    """
+    preprocessing = Preprocessing.of(dataset)
+    metadata: dict[str, Any] = {
         "input_shape": list(dataset.input_shape),
-        "normalization": None if pixels is None else asdict(pixels),
-        "num_features": trained.model.num_features,
-        "num_parameters": sum(value.numel() for value in trained.model.parameters()),
-        "memory_slots": None if memory is None else len(memory),
-        "encoder": trained.encoder._asdict(),
-        "temperatures": None,
+        "preprocessing": None if preprocessing is None else asdict(preprocessing),
     }
+    if class_ids is not None:
+        metadata["class_names"] = {str(id_): dataset.class_names[id_] for id_ in class_ids}
+    return metadata
 
 
-def require_consent(path: Path, settings: RunSettings, backbone: str | None) -> None:
+def made_in_memory(
+    model: FewShotModel,
+    memory: Memory | None = None,
+    names: tuple[str, ...] = (),
+    thresholds: Thresholds | None = None,
+) -> TrainedModel:
+    """Return a model over features that was estimated here, with the memory it was given."""
+    settings = model.settings
+    encoder = EncoderIdentity.of(settings, model.state_dict())
+    named = None if memory is None else trained_memory(settings, encoder, memory, names, 0)
+    calibration = Calibration({}, thresholds, memory_digest(named))
+    return TrainedModel(
+        settings.data, None, settings, model.eval(), named, None, encoder, calibration
+    )
+
+
+def save_best(
+    run: RunDirectory, model: FewShotModel, memory: Memory | None, step: int, dataset: Dataset
+) -> None:
+    """Write the model for use, and its memory with the class names of its slots."""
+    names = dataset.class_names
+    weights = dict(model.state_dict())
+    encoder = EncoderIdentity.of(model.settings, weights)
+    if memory is not None:
+        slots = tuple(names[class_id] for class_id in memory.slot_classes)
+        trained_memory(model.settings, encoder, memory, slots, step).write(run.memory)
+    metadata = {"step": step, "method": model.settings.method, "encoder": encoder._asdict()}
+    save_tensors(run.model, weights, {**metadata, **model_metadata(dataset)})
+
+
+def store(
+    run: RunDirectory,
+    trained: TrainedModel,
+    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+) -> None:
+    """Write a model and its memory with other storage, to be loaded as a shipped model.
+
+    Args:
+        run: where.
+        trained: what.
+        convert: turns tensors into those that are written, by the same names.
+    """
+    weights = convert(dict(trained.model.state_dict()))
+    encoder = EncoderIdentity.of(trained.settings, weights)
+    if trained.memory is not None:
+        named = replace(trained.memory, encoder=encoder)
+        save_tensors(run.memory, convert(named.memory.tensors()), named.metadata())
+    metadata = {key: trained.metadata[key] for key in ("step", "method", "input_shape")}
+    metadata |= {"preprocessing": trained.metadata["preprocessing"], "encoder": encoder._asdict()}
+    save_tensors(run.model, weights, metadata)
+
+
+def calibrate_rejection(trained: TrainedModel, dataset: Dataset) -> Calibration:
+    """Measure on validation classes when a model should answer "none of these".
+
+    What people added to the memory counts neither for nor against a picture, so it is left out.
+    """
+    memory = trained.memory
+    if memory is not None and memory.added:
+        memory = memory.forget(sorted(memory.added))
+    state = None if memory is None else memory.memory
+    thresholds = calibrate_on_validation(trained.model, state, dataset)
+    return replace(
+        trained.calibration, thresholds=thresholds, memory_digest=memory_digest(trained.memory)
+    )
+
+
+def check_trusted_backbone(path: Path, settings: RunSettings, backbone: str | None) -> None:
     """Refuse to import code that a file names, unless the caller named it as well."""
     stored = settings.model.backbone
     if backbone is not None and backbone != stored:
@@ -357,19 +377,10 @@ def require_consent(path: Path, settings: RunSettings, backbone: str | None) -> 
         )
 
 
-@torch.no_grad()
-def apply_pending(model: FewShotModel, state: TrainingState) -> Memory | None:
-    """Return the memory with pending observations applied; the state keeps them pending."""
-    return model.consolidate(state.memory, state.pending, state.step)
-
-
-def _remade(model: FewShotModel, parts: dict[str, Tensor], source: Path) -> Memory:
-    """Make a memory of the method's kind from its stored parts, or say that they are another's."""
-    empty = model.empty_memory()
-    if empty is None or parts.keys() != empty.tensors().keys():
+def _require_encoder(trained: TrainedModel, expected: EncoderIdentity, source: Path) -> None:
+    """Refuse what belongs to another encoder's features."""
+    if trained.encoder.fingerprint != expected.fingerprint:
         raise RunError(
-            f"{source} does not hold a memory of the method {model.settings.method}; was it "
-            "exchanged?"
+            f"{source} belongs to the encoder {expected}, but model.safetensors beside it holds "
+            f"{trained.encoder}; was one of the two exchanged?"
         )
-    precise = {name: parts[name].to(value.dtype) for name, value in empty.tensors().items()}
-    return type(empty)(**precise).to(model.device)

@@ -47,7 +47,7 @@ class Processes:
         size = num_tasks // self.count
         return range(self.rank * size, (self.rank + 1) * size)
 
-    def total(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         """Return the sum of everybody's ``values``, the same bits for all."""
         if self.count == 1:
             return values
@@ -55,7 +55,7 @@ class Processes:
         _exchange(dist.all_reduce, summed)
         return summed
 
-    def gather(self, rows: Tensor) -> Tensor:
+    def all_gather(self, rows: Tensor) -> Tensor:
         """Return everybody's ``rows [B, ...]``, of equal shape, in order: ``[count · B, ...]``."""
         if self.count == 1:
             return rows
@@ -69,7 +69,7 @@ class Processes:
         tensors = list(tensors)
         if self.count == 1 or not tensors:
             return
-        flat = self.total(torch.cat([tensor.flatten() for tensor in tensors])) / self.count
+        flat = self.all_reduce(torch.cat([tensor.flatten() for tensor in tensors])) / self.count
         for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
@@ -92,16 +92,16 @@ class Processes:
         self.broadcast([held])
         return held.item()
 
-    def largest(self, value: int) -> int:
+    def all_reduce_max(self, value: int) -> int:
         """Return the largest of everybody's ``value``."""
         held = torch.tensor([value])
         if self.count > 1:
             _exchange(dist.all_reduce, held, dist.ReduceOp.MAX)
         return int(held.item())
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Go on when all have come here."""
-        self.largest(0)
+        self.all_reduce_max(0)
 
 
 SINGLE_PROCESS = Processes()
@@ -127,7 +127,7 @@ def join_processes(device: torch.device) -> Iterator[Processes]:
         ) from error
     try:
         processes = Processes(dist.get_rank(), dist.get_world_size())
-        processes.wait()
+        processes.barrier()
         yield processes
     finally:
         dist.destroy_process_group()

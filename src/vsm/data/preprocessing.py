@@ -1,6 +1,6 @@
-"""Pictures of any kind, made into what a model was trained on."""
+"""Pictures and rows of features that users give, checked and made into a model's inputs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vsm.data.dataset import Dataset, ImageDataset
 from vsm.data.images import CHUNK, ImageFormat, decode_all, form_image, form_pixels
-from vsm.errors import ClassifierError, DataError
+from vsm.errors import ClassifierError, ClassifierTypeError, DataError
+from vsm.system.progress import NULL_PROGRESS, Progress
 
 Picture = str | Path | Image.Image | npt.NDArray[Any] | Tensor
-"""A file, an image of Pillow's, an array ``[H, W]`` or ``[H, W, C]``, or a tensor ``[C, H, W]``.
+"""A file, a Pillow image, an array ``[H, W]`` or ``[H, W, C]``, or a tensor ``[C, H, W]``.
 Numbers are uint8, or floats from 0 to 1."""
 
 INK_DATA = ("glyphs", "omniglot")
@@ -23,7 +25,7 @@ INK_DATA = ("glyphs", "omniglot")
 
 
 @dataclass(frozen=True)
-class PictureFormat:
+class Preprocessing:
     """How the pictures of a model's training data were prepared.
 
     Attributes:
@@ -41,33 +43,34 @@ class PictureFormat:
     std: tuple[float, ...]
 
     @staticmethod
-    def from_facts(facts: Mapping[str, Any]) -> "PictureFormat | None":
-        """Return how the data of a model was prepared, by its facts; nothing if it has features."""
-        constants = facts["normalization"]
-        if constants is None:
+    def of(dataset: Dataset) -> "Preprocessing | None":
+        """Return how the images of ``dataset`` were prepared; None if it holds features."""
+        if not isinstance(dataset, ImageDataset):
             return None
-        channels, side, _ = facts["input_shape"]
-        return PictureFormat(
-            side,
-            channels,
-            facts["data"].startswith(INK_DATA),
-            tuple(constants["mean"]),
-            tuple(constants["std"]),
-        )
+        channels, side, _ = dataset.image_shape
+        constants = dataset.normalization
+        is_ink = dataset.name.startswith(INK_DATA)
+        return Preprocessing(side, channels, is_ink, constants.mean, constants.std)
+
+    @staticmethod
+    def from_dict(stored: Mapping[str, Any] | None) -> "Preprocessing | None":
+        """Return what :func:`dataclasses.asdict` made of it and JSON kept; None stays None."""
+        if stored is None:
+            return None
+        constants = {name: tuple(map(float, stored[name])) for name in ("mean", "std")}
+        return Preprocessing(**{**stored, **constants})
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
         """``(channels, height, width)``."""
         return self.channels, self.side, self.side
 
-    def pixels(
-        self, pictures: Sequence[Picture], advance: Callable[[int], object] = bool
-    ) -> Tensor:
+    def pixels(self, pictures: Sequence[Picture], progress: Progress = NULL_PROGRESS) -> Tensor:
         """Return ``pictures`` as uint8 ``[n, C, H, W]``, channels-last in memory.
 
         Args:
             pictures: in any mixture of kinds.
-            advance: told of every batch that is done.
+            progress: told of every batch that is done.
 
         Raises:
             DataError: naming the picture that is none.
@@ -78,11 +81,11 @@ class PictureFormat:
             files = [Path(str(picture)) for picture in pictures]
             for batch in decode_all(files, _contents, form, str):
                 batches.append(batch)
-                advance(len(batch))
+                progress.advance(len(batch))
         else:
             for start in range(0, len(pictures), CHUNK):
                 batches.append(_all_formed(pictures[start : start + CHUNK], start, form))
-                advance(len(batches[-1]))
+                progress.advance(len(batches[-1]))
         return torch.from_numpy(np.concatenate(batches)).permute(0, 3, 1, 2)
 
     def normalize(self, pixels: Tensor) -> Tensor:
@@ -167,3 +170,55 @@ def _bytes(values: npt.NDArray[Any], name: str) -> npt.NDArray[np.uint8]:
         )
     pixels: npt.NDArray[np.uint8] = np.rint(values * 255).astype(np.uint8)
     return pixels
+
+
+def as_features(rows: Any, width: int | None = None) -> Tensor:
+    """Check features ``[n, D]`` of any array type, and return them as float32."""
+    if hasattr(rows, "tocsr"):
+        raise ClassifierError(
+            "features: sparse input is not supported; give a dense array, as its toarray() makes"
+        )
+    given = _as_numbers(rows)
+    if given.ndim != 2:
+        raise ClassifierError(
+            f"features: expected rows [n, D], got {list(given.shape)}. Reshape your data; one row "
+            "is features[None]"
+        )
+    if not given.shape[1]:
+        raise ClassifierError(
+            f"features: 0 feature(s) (shape=({len(given)}, 0)) while a minimum of 1 is required."
+        )
+    if width is not None and given.shape[1] != width:
+        raise ClassifierError(
+            f"features: X has {given.shape[1]} features, but FewShotClassifier is expecting "
+            f"{width} features as input"
+        )
+    with np.errstate(over="ignore"):  # named below
+        features = torch.from_numpy(given.astype(np.float32))
+    finite = features.isfinite().all(1)
+    if not finite.all():
+        raise ClassifierError(
+            f"features: row {int((~finite).int().argmax())} holds NaN, infinity or a number too "
+            "large for float32; fix it"
+        )
+    return features
+
+
+def _as_numbers(rows: Any) -> npt.NDArray[Any]:
+    given = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
+    if given.dtype.kind == "c":
+        raise ClassifierError(f"features: Complex data not supported, got {given.dtype}")
+    if given.dtype.kind == "O":
+        try:
+            return given.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise ClassifierTypeError(
+                f"features: expected numbers [n, D] ({error}); this classifier takes features, not "
+                "pictures"
+            ) from error
+    if given.dtype.kind not in "fiu":
+        raise ClassifierError(
+            f"features: expected numbers [n, D], got {given.dtype} {list(given.shape)}; this "
+            "classifier takes features, not pictures"
+        )
+    return given

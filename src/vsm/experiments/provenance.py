@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from vsm import __version__
-from vsm.runs.configuration import settings_to_dict
 from vsm.errors import RunError
 from vsm.pretraining.loop import PretrainingDirectory
-from vsm.runs.trained_model import RunDirectory
-from vsm.settings import PretrainSettings, RunSettings
+from vsm.runs.configuration import settings_to_dict
+from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import is_shipped
+from vsm.settings import PretrainSettings, RunSettings
 
 LIBRARIES = ("torch", "numpy", "safetensors")
 

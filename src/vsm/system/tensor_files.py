@@ -1,6 +1,6 @@
-"""Tensors and facts in safetensors files, and the one file that carries a pre-trained backbone.
+"""Tensors and metadata in safetensors files.
 
-Facts are one JSON object under one key, since several keys would have no fixed order. Every file
+Metadata is one JSON object under one key, since several keys would have no fixed order. Every file
 is replaced atomically. Nothing is pickled.
 """
 
@@ -21,17 +21,14 @@ from vsm.errors import RunError
 from vsm.system.files import atomic_path
 
 METADATA_KEY = "vsm"
-BACKBONE_NAME = "backbone.safetensors"
-BACKBONE_KIND = "backbone"
-BACKBONE_FACTS = ("backbone", "channels", "keep_probability", "input_shape")
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """Write tensors and facts; a full disk is an ``OSError``, as with any other file."""
-    stamp = {METADATA_KEY: json.dumps(facts, ensure_ascii=False)}
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    """Write tensors and metadata; a full disk is an ``OSError``, as with any other file."""
+    header = {METADATA_KEY: json.dumps(metadata, ensure_ascii=False)}
     with atomic_path(path) as temporary:
         try:
-            safetensors.torch.save_file(_apart(tensors), temporary, stamp)
+            safetensors.torch.save_file(_apart(tensors), temporary, header)
         except safetensors.SafetensorError as error:
             number = re.search(r"os error (\d+)", str(error))
             if number is None:
@@ -53,7 +50,7 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read tensors and facts, or say what is wrong with the file."""
+    """Read tensors and metadata, or say what is wrong with the file."""
     if not path.is_file():
         raise RunError(f"{path} is missing: the run has not saved it yet, or it was moved")
     try:
@@ -71,52 +68,12 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunError(f"{path} is damaged: {error}") from error
 
 
-def save_backbone(path: Path, backbone: nn.Module, facts: dict[str, Any]) -> None:
-    """Write a backbone's own state and what is needed to build it again.
-
-    Args:
-        path: the file.
-        backbone: exactly its ``state_dict`` is stored.
-        facts: at least ``backbone``, ``channels``, ``keep_probability`` and ``input_shape``.
-    """
-    save_tensors(path, dict(backbone.state_dict()), {"kind": BACKBONE_KIND, **facts})
-
-
-def load_backbone(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a pre-trained backbone.
-
-    Args:
-        path: the directory of ``vsm pretrain``, or the ``backbone.safetensors`` inside it.
-
-    Returns:
-        The backbone's ``state_dict``, and its facts: ``backbone`` (name), ``channels``,
-        ``keep_probability``, ``input_shape`` ``[C, H, W]``, ``data``, ``epoch`` and ``validation``.
-
-    Raises:
-        RunError: if there is no such file, or it does not hold a backbone.
-    """
-    file = path / BACKBONE_NAME if path.is_dir() else path
-    if not file.is_file():
-        raise RunError(
-            f"{path} holds no pre-trained backbone: there is no file {file}; make one with: vsm "
-            "pretrain --output DIRECTORY"
-        )
-    weights, facts = load_tensors(file)
-    kind = facts.get("kind") if isinstance(facts, dict) else None
-    if kind != BACKBONE_KIND or any(name not in facts for name in BACKBONE_FACTS):
-        raise RunError(
-            f"{file} does not hold a pre-trained backbone; give a directory of vsm pretrain, or "
-            f"its {BACKBONE_NAME}"
-        )
-    return weights, facts
-
-
-def fingerprint(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
-    """Return a SHA-256 of facts and of the names, shapes and single-precision values of tensors.
+def fingerprint(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
+    """Return a SHA-256 of metadata and of the names, shapes and single-precision values of tensors.
 
     Tensors of whole numbers, such as counters of batches, are passed over.
     """
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         if tensor.is_floating_point():
             digest.update(f"\n{name} {list(tensor.shape)}\n".encode())

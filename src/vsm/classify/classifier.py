@@ -1,0 +1,367 @@
+"""A few labeled pictures in, a classifier out, in the manner of scikit-learn."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vsm.classify.empirical_bayes import learn_feature_model
+from vsm.classify.explanation import Explanation
+from vsm.classify.fitted import Examples, FittedClasses, fit_classes
+from vsm.classify.inputs import Labels, as_labels, not_fitted
+from vsm.classify.saving import Saved, read_classifier, write_classifier
+from vsm.data.preprocessing import as_features
+from vsm.errors import ClassifierError
+from vsm.memory import PreparedMemory
+from vsm.memory.named import Changes, NamedMemory
+from vsm.model import FewShotModel
+from vsm.runs.trained_model import TrainedModel, load, made_in_memory
+from vsm.settings import RunSettings
+from vsm.system.devices import choose_placement
+from vsm.system.progress import NULL_PROGRESS, Progress
+
+PARAMETERS = ("encoder", "temperature", "seed")
+NONE_OF_THESE, NO_CLASS = "none of these", -1
+
+
+class Embedded(NamedTuple):
+    """Pictures that a classifier has embedded; its other methods take them in place of pictures."""
+
+    features: Tensor
+
+
+class FewShotClassifier:
+    """Classify pictures, or features, by a few examples of each class and a long-term memory.
+
+    The same inputs give the same answers: draws depend on ``seed`` alone. Reading never writes:
+    only :meth:`remember` changes the memory, and later fits recall what it added.
+
+    Args:
+        encoder: what :func:`vsm.load` returns. None takes rows of features that any encoder made;
+            :meth:`learn_memory` then gives it a memory.
+        temperature: T of the probabilities p^(1/T) / Z, above 1 for less confidence; answers stay.
+            None is the model's own for so many examples, 1.0 leaves them as computed.
+        seed: of the sampled prototypes.
+
+    Attributes:
+        classes_: the labels that were fitted, sorted.
+    """
+
+    classes_: npt.NDArray[Any]
+    _fitted: FittedClasses | None = None
+    _memory: NamedMemory | None = None  # what later fits recall, if it differs from the encoder's
+    _prepared: tuple[NamedMemory, PreparedMemory | None] | None = None
+
+    def __init__(
+        self,
+        encoder: TrainedModel | None = None,
+        *,
+        temperature: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.encoder = encoder
+        self.temperature = temperature
+        self.seed = seed
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | Path,
+        *,
+        memory: str | Path | None = None,
+        backbone: str | None = None,
+        device: str = "cpu",
+        temperature: float | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """Open a trained model.
+
+        Args:
+            source: a run directory, or the name of a shipped model.
+            memory: a memory file in place of the model's own, of the same encoder.
+            backbone: the run's own code ``module:attribute``, named again to allow its import.
+            device: where to compute: cpu, cuda, cuda:1, mps or auto.
+            temperature: as in the constructor, and so is ``seed``.
+            seed: see there.
+        """
+        placement = choose_placement(device, "float32")
+        trained = load(source, memory=memory, backbone=backbone, placement=placement)
+        return cls(trained, temperature=temperature, seed=seed)
+
+    def learn_memory(
+        self,
+        features: Any,
+        labels: Labels,
+        *,
+        encoder_name: str = "unnamed",
+        normalize: bool = True,
+    ) -> Self:
+        """Learn a memory over features, one slot per class, and how far to trust it.
+
+        Args:
+            features: rows ``[n, D]`` of at least three classes with at least two rows each.
+            labels: n of them.
+            encoder_name: whose features these are; memories of other encoders will be refused.
+            normalize: scale every row to length one, then and ever after.
+        """
+        rows = as_features(features)
+        given = as_labels(labels, len(rows))
+        names, class_ids = np.unique(given, return_inverse=True)
+        model, memory, thresholds = learn_feature_model(
+            rows, torch.from_numpy(class_ids), encoder_name, normalize, self.seed
+        )
+        slots = tuple(str(names[class_id]) for class_id in memory.slot_classes)
+        return self.set_params(encoder=made_in_memory(model, memory, slots, thresholds))
+
+    def fit(self, images: Any, y: Labels) -> Self:
+        """Take in a few examples of each class, in place of all before; one of each is enough.
+
+        Args:
+            images: paths, Pillow images, arrays ``[H, W(, C)]`` or tensors ``[C, H, W]``, in any
+                mixture, or one array of them; rows of features ``[n, D]`` if the encoder is None
+                or takes features.
+            y: a label for each, all strings or all integers.
+        """
+        trained = self.encoder or _means_of_features(images)
+        examples = Examples().add(*_embedded(trained, images, y))
+        self._fit(trained, self.memory, examples)
+        return self
+
+    def partial_fit(self, images: Any, y: Labels, classes: Labels | None = None) -> Self:
+        """Take in more examples, or new classes, besides those that were fitted.
+
+        Args:
+            images: as in :meth:`fit`.
+            y: see there.
+            classes: what scikit-learn announces of later calls; new classes may come unannounced.
+        """
+        del classes
+        if self._fitted is None:
+            return self.fit(images, y)
+        features, given = _embedded(self._fitted.trained, images, y)
+        if given.dtype.kind != self.classes_.dtype.kind:
+            raise ClassifierError(
+                f"labels: the fitted ones are like {self.classes_[0]!r}, got {given[0]!r}; use "
+                "strings or integers throughout"
+            )
+        examples = self._fitted.examples.add(features, given)
+        self._fit(self._fitted.trained, self._fitted.recalled, examples)
+        return self
+
+    def embed(self, images: Any, progress: Progress = NULL_PROGRESS) -> Embedded:
+        """Embed pictures once, for several of the methods below."""
+        if isinstance(images, Embedded):
+            return images
+        return Embedded(self._require_fitted().trained.embed(images, progress))
+
+    def predict(self, images: Any, reject: float | None = None) -> npt.NDArray[Any]:
+        """Return the most probable class of each picture ``[n]``.
+
+        Args:
+            images: as in :meth:`fit`, or what :meth:`embed` returned.
+            reject: answer "none of these" (or -1 among integers) where a picture is too far from
+                all classes: that will befall about 1 − ``reject`` of the pictures of these classes.
+        """
+        embedded = self.embed(images)
+        best: npt.NDArray[Any] = self.classes_[self.predict_proba(embedded).argmax(1)]
+        if reject is None:
+            return best
+        accepted = self._require_fitted().accepted(embedded.features, reject)
+        return np.where(accepted, best, self._none_of_these())
+
+    def predict_proba(self, images: Any) -> npt.NDArray[np.float32]:
+        """Return ``[n, N]``, the probability of each of ``classes_``.
+
+        It is averaged over the sampled prototypes and calibrated by the temperature.
+        """
+        fitted = self._require_fitted()
+        return fitted.probabilities(self.embed(images).features, self._temperature(fitted))
+
+    def score(self, images: Any, y: Labels) -> float:
+        """Return the share of pictures whose most probable class is the label given."""
+        answers = self.predict(images)
+        return float(np.mean(answers == as_labels(y, len(answers))))
+
+    def explain(self, image: Any, num_recalled: int = 5) -> Explanation:
+        """Tell what the answer for one picture rests on.
+
+        Args:
+            image: a picture, or one row of features ``[D]``.
+            num_recalled: how many remembered classes to name for each class, at most.
+        """
+        return self.explain_all(_as_batch(image), num_recalled)[0]
+
+    def explain_all(
+        self, images: Any, num_recalled: int = 5, reject: float | None = None
+    ) -> list[Explanation]:
+        """Explain many pictures at once, given as in :meth:`predict`."""
+        fitted, embedded = self._require_fitted(), self.embed(images)
+        explained = fitted.explanations(embedded.features, self._temperature(fitted), num_recalled)
+        if reject is None:
+            return explained
+        predictions = self.predict(embedded, reject).tolist()
+        return [
+            replace(one, prediction=prediction)
+            for one, prediction in zip(explained, predictions, strict=True)
+        ]
+
+    def remember(self) -> Changes:
+        """Consolidate the examples of the fitted classes into the long-term memory.
+
+        Examples are taken in once, however often this is called. The fitted classes go on
+        recalling the memory that they were fitted with, in which they are not: their answers stay
+        the same to the bit. The next :meth:`fit` reads the new memory. What was remembered under
+        one of its labels counts as the images that it was made of; all else can be recalled.
+        """
+        fitted, memory = self._require_fitted(), self.memory
+        consolidation = fitted.trained.manual_consolidation()
+        assert memory is not None
+        features, names = fitted.examples.not_remembered()
+        source = {"from": "FewShotClassifier.remember"}
+        self._memory, changes = memory.add(consolidation, features, names, source)
+        self._fitted = replace(fitted, examples=fitted.examples.all_remembered())
+        return changes
+
+    @property
+    def memory(self) -> NamedMemory | None:
+        """The long-term memory as it is now; None for methods without one."""
+        if self._memory is not None:
+            return self._memory
+        return None if self.encoder is None else self.encoder.memory
+
+    def save(self, path: str | Path) -> None:
+        """Write encoder, memory and examples as one safetensors file, atomically."""
+        fitted = self._require_fitted()
+        saved = Saved(
+            fitted.trained,
+            self.encoder is not None,
+            self.memory,
+            fitted.recalled,
+            fitted.examples,
+            self.temperature,
+            self.seed,
+        )
+        write_classifier(Path(path), saved)
+
+    @classmethod
+    def load(cls, path: str | Path, *, backbone: str | None = None, device: str = "cpu") -> Self:
+        """Read what :meth:`save` wrote; nothing in a file is ever run.
+
+        Args:
+            path: the file.
+            backbone: the encoder's own code ``module:attribute``, named again to allow its import.
+            device: where to compute.
+        """
+        saved = read_classifier(Path(path), backbone, choose_placement(device, "float32"))
+        encoder = saved.trained if saved.has_encoder else None
+        loaded = cls(encoder, temperature=saved.temperature, seed=saved.seed)
+        loaded._fit(saved.trained, saved.recalled, saved.examples)
+        return loaded
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002 - scikit-learn's
+        """Return the constructor's arguments, as scikit-learn's estimators do."""
+        return {name: getattr(self, name) for name in PARAMETERS}
+
+    def set_params(self, **parameters: Any) -> Self:
+        """Set the constructor's arguments; with another encoder all examples are forgotten."""
+        for name, value in parameters.items():
+            if name not in PARAMETERS:
+                raise ClassifierError(f"{name}: is no parameter; there are {', '.join(PARAMETERS)}")
+            setattr(self, name, value)
+        if "encoder" in parameters:
+            self._memory = self._fitted = None
+        return self
+
+    @property
+    def n_features_in_(self) -> int:
+        """Numbers per row, where the classifier takes features and is fitted."""
+        if self._fitted is None or not self._takes_features:
+            raise AttributeError("n_features_in_: is known of features, once they are fitted")
+        return self._fitted.trained.model.num_features
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._fitted is not None
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags  # noqa: PLC0415 - extra
+
+        return Tags(
+            estimator_type="classifier",
+            target_tags=TargetTags(required=True),
+            classifier_tags=ClassifierTags(),
+            input_tags=InputTags(two_d_array=self._takes_features),
+        )
+
+    def __repr__(self) -> str:
+        opened = "None" if self.encoder is None else f"<{self.encoder.name}>"
+        fitted = f", fitted to {len(self.classes_)} classes" if self._fitted is not None else ""
+        return f"FewShotClassifier({opened}{fitted})"
+
+    @property
+    def _takes_features(self) -> bool:
+        return self.encoder is None or self.encoder.preprocessing is None
+
+    def _require_fitted(self) -> FittedClasses:
+        if self._fitted is None:
+            raise not_fitted("this classifier knows no classes yet; call fit first")
+        return self._fitted
+
+    def _fit(self, trained: TrainedModel, memory: NamedMemory | None, examples: Examples) -> None:
+        """Infer all classes anew; what the memory's recall prepares serves later fits too."""
+        if memory is None:
+            prepared = None
+        elif self._prepared is not None and self._prepared[0] is memory:
+            prepared = self._prepared[1]
+        else:
+            prepared = trained.model.prepare(memory.memory)
+            self._prepared = memory, prepared
+        self._fitted = fit_classes(trained, memory, prepared, examples, self.seed)
+        self.classes_ = np.asarray(examples.labels)
+
+    def _temperature(self, fitted: FittedClasses) -> float:
+        """Return the temperature given, or that of the model for so many examples."""
+        if self.temperature is None:
+            return fitted.temperature()
+        if not 0 < self.temperature < math.inf:
+            raise ClassifierError(
+                f"temperature: expected a number above 0, or None for the model's own, got "
+                f"{self.temperature!r}"
+            )
+        return self.temperature
+
+    def _none_of_these(self) -> str | int:
+        answer: str | int = NONE_OF_THESE if self.classes_.dtype.kind == "U" else NO_CLASS
+        if answer in self.classes_.tolist():
+            raise ClassifierError(
+                f"reject: {answer!r} means that a picture is none of the classes, but one has that "
+                "label; give it another"
+            )
+        return answer
+
+
+def _means_of_features(features: Any) -> TrainedModel:
+    """Return what there is without encoder and memory: prototypes that are means of features."""
+    settings = RunSettings(data="features:unnamed", method="protonet")
+    return made_in_memory(FewShotModel(settings, (as_features(features).shape[1],)))
+
+
+def _embedded(
+    trained: TrainedModel, images: Any, labels: Labels
+) -> tuple[Tensor, npt.NDArray[Any]]:
+    """Embed examples and check their labels."""
+    features = trained.embed(images)
+    if not len(features):
+        raise ClassifierError("images: expected at least one example, got none")
+    return features, as_labels(labels, len(features))
+
+
+def _as_batch(image: Any) -> Any:
+    """Put one picture, or one row of features, into a batch."""
+    if isinstance(image, np.ndarray | Tensor) and image.ndim == 1:
+        return image[None]
+    return [image]

@@ -1,0 +1,298 @@
+"""Classes that were fitted: their examples, what was inferred of them, and what follows from it."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vsm.classify.explanation import (
+    Explanation,
+    Recalled,
+    Uncertainty,
+    probability_std,
+    split_uncertainty,
+)
+from vsm.evaluation.calibration import scale_by_temperature
+from vsm.evaluation.evaluator import ELEMENTS_AT_ONCE
+from vsm.evaluation.rejection import class_scores, slots_of
+from vsm.memory import PreparedMemory, SlotMemory, SupportSet
+from vsm.memory.named import NamedMemory
+from vsm.model import InferredPrototypes
+from vsm.nn.prototype_classifier import mean_distance, predictive
+from vsm.runs.trained_model import TrainedModel
+from vsm.seeding import generator
+
+SAME_EVIDENCE = 1e-4  # relative difference below which a slot is made of the very support
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The examples of every fitted class, classes sorted by their labels.
+
+    Attributes:
+        labels: N of them.
+        support: features of each class ``[K_n, D]``.
+        remembered: how many of each class's examples the memory has taken in already.
+    """
+
+    labels: tuple[Any, ...] = ()
+    support: tuple[Tensor, ...] = ()
+    remembered: tuple[int, ...] = ()
+
+    def add(self, features: Tensor, labels: npt.NDArray[Any]) -> "Examples":
+        """Return these and more examples ``[n, D]`` with their labels ``[n]``."""
+        held = {
+            label: (rows, done)
+            for label, rows, done in zip(self.labels, self.support, self.remembered, strict=True)
+        }
+        for label in np.unique(labels).tolist():
+            rows = features[torch.from_numpy(labels == label).to(features.device)]
+            before, done = held.get(label, (rows[:0], 0))
+            held[label] = (torch.cat([before, rows]), done)
+        ordered = tuple(sorted(held))
+        return Examples(
+            ordered,
+            tuple(held[label][0] for label in ordered),
+            tuple(held[label][1] for label in ordered),
+        )
+
+    def not_remembered(self) -> tuple[Tensor, list[str]]:
+        """Return the features ``[n, D]`` and class names that the memory has not taken in."""
+        fresh = [rows[done:] for rows, done in zip(self.support, self.remembered, strict=True)]
+        names = [
+            str(label)
+            for label, rows in zip(self.labels, fresh, strict=True)
+            for _ in range(len(rows))
+        ]
+        return torch.cat(fresh), names
+
+    def all_remembered(self) -> "Examples":
+        """Return the same examples, all of them taken in."""
+        return replace(self, remembered=tuple(len(rows) for rows in self.support))
+
+
+@dataclass(frozen=True)
+class FittedClasses:
+    """What a trained model infers of a few classes from their examples and a memory.
+
+    Attributes:
+        trained: the model.
+        recalled: the memory that the classes were inferred with; None for methods without one.
+        examples: of every class.
+        counted: images that the memory holds under each label and that count as examples.
+        inferred: prototypes of one task with N classes.
+    """
+
+    trained: TrainedModel
+    recalled: NamedMemory | None
+    examples: Examples
+    counted: tuple[int, ...]
+    inferred: InferredPrototypes
+
+    @property
+    def shots(self) -> list[int]:
+        """Images of each class that count, fitted and remembered."""
+        return [
+            len(rows) + more for rows, more in zip(self.examples.support, self.counted, strict=True)
+        ]
+
+    def temperature(self) -> float:
+        """Return the model's temperature for so many examples.
+
+        Where classes differ in how many they have, it is that of their geometric mean.
+        """
+        return self.trained.temperature(statistics.geometric_mean(self.shots))
+
+    def probabilities(self, features: Tensor, temperature: float) -> npt.NDArray[np.float32]:
+        """Return calibrated probabilities of embedded pictures ``[n, D]``: ``[n, N]``."""
+        answers = [
+            self._calibrated(self._log_probabilities(part), temperature)
+            for part in self._parts(features)
+        ]
+        return torch.cat(answers).cpu().numpy()
+
+    @torch.no_grad()
+    def accepted(self, features: Tensor, coverage: float) -> npt.NDArray[np.bool_]:
+        """Tell which embedded pictures ``[n, D]`` are near enough to one of the classes ``[n]``."""
+        limits = self.trained.thresholds().at(coverage, self.shots)
+        model, slots = self.trained.model, self._other_slots()
+        near = [
+            class_scores(model, self.inferred.prototypes, part.unsqueeze(0), slots)[0].cpu()
+            <= limits
+            for part in self._parts(features, 1 if slots is None else len(slots))
+        ]
+        return torch.cat([one.any(-1) for one in near]).numpy()
+
+    @torch.no_grad()
+    def explanations(
+        self, features: Tensor, temperature: float, num_recalled: int
+    ) -> list[Explanation]:
+        """Explain the answers for embedded pictures ``[n, D]``."""
+        return [
+            explained
+            for part in self._parts(features)
+            for explained in self._explained(part, temperature, num_recalled)
+        ]
+
+    def _explained(
+        self, features: Tensor, temperature: float, num_recalled: int
+    ) -> list[Explanation]:
+        log_probabilities = self._log_probabilities(features)
+        kappa, labels = self.inferred.strength, self.examples.labels
+        distance = self.trained.model.classifier.distance
+        distances = mean_distance(features.unsqueeze(0), self.inferred.prototypes, distance)[0]
+        shared: dict[str, Any] = {
+            "recalled": self._recalled(num_recalled),
+            "memory_strength": None if kappa is None else self._by_class(kappa.mean(-1))[0],
+            "shots": dict(zip(labels, map(len, self.examples.support), strict=True)),
+            "remembered": dict(zip(labels, self.counted, strict=True)),
+        }
+        by_picture = zip(
+            self._by_class(self._calibrated(log_probabilities, temperature)),
+            self._by_class(probability_std(log_probabilities)[0]),
+            self._by_class(distances),
+            torch.stack(split_uncertainty(log_probabilities), -1)[0].tolist(),
+            strict=True,
+        )
+        return [
+            Explanation(
+                prediction=max(probabilities, key=probabilities.__getitem__),
+                probabilities=probabilities,
+                std=std,
+                distances=distances_of_it,
+                uncertainty=Uncertainty(*uncertainty),
+                **shared,
+            )
+            for probabilities, std, distances_of_it, uncertainty in by_picture
+        ]
+
+    @torch.no_grad()
+    def _log_probabilities(self, features: Tensor) -> Tensor:
+        """Eq. 1 for every sample of the prototypes: ``[n, D]`` to ``[1, n, N, L]``."""
+        classifier = self.trained.model.classifier
+        log_probabilities: Tensor = classifier(features.unsqueeze(0), self.inferred.prototypes)
+        return log_probabilities
+
+    def _calibrated(self, log_probabilities: Tensor, temperature: float) -> Tensor:
+        """Average over samples, and calibrate: ``[1, n, N, L]`` to probabilities ``[n, N]``."""
+        return scale_by_temperature(predictive(log_probabilities), temperature).exp()[0]
+
+    def _parts(self, features: Tensor, also: int = 1) -> tuple[Tensor, ...]:
+        """Split rows into parts whose samples, or ``also`` numbers per row, fit into memory."""
+        _, way, samples, _ = self.inferred.prototypes.shape
+        per_row = max(way * samples, also)
+        parts: tuple[Tensor, ...] = features.split(max(1, ELEMENTS_AT_ONCE // per_row))
+        return parts
+
+    def _by_class(self, values: Tensor) -> list[dict[Any, float]]:
+        """Name the numbers of each row by class: ``[n, N]``."""
+        return [dict(zip(self.examples.labels, row, strict=True)) for row in values.tolist()]
+
+    def _other_slots(self) -> Tensor | None:
+        """Return the slots that training left of classes that are not fitted: ``[A, D]``."""
+        if self.recalled is None or not self.recalled.names:
+            return None
+        slots = slots_of(self.recalled.memory)
+        known = self.recalled.added | {str(label) for label in self.examples.labels}
+        kept = [slot for slot, name in enumerate(self.recalled.names) if name not in known]
+        return slots[kept].to(self.trained.model.device) if slots is not None and kept else None
+
+    def _recalled(self, most: int) -> dict[Any, list[Recalled]]:
+        """Name the remembered classes that each fitted class recalled, most weight first."""
+        recollection, labels = self.inferred.recollection, self.examples.labels
+        if recollection is None or self.recalled is None or not self.recalled.names:
+            return {label: [] for label in labels}
+        names, weights = self.recalled.names, recollection.weights[0].cpu()  # [N, A]
+        best = weights.topk(min(most, len(names)), dim=-1)
+        return {
+            label: [
+                Recalled(names[slot], weight)
+                for slot, weight in zip(slots, values, strict=True)
+                if weight > 0
+            ]
+            for label, slots, values in zip(
+                labels, best.indices.tolist(), best.values.tolist(), strict=True
+            )
+        }
+
+
+@torch.no_grad()
+def fit_classes(
+    trained: TrainedModel,
+    memory: NamedMemory | None,
+    prepared: PreparedMemory | None,
+    examples: Examples,
+    seed: int,
+) -> FittedClasses:
+    """Infer the prototypes of all classes from their examples and the memory.
+
+    Args:
+        trained: the model.
+        memory: what is recalled; None for methods without a memory.
+        prepared: the same memory, prepared by the model's recall, if it can be.
+        examples: of every class.
+        seed: of the sampled prototypes.
+    """
+    model = trained.model
+    support, counted = SupportSet.of_classes(examples.support), (0,) * len(examples.labels)
+    state = slot_mask = None
+    if memory is not None:
+        state = prepared or memory.memory.to(model.device)
+        if memory.names:
+            slot_mask = _slot_mask(memory, examples.labels, model.device)
+            support, counted = _with_remembered(support, examples, memory)
+    inferred = model.infer(support, state, generator(seed, "classify"), slot_mask)
+    return FittedClasses(trained, memory, examples, counted, inferred)
+
+
+def _slot_mask(memory: NamedMemory, labels: Sequence[Any], device: torch.device) -> Tensor | None:
+    """Tell which slots a class must not recall by similarity: boolean ``[1, N, A]``, or None.
+
+    Those under the labels of other fitted classes, since it is none of them; and what people
+    remembered under its own, which :func:`_with_remembered` counts.
+    """
+    place = {str(label): n for n, label in enumerate(labels)}
+    if place.keys().isdisjoint(memory.names):
+        return None
+    slot_mask = torch.zeros(1, len(place), len(memory.names), dtype=torch.bool)
+    for slot, name in enumerate(memory.names):
+        if name in place:
+            slot_mask[0, :, slot] = True
+            slot_mask[0, place[name], slot] = name in memory.added
+    return slot_mask.to(device)
+
+
+def _with_remembered(
+    support: SupportSet, examples: Examples, memory: NamedMemory
+) -> tuple[SupportSet, tuple[int, ...]]:
+    """Count what was remembered under a class's own label as the images it was made of.
+
+    A slot of the very examples that are fitted tells nothing new, and is not counted.
+    """
+    added = memory.added
+    counted = [0] * len(examples.labels)
+    if not added:
+        return support, tuple(counted)
+    slots: SlotMemory = memory.slots
+    place = dict(zip(memory.names, count(), strict=False))
+    means = support.mean.clone()
+    for n, (label, rows) in enumerate(zip(examples.labels, examples.support, strict=True)):
+        if str(label) in added:
+            slot = place[str(label)]
+            content = slots.content[slot].to(means.device)
+            difference = (content - means[0, n]).norm()
+            if difference > SAME_EVIDENCE * content.norm():
+                counted[n] = int(slots.counts[slot])
+                share = counted[n] / (counted[n] + len(rows))
+                means[0, n] = torch.lerp(means[0, n], content, share)
+    if not any(counted):
+        return support, tuple(counted)
+    shots = [len(rows) + more for rows, more in zip(examples.support, counted, strict=True)]
+    counted_support = SupportSet(support.features, means, means.new_tensor(shots).view(1, -1, 1))
+    return counted_support, tuple(counted)

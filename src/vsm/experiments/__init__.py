@@ -1,0 +1,1 @@
+"""Experiments: plan, jobs, results, page."""

@@ -1,0 +1,370 @@
+"""A memory with names: what is remembered, under which class names, and of which encoder.
+
+Everything here is a value: a change makes a new memory. Files are in :mod:`vsm.runs.memory_files`.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vsm.errors import MemoryFileError, RunError
+from vsm.memory.consolidation import Consolidation, MeanConsolidation, SlotConsolidation
+from vsm.memory.kanerva import KanervaMemory
+from vsm.memory.state import Memory, Observations, SlotMemory
+from vsm.settings import MemorySettings, RunSettings
+from vsm.system.files import atomic_path, write_text
+from vsm.system.tensor_files import fingerprint, save_tensors
+
+ENCODER_PARTS = ("backbone.", "adapter.")
+KINDS: tuple[type[Memory], ...] = (SlotMemory, KanervaMemory)
+
+
+class EncoderIdentity(NamedTuple):
+    """What made the features: a name for people, and a digest of its weights."""
+
+    name: str
+    fingerprint: str
+
+    def __str__(self) -> str:
+        return f"{self.name} [{self.fingerprint[:12]}]"
+
+    @staticmethod
+    def of(settings: RunSettings, weights: Mapping[str, Tensor]) -> "EncoderIdentity":
+        """Identify the encoder of a model by its settings and its ``state_dict``."""
+        parts = {name: w for name, w in weights.items() if name.startswith(ENCODER_PARTS)}
+        has_backbone = any(name.startswith("backbone.") for name in parts)
+        source = settings.model.backbone if has_backbone else settings.data
+        identifying = {
+            "source": source,
+            "normalize_features": settings.model.normalize_features,
+            "mirror": settings.model.mirror,
+        }
+        name = f"{source} of {settings.data}" if has_backbone else settings.data
+        return EncoderIdentity(name, fingerprint(parts, identifying))
+
+
+class Changes(NamedTuple):
+    """What became of the classes that a memory was to take in, by name.
+
+    Attributes:
+        added: have a new slot.
+        updated: had one already, which took them in.
+        dropped: did not fit into the capacity, or were dropped to make space.
+    """
+
+    added: tuple[str, ...]
+    updated: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NamedMemory:
+    """A memory and what must be known to use it.
+
+    Attributes:
+        memory: read-only; every change makes a new one.
+        names: the class of each slot; empty where slots do not stand for classes.
+        encoder: whose features it holds.
+        provenance: what happened to it, oldest first; each has ``action``.
+        method: how it is read and written.
+        step: the training step it was saved at.
+    """
+
+    memory: Memory
+    names: tuple[str, ...]
+    encoder: EncoderIdentity
+    provenance: tuple[dict[str, Any], ...]
+    method: str
+    step: int = 0
+
+    def metadata(self) -> dict[str, Any]:
+        """Return all but the tensors, ready for JSON."""
+        return {
+            "method": self.method,
+            "step": self.step,
+            "class_names": list(self.names),
+            "encoder": self.encoder._asdict(),
+            "provenance": list(self.provenance),
+        }
+
+    def to(self, device: torch.device) -> "NamedMemory":
+        """Return the same memory on ``device``."""
+        return replace(self, memory=self.memory.to(device))
+
+    def write(self, path: Path) -> None:
+        """Write the file atomically."""
+        save_tensors(path, self.memory.tensors(), self.metadata())
+
+    def require_encoder(self, wanted: EncoderIdentity, source: object = "memory") -> None:
+        """Refuse to be used with the features of another encoder."""
+        if self.encoder.fingerprint != wanted.fingerprint:
+            raise MemoryFileError(
+                f"{source}: holds features of the encoder {self.encoder}, but they are to be used "
+                f"with those of {wanted}; use the memory of one encoder with that encoder alone"
+            )
+
+    @property
+    def added(self) -> frozenset[str]:
+        """Names of slots that people added, in contrast to those that training left."""
+        return frozenset(_added(self.provenance)).intersection(self.names)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing that training left was forgotten."""
+        added: set[str] = set()
+        for event in self.provenance:
+            if event["action"] == "forgot" and not added.issuperset(event["classes"]):
+                return False
+            added.update(_added([event]))
+        return True
+
+    @property
+    def slots(self) -> SlotMemory:
+        """The memory, where it has one slot per class; else an error."""
+        if not isinstance(self.memory, SlotMemory):
+            raise MemoryFileError(
+                f"memory: slots of the method {self.method} do not stand for classes; "
+                "this needs a memory of rote, transformed or vsm"
+            )
+        return self.memory
+
+    def add(
+        self,
+        consolidation: Consolidation,
+        features: Tensor,
+        labels: Sequence[str],
+        source: dict[str, Any],
+    ) -> tuple["NamedMemory", Changes]:
+        """Return the memory after it has taken in labeled features, and what became of them.
+
+        Args:
+            consolidation: as :func:`manual_consolidation` gives it.
+            features: ``[P, D]``.
+            labels: P names; those of slots update them, others are appended.
+            source: what the provenance says of it.
+        """
+        if not len(features):
+            return self, Changes((), (), ())
+        known = dict(zip(self.names, self.memory.slot_classes, strict=True))
+        ids = dict(known)
+        for label in labels:
+            ids.setdefault(label, 1 + max(ids.values(), default=-1))
+        observed = Observations(features, torch.tensor([ids[label] for label in labels]))
+        observed = observed.to(features.device)
+        with torch.no_grad():
+            memory = consolidation(self.memory, observed, self._next_step()).detach()
+        name_of = {class_id: name for name, class_id in ids.items()}
+        names = tuple(name_of[class_id] for class_id in memory.slot_classes)
+        given = list(dict.fromkeys(labels))
+        changes = Changes(
+            tuple(label for label in given if label not in known and label in names),
+            tuple(label for label in given if label in known and label in names),
+            tuple(name for name in ids if name not in names) if names else (),
+        )
+        event = {"action": "added", "classes": given, "images": len(labels), **source}
+        event["new"] = list(changes.added)  # others are still what training left, in the main
+        return self._after(memory, names, event), changes
+
+    def forget(self, classes: Sequence[str]) -> "NamedMemory":
+        """Return the memory without the slots of ``classes``, all of which must be there."""
+        for name in classes:
+            if name not in self.names:
+                raise MemoryFileError(
+                    f"forget: there is no class {name!r} in the memory, only {_few(self.names)}"
+                )
+        kept = [slot for slot, name in enumerate(self.names) if name not in classes]
+        device = self.slots.content.device
+        memory = self.slots.keep(torch.tensor(kept, dtype=torch.int64, device=device))
+        names = tuple(self.names[slot] for slot in kept)
+        return self._after(memory, names, {"action": "forgot", "classes": list(classes)})
+
+    def merge(self, other: "NamedMemory") -> "NamedMemory":
+        """Return both memories as one.
+
+        A class that both have becomes the mean of its two slots, weighted by their counts; slots
+        that are the same in both are the same evidence, and stay as they are.
+        """
+        other.require_encoder(self.encoder, "merge")
+        first, second = self.slots, other.slots
+        place = {name: slot for slot, name in enumerate(self.names)}
+        content, counts = first.content.clone(), first.counts.clone()
+        last_update = first.last_update.clone()
+        fresh = [slot for slot, name in enumerate(other.names) if name not in place]
+        for slot, name in enumerate(other.names):
+            if name in place and not _is_same(first, place[name], second, slot):
+                own = place[name]
+                total = counts[own] + second.counts[slot]
+                weight = second.counts[slot] / total
+                content[own] = torch.lerp(content[own], second.content[slot], weight)
+                counts[own] = total
+                last_update[own] = torch.maximum(last_update[own], second.last_update[slot])
+        chosen = torch.tensor(fresh, dtype=torch.int64)
+        begin = int(first.class_ids.max()) + 1 if len(first) else 0
+        memory = SlotMemory(
+            torch.cat([content, second.content[chosen]]),
+            torch.cat([first.class_ids, begin + torch.arange(len(fresh))]),
+            torch.cat([counts, second.counts[chosen]]),
+            torch.cat([last_update, second.last_update[chosen]]),
+        )
+        names = (*self.names, *(other.names[slot] for slot in fresh))
+        event = {"action": "merged", "slots": len(other.names), "with": list(other.provenance)}
+        return self._after(memory, names, event)
+
+    def describe(self, neighbors: int = 3) -> dict[str, Any]:
+        """Return what there is to know, ready for JSON: every slot with its nearest others."""
+        slots = self.slots if self.names else None
+        return {
+            "method": self.method,
+            "encoder": self.encoder._asdict(),
+            "num_slots": len(self.memory),
+            "num_features": slots.content.shape[1] if slots else None,
+            "slots": _slot_rows(slots, self.names, neighbors) if slots else [],
+            "provenance": list(self.provenance),
+        }
+
+    def export(self, path: Path) -> None:
+        """Write content, names, counts and last updates as ``.npz`` or ``.csv``."""
+        slots = self.slots
+        if path.suffix == ".npz":
+            with atomic_path(path) as temporary, temporary.open("wb") as file:
+                np.savez(
+                    file,
+                    content=slots.content.numpy(),
+                    names=np.asarray(self.names, dtype=np.str_),
+                    counts=slots.counts.numpy(),
+                    last_update=slots.last_update.numpy(),
+                )
+        elif path.suffix == ".csv":
+            write_text(path, _as_csv(slots, self.names))
+        else:
+            raise MemoryFileError(f"export: expected a file that ends in .npz or .csv, got {path}")
+
+    def _next_step(self) -> int:
+        if isinstance(self.memory, SlotMemory) and len(self.memory):
+            return int(self.memory.last_update.max()) + 1
+        return self.step + 1
+
+    def _after(
+        self, memory: Memory, names: tuple[str, ...], event: dict[str, Any]
+    ) -> "NamedMemory":
+        when = {"at": datetime.now(UTC).isoformat(timespec="seconds")}
+        return replace(
+            self, memory=memory, names=names, provenance=(*self.provenance, event | when)
+        )
+
+
+def _is_same(first: SlotMemory, slot: int, second: SlotMemory, other: int) -> bool:
+    """Whether two slots hold the same mean of as many images."""
+    equal = torch.equal(first.content[slot], second.content[other])
+    return equal and bool(first.counts[slot] == second.counts[other])
+
+
+def _added(provenance: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the names of all classes that were ever added, also to memories that were merged."""
+    for event in provenance:
+        if event["action"] == "added":
+            yield from event.get("new", event["classes"])
+        elif event["action"] == "merged":
+            yield from _added(event["with"])
+
+
+def manual_consolidation(
+    consolidation: Consolidation | None, settings: MemorySettings
+) -> Consolidation | None:
+    """Return how a memory takes in what people give it; None for methods without a memory.
+
+    Slots of classes become plain means, since features do not change any more; a memory of another
+    kind takes in what it is given as it did in training.
+
+    Args:
+        consolidation: the trained model's.
+        settings: capacity and its policy.
+    """
+    if isinstance(consolidation, SlotConsolidation):
+        return MeanConsolidation(consolidation.num_features, settings)
+    return consolidation
+
+
+def trained_memory(
+    settings: RunSettings,
+    encoder: EncoderIdentity,
+    memory: Memory,
+    names: tuple[str, ...],
+    step: int,
+) -> NamedMemory:
+    """Name the memory that training left at ``step``."""
+    event = {"action": "trained", "data": settings.data, "step": step}
+    return NamedMemory(memory, names, encoder, (event,), settings.method, step)
+
+
+def restored_memory(tensors: dict[str, Tensor], metadata: Any, source: Path) -> NamedMemory:
+    """Make again the memory that its tensors and :meth:`NamedMemory.metadata` describe."""
+    kind = next((kind for kind in KINDS if {f.name for f in fields(kind)} == tensors.keys()), None)
+    try:
+        names = tuple(metadata["class_names"])
+        encoder = EncoderIdentity(**metadata["encoder"])
+        known = {name: metadata[name] for name in ("provenance", "method", "step")}
+    except (KeyError, TypeError) as error:
+        raise RunError(f"memory: {source} does not hold a memory ({error!r})") from error
+    if kind is None:
+        raise RunError(f"memory: {source} does not hold a memory")
+    single = {name: t.float() if t.dtype == torch.float16 else t for name, t in tensors.items()}
+    memory = kind(**single)
+    if len(names) != len(memory.slot_classes):
+        raise RunError(f"memory: {source} has {len(memory)} slots but {len(names)} names")
+    return NamedMemory(
+        memory, names, encoder, tuple(known["provenance"]), known["method"], known["step"]
+    )
+
+
+def similarities(content: Tensor) -> Tensor:
+    """Return cosines between slots relative to their mean: ``[A, D]`` to ``[A, A]``."""
+    directions = F.normalize(content - content.mean(0), dim=-1)
+    return directions @ directions.mT
+
+
+def _slot_rows(slots: SlotMemory, names: Sequence[str], neighbors: int) -> list[dict[str, Any]]:
+    if not len(slots):
+        return []
+    closeness = similarities(slots.content).fill_diagonal_(-torch.inf)
+    best = closeness.topk(min(neighbors, len(names) - 1), dim=-1)
+    return [
+        {
+            "name": name,
+            "count": int(slots.counts[slot]),
+            "last_update": int(slots.last_update[slot]),
+            "nearest": [
+                {"name": names[other], "similarity": round(value, 4)}
+                for other, value in zip(
+                    best.indices[slot].tolist(), best.values[slot].tolist(), strict=True
+                )
+            ],
+        }
+        for slot, name in enumerate(names)
+    ]
+
+
+def _as_csv(slots: SlotMemory, names: Sequence[str]) -> str:
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    width = slots.content.shape[1]
+    rows.writerow(["name", "count", "last_update", *(f"feature_{d}" for d in range(width))])
+    for slot, name in enumerate(names):
+        known = [name, int(slots.counts[slot]), int(slots.last_update[slot])]
+        rows.writerow([*known, *map(repr, slots.content[slot].tolist())])
+    return text.getvalue()
+
+
+def _few(names: Sequence[str], most: int = 5) -> str:
+    """List some names for a message."""
+    listed = ", ".join(map(repr, names[:most])) or "none"
+    return listed + f" and {len(names) - most:,} more" * (len(names) > most)
