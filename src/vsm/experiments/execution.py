@@ -86,6 +86,8 @@ def _evaluate(store: JobStore, job: Job) -> Outcome:
         "correct": evaluation.correct.sum(1).tolist(),
         "queries": evaluation.correct.shape[1],
         "memory_slots": _num_slots(model),
+        "accuracy": evaluation.accuracy.mean,
+        "ci95": evaluation.accuracy.ci95,
         **_calibration(evaluation),
     }
     if recipe.get("confusions"):

@@ -140,8 +140,8 @@ def with_slots(trained: TrainedModel, size: int, subset: int, seed: int) -> Trai
 def nearness_to_slots(subject: ModelOnData, split: Split) -> dict[int, float]:
     """Return, by class of a split, the cosine of its mean feature to the nearest slot.
 
-    Both are taken relative to the mean of all slots where the memory is addressed so (note 0009).
-    Empty for a memory whose slots do not stand for classes.
+    Both are relative to the mean of all slots if ``memory.center_addressing`` is true. Empty for a
+    memory whose slots do not stand for classes.
     """
     memory = subject.trained.state
     if not isinstance(memory, SlotMemory) or not len(memory):

@@ -15,24 +15,25 @@ from torch import Tensor
 
 from vsm.data import Dataset, open_dataset
 from vsm.errors import RunError, SettingsError
-from vsm.evaluation.comparison import (
+from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.experiments.comparison import (
     Difference,
-    EpisodeProtocol,
-    LoadedRun,
     MeasuredRun,
+    ModelOnData,
     load_for,
     measure,
     paired_differences,
 )
-from vsm.evaluation.evaluator import Advance, evaluate, unwatched
-from vsm.evaluation.rejection import calibrate_on_validation
+from vsm.experiments.provenance import portable, training_commands, versions
+from vsm.runs.calibration import Calibration
 from vsm.runs.configuration import settings_to_yaml
-from vsm.runs.provenance import portable, training_commands, versions
+from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import CARD_NAME, Card, find_run, read_card
-from vsm.runs.trained_model import RunDirectory, TrainedModel, load_run, model_facts, save_trained
+from vsm.runs.trained_model import calibrate_rejection, load, store
 from vsm.settings import RunSettings
 from vsm.system.devices import ON_CPU, Placement
 from vsm.system.files import atomic_directory, write_text
+from vsm.system.progress import NULL_PROGRESS, Progress
 
 LARGEST_CHANGE = 0.001  # of the accuracy, by storing
 LARGEST_HALF = torch.finfo(torch.float16).max
@@ -51,9 +52,9 @@ class Shipment:
     Attributes:
         name: by which the model is loaded.
         output: the folder in which a folder of that name is made.
-        shots: support images of a class, one measurement each; none: the run's own.
-        way: classes of an episode; nothing: the run's own.
-        queries: query images of a class.
+        shots: support images per class, one measurement each; empty: the run's own.
+        way: classes of an episode; None: the run's own.
+        queries: query images per class.
         episodes: of each measurement.
         seed: of the list of episodes.
         storage: of kernels, matrices and memory contents.
@@ -77,8 +78,8 @@ class Shipment:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9]+([.-][a-z0-9]+)*", self.name):
             raise SettingsError(
-                f"name: expected small letters and digits with single dashes or dots between them, "
-                f"got {self.name!r}"
+                "name: expected lowercase letters and digits with single dashes or dots between "
+                f"them, got {self.name!r}"
             )
         if self.folder.exists() and not self.overwrite:
             raise RunError(
@@ -116,7 +117,7 @@ class Shipment:
     def command(self, settings: RunSettings) -> str:
         """Return the command that made the model out of the run, for a shell."""
         shots = ",".join(str(protocol.shot) for protocol in self.protocols(settings))
-        words = ["vsm", "ship", self.source, "--name", self.name, "--shots", shots]
+        words = ["vsm", "models", "ship", self.source, "--name", self.name, "--shots", shots]
         for option in ("way", "queries", "episodes", "seed", "storage", "data_license"):
             value = getattr(self, option)
             if value != getattr(Shipment, option):
@@ -128,74 +129,76 @@ def ship(
     run: Path,
     shipment: Shipment,
     placement: Placement | None = None,
-    advance: Advance = unwatched,
+    progress: Progress = NULL_PROGRESS,
 ) -> Card:
     """Make a model that ships out of a run, and return its card.
 
-    The run and the stored model are measured on the same episodes. The folder appears whole, or,
+    The run and the stored model are measured on the same episodes. The folder appears complete, or,
     if storing changed the accuracy, not at all.
 
     Args:
         run: a run directory.
         shipment: what is to be made.
         placement: where the measuring is done; chosen if not given.
-        advance: told of every batch of episodes.
+        progress: told of every batch of episodes.
 
     Raises:
         RunError: if storing changed an accuracy by more than 0.1 points, or what the card must say
             cannot be found out.
     """
-    settings = RunDirectory.find(run).settings()
+    settings = RunDirectory(find_run(run)).settings()
     origin = _origin(run, settings, shipment)
     protocols = shipment.protocols(settings)
     original = load_for(run, protocols[0], placement=placement)
     validations = _validations(protocols, original.dataset) if shipment.calibrate else []
     for one in (*protocols, *validations):
         one.sampler(original.dataset)  # says it before anything is measured if images are too few
+    progress.start(f"measure {run}", shipment.num_episodes())
     with _folder(shipment) as folder:
         stored = _stored(original, folder, shipment, placement)
-        pairs = [_measure_both(original, stored, one, shipment, advance) for one in protocols]
-        temperatures = _temperatures(stored, validations, advance) if validations else None
-        _write_rejection(folder, stored.trained, stored.dataset)
+        pairs = [_measure_both(original, stored, one, shipment, progress) for one in protocols]
+        temperatures = _temperatures(stored, validations, progress)
+        _write_calibration(folder, stored, temperatures)
         card = {
             "name": shipment.name,
-            **model_facts(stored.trained, stored.dataset),
+            **stored.trained.metadata,
             "way": protocols[0].way,
             "shot": protocols[0].shot,
+            "temperatures": {str(shot): value for shot, value in temperatures.items()} or None,
             "storage": shipment.storage,
             "bytes": _size(folder),
-            "measurements": [_measurement(pair, stored, temperatures, advance) for pair in pairs],
-            "temperatures": temperatures,
+            "measurements": [_measurement(pair, stored, temperatures, progress) for pair in pairs],
             **origin,
         }
         _write_card(folder, card)
-        load_run(folder)  # as whoever gets it will: without the data, by its card
+        load(folder)  # as whoever gets it will
     return card
 
 
-def add_rejection(source: str | Path, placement: Placement = ON_CPU) -> Card:
-    """Measure when a shipped model answers "none of these", and store that beside it.
+def calibrate(source: str | Path, placement: Placement = ON_CPU) -> Calibration:
+    """Measure again when a model answers "none of these", and store that beside it.
 
-    Weights, memory and measurements stay as they are. Return the card, which knows the new size.
+    Weights, memory, temperatures and measurements stay as they are.
 
     Args:
-        source: the name of a shipped model, or the folder of one.
+        source: the name of a shipped model, or a run directory.
         placement: where the measuring is done.
     """
     folder = find_run(source)
+    trained = load(source, placement=placement)
+    found = calibrate_rejection(trained, open_dataset(trained.settings.data))
+    found.write(RunDirectory(folder).calibration, trained.encoder.fingerprint)
     card = read_card(folder)
-    if card is None:
-        raise RunError(f"run: {source} is no shipped model: it has no {CARD_NAME}; ship it first")
-    dataset = open_dataset(card["data"])
-    _write_rejection(folder, load_run(folder, dataset, placement=placement), dataset)
-    card = {**card, "bytes": _size(folder)}
-    _write_card(folder, card)
-    return card
+    if card is not None:
+        _write_card(folder, {**card, "bytes": _size(folder)})
+    return found
 
 
-def _write_rejection(folder: Path, trained: TrainedModel, dataset: Dataset) -> None:
-    found = calibrate_on_validation(trained.model, trained.memory, dataset)
-    found.write(folder, trained.encoder.fingerprint)
+def _write_calibration(
+    folder: Path, stored: ModelOnData, temperatures: Mapping[int, float]
+) -> None:
+    found = replace(calibrate_rejection(stored.trained, stored.dataset), temperatures=temperatures)
+    found.write(RunDirectory(folder).calibration, stored.trained.encoder.fingerprint)
 
 
 def _write_card(folder: Path, card: Card) -> None:
@@ -208,7 +211,7 @@ def _size(folder: Path) -> int:
 
 
 def _origin(run: Path, settings: RunSettings, shipment: Shipment) -> dict[str, Any]:
-    """Return what the card says of how the model came about and under which terms."""
+    """Return what the card says of how the model was made and under which terms."""
     if settings.model.own_backbone is not None:
         raise RunError(
             f"{run} was trained with code that is not part of vsm, {settings.model.own_backbone}, "
@@ -228,12 +231,12 @@ def _origin(run: Path, settings: RunSettings, shipment: Shipment) -> dict[str, A
 
 
 def _stored(
-    original: LoadedRun, folder: Path, shipment: Shipment, placement: Placement | None
-) -> LoadedRun:
+    original: ModelOnData, folder: Path, shipment: Shipment, placement: Placement | None
+) -> ModelOnData:
     """Write the files of a model, and load them as whoever gets them will."""
     settings, run = original.trained.settings, RunDirectory(folder)
     write_text(run.config, settings_to_yaml(portable(settings, shipment.source)))
-    save_trained(run, original.trained, halved if shipment.storage == "float16" else dict)
+    store(run, original.trained, halved if shipment.storage == "float16" else dict)
     return load_for(folder, shipment.protocols(settings)[0], placement=placement)
 
 
@@ -272,37 +275,37 @@ Pair = tuple[MeasuredRun, MeasuredRun, Difference]
 
 
 def _measure_both(
-    original: LoadedRun,
-    stored: LoadedRun,
+    original: ModelOnData,
+    stored: ModelOnData,
     protocol: EpisodeProtocol,
     shipment: Shipment,
-    advance: Advance,
+    progress: Progress,
 ) -> Pair:
     """Measure the run and the stored model, and refuse the latter if it is another one."""
-    before, after = (measure(one, protocol, advance) for one in (original, stored))
+    before, after = (measure(one, protocol, progress) for one in (original, stored))
     [difference] = paired_differences([before, after])
     change = difference.estimate.mean
     if abs(change) > LARGEST_CHANGE:
         was_halved = shipment.storage == "float16"
-        mend = "store it with --storage float32" if was_halved else "report this as a bug"
+        fix = "store it with --storage float32" if was_halved else "report this as a bug"
         raise RunError(
             f"storage: {shipment.storage} changed the {protocol.way}-way {protocol.shot}-shot "
             f"accuracy by {100 * change:+.2f} points, and at most {100 * LARGEST_CHANGE} are "
-            f"allowed; nothing was written; {mend}"
+            f"allowed; nothing was written; {fix}"
         )
     return before, after, difference
 
 
 def _measurement(
-    pair: Pair, stored: LoadedRun, temperatures: Mapping[str, float] | None, advance: Advance
+    pair: Pair, stored: ModelOnData, temperatures: Mapping[int, float], progress: Progress
 ) -> dict[str, Any]:
     """Return what the card says of one protocol."""
     before, after, difference = pair
-    told = after.as_dict()
-    result = {key: told[key] for key in (*PROTOCOL, *SCORES)}
-    if temperatures is not None:
-        temperature = temperatures[str(after.protocol.shot)]
-        calibrated = measure(stored, after.protocol, advance, temperature).as_dict()
+    measured = after.as_dict()
+    result = {key: measured[key] for key in (*PROTOCOL, *SCORES)}
+    if temperatures:
+        temperature = temperatures[after.protocol.shot]
+        calibrated = measure(stored, after.protocol, progress, temperature).as_dict()
         result["calibrated"] = {key: calibrated[key] for key in SCORES}
     result["run"] = {key: before.as_dict()[key] for key in SCORES}
     result["difference"] = {
@@ -319,20 +322,10 @@ def _validations(protocols: Sequence[EpisodeProtocol], dataset: Dataset) -> list
 
 
 def _temperatures(
-    stored: LoadedRun, protocols: Sequence[EpisodeProtocol], advance: Advance
-) -> dict[str, float]:
+    stored: ModelOnData, protocols: Sequence[EpisodeProtocol], progress: Progress
+) -> dict[int, float]:
     """Fit a temperature for each number of support images."""
-    fitted = {}
-    for protocol in protocols:
-        sampler = protocol.sampler(stored.dataset)
-        measured = evaluate(
-            stored.trained.model,
-            stored.trained.memory,
-            sampler,
-            protocol.episodes,
-            protocol.seed,
-            advance=advance,
-            embed=stored.embedder(sampler),
-        )
-        fitted[str(protocol.shot)] = measured.best_temperature()
-    return fitted
+    return {
+        protocol.shot: measure(stored, protocol, progress).evaluation.best_temperature()
+        for protocol in protocols
+    }
