@@ -1,9 +1,9 @@
-"""ProtoNet as public few-shot libraries write it, to compare with.
+"""A reference implementation of ProtoNet, as public few-shot libraries write it, to compare with.
 
 Images and weights in torch's default layout (NCHW), ReLU before pooling, distances by broadcasting,
-Adam with its defaults. learn2learn and easyfsl take one task a step, torchmeta's example several.
-Support and queries are embedded together as in learn2learn, which is the fastest of their ways. The
-network has the pooling of :class:`vsm.backbones.Conv4`, so that both compute the same features.
+Adam with its defaults. learn2learn and easyfsl take one task per step, torchmeta's example several.
+Support and queries are embedded together as in learn2learn, which is the fastest. The network has
+the pooling of :class:`vsm.backbones.Conv4`, so that both compute the same features.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from vsm.seeding import default_generator
 LEARNING_RATE = 1e-3
 
 
-class PeerConv4(nn.Module):
+class ReferenceConv4(nn.Module):
     """Blocks of 3×3 convolution, batch norm, ReLU and 2×2 max pooling, in torch's own layout.
 
     Takes the weights of :class:`vsm.backbones.Conv4`: ``load_state_dict`` understands them.
@@ -56,7 +56,7 @@ def channels_first(images: Tensor) -> Tensor:
     return images.clone(memory_format=torch.contiguous_format)
 
 
-def peer_logits(backbone: nn.Module, images: Tensor, shot: int) -> Tensor:
+def reference_logits(backbone: nn.Module, images: Tensor, shot: int) -> Tensor:
     """Return −‖h(x) − h̄_n‖² of every query and class.
 
     Args:
@@ -74,33 +74,33 @@ def peer_logits(backbone: nn.Module, images: Tensor, shot: int) -> Tensor:
     return -(differences**2).sum(-1)
 
 
-def peer_loss(backbone: nn.Module, images: Tensor, shot: int) -> Tensor:
+def reference_loss(backbone: nn.Module, images: Tensor, shot: int) -> Tensor:
     """Mean cross-entropy of the queries of ``images [T, N, K + Q, C, H, W]``."""
-    logits = peer_logits(backbone, images, shot)
+    logits = reference_logits(backbone, images, shot)
     return F.cross_entropy(logits.flatten(0, 1), _labels(logits).repeat(len(images)))
 
 
 @torch.no_grad()
-def peer_accuracies(backbone: nn.Module, episodes: Iterable[Tensor], shot: int) -> list[float]:
+def reference_accuracies(backbone: nn.Module, episodes: Iterable[Tensor], shot: int) -> list[float]:
     """Accuracy of each episode ``[N, K + Q, C, H, W]``, whose images are embedded anew."""
     backbone.eval()
     accuracies = []
     for images in episodes:
-        logits = peer_logits(backbone, images.unsqueeze(0), shot)
+        logits = reference_logits(backbone, images.unsqueeze(0), shot)
         correct = logits.argmax(-1).squeeze(0) == _labels(logits)
         accuracies.append(correct.float().mean().item())
     return accuracies
 
 
-def build_peer(image_shape: tuple[int, int, int], channels: int) -> PeerConv4:
-    """Make the peer's backbone with weights from a seed of its own."""
+def build_reference(image_shape: tuple[int, int, int], channels: int) -> ReferenceConv4:
+    """Make the reference backbone with weights from a seed of its own."""
     with default_generator(0, "peer"):
-        return PeerConv4(image_shape, channels)
+        return ReferenceConv4(image_shape, channels)
 
 
-def peer_steps(workload: StepWorkload, tasks_at_once: int) -> Work:
-    """Return the training of a peer's ProtoNet on all tasks of a step, so many in one update."""
-    backbone = build_peer(workload.image_shape, workload.channels)
+def reference_steps(workload: StepWorkload, tasks_at_once: int) -> Work:
+    """Return the training of the reference on all tasks of a step, so many in one update."""
+    backbone = build_reference(workload.image_shape, workload.channels)
     optimizer = torch.optim.Adam(backbone.parameters(), lr=LEARNING_RATE)
     batches = channels_first(episode_images(workload)).split(tasks_at_once)
 
@@ -109,7 +109,7 @@ def peer_steps(workload: StepWorkload, tasks_at_once: int) -> Work:
         backbone.train()
         for batch in batches:
             optimizer.zero_grad()
-            loss = peer_loss(backbone, batch, workload.shot)
+            loss = reference_loss(backbone, batch, workload.shot)
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
