@@ -30,7 +30,7 @@ from vsm.cli.output import progress_bar
 from vsm.data import EpisodeSampler
 from vsm.errors import SettingsError
 from vsm.evaluation.evaluator import Embedder, embed_images
-from vsm.experiments.document import Heading, Table, Text, to_markdown, write_markdown
+from vsm.experiments.document import Block, Heading, Table, Text, to_markdown, write_markdown
 from vsm.model import FewShotModel
 from vsm.nn.networks import MemoryConditionedNetwork
 from vsm.probability import DiagonalGaussian, GaussianMixture
@@ -221,7 +221,7 @@ def main() -> None:
     columns = ["undone", "work", "as it is, ms", "undone, ms", "undone ÷ as it is", "pairs"]
     size = f"{chosen.image_size}×{chosen.image_size}"
     introduction = Text(f"Steps of VSM on {size} images; medians (quartiles).")
-    page = [Heading(1, "What each optimization gains"), introduction, Table(columns, rows)]
+    page: list[Block] = [Heading(1, "What each optimization gains"), introduction, Table(columns, rows)]
     write_markdown(chosen.output, page)
     print(to_markdown(page))
 

@@ -21,9 +21,10 @@ from torch import Tensor
 from vsm.evaluation.comparison import EpisodeProtocol, LoadedRun, load_for, measure
 
 import vsm
-from vsm.classify import Pretrained, open_pretrained
 from vsm.data import ImageDataset
+from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.statistics import estimate
+from vsm.experiments.comparison import ModelOnData, load_for, measure
 from vsm.experiments.episode_plots import recall_sheet
 from vsm.experiments.measures import ShownEpisode, look_at_episodes
 from vsm.experiments.plots import COLORS, show_image
@@ -42,28 +43,29 @@ COLORS_KEPT = 64  # of a picture file
 class Shown:
     """The shipped model, its data, and one episode of five new characters."""
 
-    run: LoadedRun
+    run: ModelOnData
     dataset: ImageDataset
     episode: ShownEpisode
 
     @property
     def slots(self) -> Tensor:
         """Contents of the memory ``[A, D]``."""
-        memory = self.run.trained.memory
+        memory = self.run.trained.state
         assert isinstance(memory, SlotMemory)
         return memory.content
 
     @property
     def slot_ids(self) -> list[int]:
         """The class of each slot."""
-        names = {name: number for number, name in enumerate(self.dataset.class_names)}
-        return [names[name] for name in self.run.trained.slot_names]
+        ids = {name: number for number, name in enumerate(self.dataset.class_names)}
+        assert self.run.trained.memory is not None
+        return [ids[name] for name in self.run.trained.memory.names]
 
 
 def look() -> Shown:
     """Load the model, and run one episode."""
     protocol = EpisodeProtocol("glyphs", "test", way=5, shot=1, queries=1, episodes=2, seed=0)
-    run = load_for(Path(MODEL), protocol)
+    run = load_for(MODEL, protocol)
     assert isinstance(run.dataset, ImageDataset)
     *_, episode = look_at_episodes(measure(run, protocol), run.dataset, EPISODE + 1, queries=1)
     return Shown(run, run.dataset, episode)
@@ -80,7 +82,7 @@ def flow() -> Figure:
     _box(axes, 39, 24, "recollection\nm", "#c9ebf7")
     _box(axes, 58, 24, "prototype\nz", "#f0e6b8")
     _box(axes, 77, 24, "answer\ny", "#bfe0c4")
-    _box(axes, 39, 6, "memory\nM: a slot a class", "#c3d6ea")
+    _box(axes, 39, 6, "memory\nM: one slot per class", "#c3d6ea")
     _box(axes, 77, 6, "features of\na new picture", "#eeeeee")
     for start in (15, 34, 53, 72):
         _arrow(axes, (start, 28), (start + 4.6, 28))
@@ -188,7 +190,7 @@ def remembering(shown: Shown) -> tuple[Figure, list[str]]:
     Returns:
         The picture, and a line for each of its points.
     """
-    encoder = open_pretrained(MODEL)
+    encoder = vsm.load(MODEL)
     means, intervals, told = [], [], []
     for count in REMEMBERED:
         accuracy = estimate(
@@ -209,7 +211,7 @@ def remembering(shown: Shown) -> tuple[Figure, list[str]]:
     return figure, told
 
 
-def _accuracy(encoder: Pretrained, dataset: ImageDataset, task: int, count: int) -> float:
+def _accuracy(encoder: vsm.TrainedModel, dataset: ImageDataset, task: int, count: int) -> float:
     """Return how many of five new classes' pictures are told apart, ``count`` images later."""
     random = generator(0, "pictures", task)
     drawn = torch.randperm(len(dataset.classes("test")), generator=random)[:5].tolist()

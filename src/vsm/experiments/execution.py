@@ -80,7 +80,8 @@ def _evaluate(store: JobStore, job: Job) -> Outcome:
     if "slots" in recipe:
         if not _num_slots(model):
             return {"memory_slots": 0}
-        model = replace(model, trained=with_slots(model.trained, *recipe["slots"], protocol.seed))
+        size, subset = recipe["slots"]
+        model = replace(model, trained=with_slots(model.trained, size, subset, protocol.seed))
     evaluation = _measured(model, protocol, recipe)
     found = {
         "correct": evaluation.correct.sum(1).tolist(),

@@ -39,7 +39,8 @@ class Cell:
     def confusions(self) -> Tensor:
         """Share of each class's queries that each class answered ``[S, E, N, N]``."""
         counts = torch.tensor([one["confusions"] for one in self.outcomes], dtype=torch.float64)
-        return counts / (self.outcomes[0]["queries"] / counts.shape[-1])
+        per_class: float = self.outcomes[0]["queries"] / counts.shape[-1]
+        return counts / per_class
 
     def estimate(self, quantity: str = "accuracy") -> Estimate | None:
         """Return the mean over seeds and episodes, if any seed is done."""
@@ -62,7 +63,8 @@ class Cell:
 def _values(outcome: dict[str, Any], quantity: str) -> Tensor:
     """Return a quantity ``[E]`` of one measurement."""
     if quantity == "accuracy":
-        return torch.tensor(outcome["correct"], dtype=torch.float64) / outcome["queries"]
+        queries: int = outcome["queries"]
+        return torch.tensor(outcome["correct"], dtype=torch.float64) / queries
     if quantity == "ratio":
         return _values(outcome, "distance") / _values(outcome, "std")
     return torch.tensor(outcome[quantity], dtype=torch.float64)
