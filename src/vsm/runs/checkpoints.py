@@ -1,0 +1,167 @@
+"""The state of a training run, from which it resumes bit for bit, and pre-trained backbones."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vsm.errors import RunError
+from vsm.memory import Memory, Observations
+from vsm.model import FewShotModel
+from vsm.runs.directory import RunDirectory
+from vsm.runs.shipped import find_run, is_shipped
+from vsm.system.tensor_files import (
+    learning_tensors,
+    load_tensors,
+    restore_learning,
+    save_tensors,
+    strip_prefix,
+)
+
+BACKBONE_NAME = "backbone.safetensors"
+BACKBONE_KIND = "backbone"
+BACKBONE_METADATA = ("backbone", "channels", "keep_probability", "input_shape")
+PROGRESS = ("step", "best_step", "best_accuracy")
+
+
+@dataclass
+class TrainingState:
+    """All that changes while training, apart from the model's parameters and buffers.
+
+    Attributes:
+        step: steps done.
+        memory: the stored memory, or None for methods without one.
+        pending: the last step's observations, which the next step consolidates.
+        best_step: step of the best validation so far; 0 before the first.
+        best_accuracy: its accuracy.
+    """
+
+    step: int
+    memory: Memory | None
+    pending: Observations | None
+    best_step: int = 0
+    best_accuracy: float = -1.0
+
+
+def save_resume(
+    run: RunDirectory,
+    model: FewShotModel,
+    optimizer: torch.optim.Optimizer,
+    state: TrainingState,
+    metadata: dict[str, Any],
+) -> None:
+    """Write all that is needed to go on bit for bit, and ``metadata`` that using it needs."""
+    tensors = learning_tensors(model, optimizer)
+    if state.memory is not None:
+        tensors |= {f"memory.{name}": value for name, value in state.memory.tensors().items()}
+    if state.pending is not None:
+        tensors |= {f"pending.{name}": value for name, value in state.pending._asdict().items()}
+    progress = {name: getattr(state, name) for name in PROGRESS}
+    save_tensors(run.resume, tensors, {**progress, **metadata})
+
+
+def load_resume(
+    run: RunDirectory, model: FewShotModel, optimizer: torch.optim.Optimizer
+) -> TrainingState:
+    """Put the last state into ``model`` and ``optimizer`` and return the rest of it."""
+    tensors, metadata = load_tensors(run.resume)
+    restore_learning(model, optimizer, tensors, run.resume)
+    return restored_state(model, tensors, metadata, run.resume)
+
+
+def restored_state(
+    model: FewShotModel, tensors: dict[str, Tensor], metadata: dict[str, Any], source: Path
+) -> TrainingState:
+    """Return the state that :func:`save_resume` wrote, on the device of ``model``."""
+    memory, pending = strip_prefix(tensors, "memory"), strip_prefix(tensors, "pending")
+    return TrainingState(
+        memory=_restored_memory(model, memory, source) if memory else None,
+        pending=Observations(**pending).to(model.device) if pending else None,
+        **{name: metadata[name] for name in PROGRESS},
+    )
+
+
+def _restored_memory(model: FewShotModel, parts: dict[str, Tensor], source: Path) -> Memory:
+    """Make a memory of the method's kind, or say that the tensors are those of another."""
+    empty = model.empty_memory()
+    if empty is None or parts.keys() != empty.tensors().keys():
+        raise RunError(
+            f"{source} does not hold a memory of the method {model.settings.method}; was it "
+            "exchanged?"
+        )
+    return type(empty)(**parts).to(model.device)
+
+
+@torch.no_grad()
+def apply_pending(model: FewShotModel, state: TrainingState) -> Memory | None:
+    """Return the memory with pending observations applied; the state keeps them pending."""
+    return model.consolidate(state.memory, state.pending, state.step)
+
+
+def save_backbone(path: Path, backbone: nn.Module, metadata: dict[str, Any]) -> None:
+    """Write a backbone's own state and what is needed to build it again.
+
+    Args:
+        path: the file.
+        backbone: exactly its ``state_dict`` is stored.
+        metadata: at least ``backbone``, ``channels``, ``keep_probability`` and ``input_shape``.
+    """
+    save_tensors(path, dict(backbone.state_dict()), {"kind": BACKBONE_KIND, **metadata})
+
+
+def load_backbone(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a pre-trained backbone.
+
+    Args:
+        path: the directory of ``vsm pretrain``, or the ``backbone.safetensors`` inside it.
+
+    Returns:
+        The backbone's ``state_dict``, and its metadata: ``backbone`` (name), ``channels``,
+        ``keep_probability``, ``input_shape`` ``[C, H, W]``, ``data``, ``epoch`` and ``validation``.
+
+    Raises:
+        RunError: if there is no such file, or it does not hold a backbone.
+    """
+    file = path / BACKBONE_NAME if path.is_dir() else path
+    if not file.is_file():
+        raise RunError(
+            f"{path} holds no pre-trained backbone: there is no file {file}; make one with: vsm "
+            "pretrain --output DIRECTORY"
+        )
+    weights, metadata = load_tensors(file)
+    kind = metadata.get("kind") if isinstance(metadata, dict) else None
+    if kind != BACKBONE_KIND or any(name not in metadata for name in BACKBONE_METADATA):
+        raise RunError(
+            f"{file} does not hold a pre-trained backbone; give a directory of vsm pretrain, or "
+            f"its {BACKBONE_NAME}"
+        )
+    return weights, metadata
+
+
+def begin_with_backbone(model: FewShotModel, path: Path) -> None:
+    """Put the backbone of a run, a pre-training or a shipped model into ``model``."""
+    path = find_run(path) if is_shipped(path) else path
+    run = RunDirectory(path)
+    if run.model.is_file():
+        weights = strip_prefix(load_tensors(run.model)[0], "backbone")
+        trained = run.settings().model
+        metadata = {"backbone": trained.backbone, "channels": trained.channels}
+    else:
+        weights, metadata = load_backbone(path)
+    wanted = model.settings.model
+    for name in ("backbone", "channels"):
+        if metadata[name] != getattr(wanted, name):
+            raise RunError(
+                f"init: {path} was trained with model.{name} {metadata[name]}, but this run has "
+                f"{getattr(wanted, name)}; give it --model.{name} {metadata[name]}"
+            )
+    try:
+        model.require_backbone().load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise RunError(
+            f"init: the backbone of {path} does not fit this run's data ({reason}); was it trained "
+            "on images of another size?"
+        ) from error
