@@ -1,4 +1,4 @@
-"""The exceptions a user can meet; each message names what was wrong and how to mend it."""
+"""The exceptions a user can meet; each message names what was wrong and how to fix it."""
 
 
 class VsmError(Exception):
@@ -16,7 +16,7 @@ class DataError(VsmError):
 
 
 class BackboneError(VsmError):
-    """A backbone of the user's own cannot be found, or does not do what a backbone must."""
+    """A custom backbone cannot be found, or does not do what a backbone must."""
 
 
 class EpisodeError(VsmError, ValueError):

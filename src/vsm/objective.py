@@ -36,7 +36,7 @@ def objective(
 
     Args:
         prediction: a forward pass over T tasks.
-        prior: p_θ(z | h(x_i)) of every query ``[T, N, Q, D]``; nothing for mean prototypes.
+        prior: p_θ(z | h(x_i)) of every query ``[T, N, Q, D]``; None for mean prototypes.
         settings: β_z, β_m and the estimators.
     """
     log_probabilities = prediction.log_probabilities

@@ -3,8 +3,8 @@
 A generator is a pure function of ``(seed, *names)``, for example ``(0, "noise", step)``. A resumed
 run therefore needs no generator state: step 700 draws what step 700 always draws.
 
-A batch of tasks draws from one generator a task, keyed by the task's place in the whole batch. So a
-task meets the same noise whichever process it is computed in.
+A batch of tasks draws from one generator per task, keyed by the task's place in the full batch. So
+a task meets the same noise whichever process it is computed in.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ def default_generator(seed: int, *names: str | int) -> Iterator[None]:
 
 
 def task_generators(seed: int, purpose: str, step: int, tasks: range) -> list[torch.Generator]:
-    """Return one generator for each of ``tasks``, which count from the start of the whole batch."""
+    """Return one generator for each of ``tasks``, which count from the start of the full batch."""
     return [generator(seed, purpose, step, task) for task in tasks]
 
 

@@ -208,7 +208,7 @@ def _validate(
 
 
 def refreshed_memory(model: FewShotModel, sampler: EpisodeSampler) -> Memory | None:
-    """Replay Eqs. 11-13 over training episodes as the model sees images at test, from nothing.
+    """Replay Eqs. 11-13 over training episodes as images are seen at test, from an empty memory.
 
     While training, features come from moving weights, batch statistics, dropout and varied images,
     so what was stored of them differs from the features it is compared with at test. The stream of

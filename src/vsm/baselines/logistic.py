@@ -23,7 +23,7 @@ class LogisticRegression(Baseline):
 
 
 def fit_classes(samples: Tensor, settings: BaselineSettings) -> LinearClassifiers:
-    """Fit one classifier a task to samples ``[T, N, M, D]``, whose position names their class."""
+    """Fit one classifier per task to samples ``[T, N, M, D]``, whose position names their class."""
     _, num_classes, count, _ = samples.shape
     return fit_logistic_regression(
         samples.flatten(1, 2),

@@ -22,7 +22,7 @@ ROUNDING = 10  # of an objective, in units of its dtype's precision
 
 
 class LinearClassifiers(NamedTuple):
-    """One linear classifier a task.
+    """One linear classifier per task.
 
     Attributes:
         weights: W ``[T, N, D]``.
@@ -47,8 +47,8 @@ def fit_logistic_regression(
 ) -> LinearClassifiers:
     """Fit T classifiers until no entry of any gradient exceeds ``tolerance``.
 
-    Samples are centered, written in a basis of their span and, if large, divided by their spread.
-    Each is a change of variables that the fit undoes: the minimum is that of the samples given.
+    Samples are centered, written in a basis of their span and, if large, divided by their root
+    mean square. Each is a change of variables that the fit undoes: the minimum is that of the samples given.
 
     Args:
         samples: ``[T, S, D]``; their dtype is that of the computation.
@@ -56,17 +56,17 @@ def fit_logistic_regression(
         num_classes: N.
         inverse_penalty: C.
         tolerance: on the gradient of the objective above, which is a mean over samples; where
-            the spread of the samples exceeds 1, on the gradient in units of it.
+            the root mean square of the samples exceeds 1, on the gradient in units of it.
         max_iterations: of L-BFGS; a warning tells how many tasks would have needed more.
     """
     center = samples.mean(1, keepdim=True)  # b is free to make up for it
     coordinates, basis = _span(samples - center)
-    spread = coordinates.square().mean((1, 2), keepdim=True).sqrt().clamp_min(1)  # [T, 1, 1]
+    scale = coordinates.square().mean((1, 2), keepdim=True).sqrt().clamp_min(1)  # [T, 1, 1]
     targets = F.one_hot(labels, num_classes).mT.to(samples)  # [N, S]
-    decay = 1 / (inverse_penalty * len(labels) * spread.square())
-    problem = _Problem(coordinates / spread, targets, decay)
+    decay = 1 / (inverse_penalty * len(labels) * scale.square())
+    problem = _Problem(coordinates / scale, targets, decay)
     weights, biases = _minimize(problem, tolerance, max_iterations)
-    weights = weights / spread
+    weights = weights / scale
     if basis is not None:
         weights = weights @ basis
     return LinearClassifiers(weights, biases - (weights @ center.mT).squeeze(-1))
@@ -79,7 +79,7 @@ def _span(samples: Tensor) -> tuple[Tensor, Tensor | None]:
 
     Returns:
         Coordinates ``[T, S, S]`` and basis ``[T, S, D]`` whose product is the samples; or the
-        samples as they are and nothing, where S ≥ D.
+        samples as they are and None, where S ≥ D.
     """
     _, count, num_features = samples.shape
     if count >= num_features:

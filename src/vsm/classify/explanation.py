@@ -44,7 +44,7 @@ class Explanation:
             before calibration.
         distances: from the picture to the prototype, averaged over its samples.
         recalled: what the memory was addressed with for each class, most weight first.
-        memory_strength: support images that the memory counted for; nothing if that is not known.
+        memory_strength: support images that the memory counted for; None if that is not known.
         shots: examples of each class that were fitted.
         remembered: images that counted besides, since they were remembered under that very name.
         uncertainty: of the answer, before calibration: a temperature would hide what part of it the

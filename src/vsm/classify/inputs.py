@@ -46,7 +46,7 @@ def _of_one_kind(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def not_fitted(message: str) -> ClassifierError:
-    """Return an error that is also scikit-learn's, for whoever has loaded it and waits for that."""
+    """Return an error that is also scikit-learn's, for callers that catch that one."""
     theirs = sys.modules.get("sklearn.exceptions")
     if theirs is None:
         return ClassifierError(message)

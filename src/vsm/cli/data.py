@@ -90,27 +90,32 @@ def _prepare(chosen: jsonargparse.Namespace) -> None:
             progress=progress,
         )
     is_folder = chosen.name == "folder" or chosen.name.startswith("folder:")
-    facts = describe(location.name if is_folder else chosen.name)
+    dataset = describe(location.name if is_folder else chosen.name)
     if chosen.json:
-        print_json(facts)
+        print_json(dataset)
     else:
-        print(f"{facts['name']}: {facts['images']:,} images of {facts['classes']:,} classes, ready")
+        print(
+            f"{dataset['name']}: {dataset['images']:,} images of {dataset['classes']:,} classes, ready"
+        )
 
 
 def _info(chosen: jsonargparse.Namespace) -> None:
     from vsm.data import describe, store
 
-    facts = describe(chosen.name)
-    if chosen.verify and "sha256" not in facts:
-        raise DataError(f"verify: {facts['name']} is read as it is and has no checksum")
-    if chosen.verify and facts["location"]:
-        store.verify(Path(facts["location"]).name)
-        print(f"{facts['name']}: every pixel is as it was prepared", file=sys.stderr)
+    dataset = describe(chosen.name)
+    if chosen.verify and "sha256" not in dataset:
+        raise DataError(f"verify: {dataset['name']} is read as it is and has no checksum")
+    if chosen.verify and dataset["location"]:
+        store.verify(Path(dataset["location"]).name)
+        print(f"{dataset['name']}: every pixel is as it was prepared", file=sys.stderr)
     if chosen.json:
-        print_json(facts)
+        print_json(dataset)
         return
     print_table(
-        facts["name"], ["", ""], [[key, _words(key, facts[key])] for key in facts], words=True
+        dataset["name"],
+        ["", ""],
+        [[key, _words(key, dataset[key])] for key in dataset],
+        words=True,
     )
 
 

@@ -91,11 +91,11 @@ def _show(chosen: jsonargparse.Namespace) -> None:
     if chosen.plot is not None:
         _plot(memory, chosen.plot)
         return
-    facts = memory.describe()
+    described = memory.describe()
     if chosen.json:
-        print_json(facts)
+        print_json(described)
         return
-    slots = facts["slots"]
+    slots = described["slots"]
     rows = [
         [
             slot["name"],

@@ -1,4 +1,4 @@
-"""Datasets and episodes. This room knows samples and classes, and nothing of models."""
+"""Datasets and episodes. This package knows samples and classes only."""
 
 from vsm.data.augmentation import Augmentation
 from vsm.data.catalog import describe, list_datasets, open_dataset, open_images, prepare

@@ -1,6 +1,6 @@
 """Reading files out of folders, zips and tars in place, without unpacking anything.
 
-Archives come from strangers. A member whose name leaves the archive, a link, or a size that no
+Archives are untrusted. A member whose name leaves the archive, a link, or a size that no
 honest archive of pictures reaches is refused by name when the archive is opened, before a byte of
 it is used.
 """

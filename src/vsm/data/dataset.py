@@ -34,7 +34,7 @@ class Dataset(ABC):
 
     Attributes:
         name: what the user calls it, e.g. ``glyphs``.
-        class_names: one name a class; a class id is a position in this tuple.
+        class_names: one name per class; a class id is a position in this tuple.
         class_starts: int64 ``[num_classes + 1]``; class ``c`` owns samples
             ``class_starts[c]:class_starts[c + 1]``.
         splits: the class ids of each split; splits are disjoint.

@@ -40,13 +40,13 @@ class Source(Protocol):
     path: Path
 
     def array(self, part: str) -> npt.NDArray[Any] | None:
-        """Return an array, memory-mapped if it can be; nothing if there is none."""
+        """Return an array, memory-mapped if it can be; None if there is none."""
 
     def array_place(self, part: str) -> str:
         """Name that array's place, for messages."""
 
     def table(self, part: str) -> Any:
-        """Return a parsed JSON value; nothing if there is none."""
+        """Return a parsed JSON value; None if there is none."""
 
     def table_place(self, part: str) -> str:
         """Name that value's place, for messages."""
@@ -276,7 +276,7 @@ def _numbered_splits(
     """Collect the split of every class from those of its rows, which must agree."""
     if numbers.shape != class_ids.shape or numbers.dtype.kind not in "iu":
         raise DataError(
-            f"{place}: expected integers [{len(class_ids)}], one a row, got {numbers.dtype} "
+            f"{place}: expected integers [{len(class_ids)}], one per row, got {numbers.dtype} "
             f"{list(numbers.shape)}"
         )
     unknown = (numbers < 0) | (numbers >= len(SPLITS))
@@ -329,5 +329,5 @@ def _require_finite(features: npt.NDArray[np.floating[Any]], source: Source) -> 
             row = start + int((~finite).argmax())
             raise DataError(
                 f"{source.array_place('features')}: row {row} holds NaN, infinity or a number too "
-                "large for float32; mend or remove it"
+                "large for float32; fix or remove it"
             )

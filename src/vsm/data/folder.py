@@ -1,4 +1,4 @@
-"""Your own pictures: a folder with one folder of images a class.
+"""Your own pictures: a folder with one folder of images per class.
 
 Either ``PATH/<class>/*.png``, whose classes are dealt 64 / 16 / 20 percent to train, validation
 and test from a fixed seed, or ``PATH/{train,validation,test}/<class>/*.png``. Classes may differ in

@@ -155,7 +155,7 @@ def _attempted(
 
 
 def _require_no_errors(errors: Sequence[DataError]) -> None:
-    """Raise the first one, and name the files of the others, so that all are mended at once."""
+    """Raise the first one, and name the files of the others, so that all are fixed at once."""
     if errors:
         names = [str(error).split(": ", maxsplit=1)[0] for error in errors[1 : 1 + MOST_NAMED]]
         also = f" (and {len(errors) - 1} more: {', '.join(names)})" if names else ""

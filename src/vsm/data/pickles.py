@@ -1,4 +1,4 @@
-"""Reading pickles from strangers: arrays, strings, numbers and containers, and nothing else.
+"""Reading untrusted pickles: arrays, strings, numbers and containers only.
 
 A pickle is a program that may call anything importable. Here every name it asks for is looked up
 in one short table instead of being imported; whatever is not in the table is refused by name. Even

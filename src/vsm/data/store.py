@@ -1,7 +1,7 @@
 """Prepared datasets on disk: one memory-mapped uint8 array and an index.
 
 A prepared dataset is a folder ``<root>/<name>`` with ``images.npy`` and ``index.json``. It is
-written into a temporary folder first and renamed into place, so it is whole or absent. The root is
+written into a temporary folder first and renamed into place: complete or absent. The root is
 ``$VSM_DATA`` if set, else the platform's cache folder.
 """
 

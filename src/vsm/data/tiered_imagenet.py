@@ -126,6 +126,6 @@ def _decode_split(
 
 def _origin(location: Path, sizes: Mapping[str, int], lists: ClassLists) -> str:
     found = {split: len(names) for split, names in lists.items()}
-    whole = "" if found == NUM_CLASSES else f"; INCOMPLETE, {sum(found.values())} of 608 classes"
+    missing = "" if found == NUM_CLASSES else f"; INCOMPLETE, {sum(found.values())} of 608 classes"
     total = sum(sizes[name] for names in lists.values() for name in names)
-    return f"{location.resolve()}: {total:,} images{whole}"
+    return f"{location.resolve()}: {total:,} images{missing}"

@@ -1,4 +1,4 @@
-"""Features of a frozen backbone, computed once and kept beside it for all runs that have it."""
+"""Features of a frozen backbone, computed once and cached beside it for all runs that have it."""
 
 import hashlib
 from pathlib import Path
@@ -20,7 +20,7 @@ def cached_features(model: FewShotModel, dataset: Dataset, folder: Path) -> Feat
 
     The file is named by a hash of the backbone's weights, the precision, and every training and
     validation sample, so it cannot be another's. Where it cannot be written or read, features are
-    computed and nobody is told.
+    computed anew.
     """
     path = folder / f"features-{features_key(model, dataset)}.safetensors"
     try:
@@ -28,7 +28,7 @@ def cached_features(model: FewShotModel, dataset: Dataset, folder: Path) -> Feat
     except (RunError, KeyError):
         encoded = encode_dataset(model, dataset)
         if folder.is_dir():
-            _keep(encoded, path)
+            _store(encoded, path)
         return encoded
     return with_features(dataset, kept)
 
@@ -48,7 +48,7 @@ def features_key(model: FewShotModel, dataset: Dataset) -> str:
     return digest.hexdigest()[:KEY_LENGTH]
 
 
-def _keep(encoded: FeatureDataset, path: Path) -> None:
+def _store(encoded: FeatureDataset, path: Path) -> None:
     try:
         save_tensors(path, {"features": torch.from_numpy(encoded.features)}, {"kind": "features"})
     except OSError:

@@ -1,7 +1,7 @@
 """One temperature for honest probabilities, fitted on classes that nothing was trained on.
 
 The predictive distribution p averages the probabilities of all sampled prototypes. Its calibrated
-form is p_i^(1/T) / Σ_j p_j^(1/T): T > 1 makes it more doubtful, T < 1 surer, and the most probable
+form is p_i^(1/T) / Σ_j p_j^(1/T): T > 1 makes it less confident, T < 1 more, and the most probable
 class stays the same.
 """
 

@@ -5,7 +5,7 @@ samples of it, against its distances to all that is remembered and is none of th
 
     s_n(x) = D(x, z_n) / τ + log Σ_a exp(−D(x, M_a) / τ).
 
-Without a memory of slots the second part is nothing. A query is answered if s_n(x) is at most the
+Without a memory of slots the second part is zero. A query is answered if s_n(x) is at most the
 threshold for some n. Of the lowest scores min_n s_n of k queries of known classes, the
 ⌈(k + 1)·c⌉-th smallest is not exceeded by that of a new query with probability c, if the new one
 comes about as those did: so many queries of fitted classes are answered. Scores shrink as
@@ -120,7 +120,7 @@ def class_scores(
         model: gives distance and temperature.
         prototypes: ``[T, N, L, D]``.
         queries: features ``[T, B, D]``.
-        slots: what is remembered of other classes ``[A, D]``; nothing: distances alone count.
+        slots: what is remembered of other classes ``[A, D]``; None: distances alone count.
         slot_mask: boolean ``[T, A]``, slots that are of the classes themselves.
 
     Returns:
@@ -191,7 +191,7 @@ def calibrate(
     Args:
         model: in evaluation mode.
         memory: read, never written.
-        episodes: given K, yields support, queries and hidden slots, as :func:`lowest_scores` takes.
+        episodes: given K, yields support, queries and masked slots, as :func:`lowest_scores` takes.
         shots: every K to measure.
         seed: of the sampled prototypes.
     """

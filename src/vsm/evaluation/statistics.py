@@ -27,8 +27,8 @@ class Estimate:
 def estimate(values: Tensor) -> Estimate:
     """Mean of independent values ``[E]`` with the normal 95% interval over them."""
     values = values.double()
-    spread = values.std().item() if len(values) > 1 else float("nan")
-    return Estimate(values.mean().item(), NORMAL_QUANTILE * spread / len(values) ** 0.5)
+    std = values.std().item() if len(values) > 1 else float("nan")
+    return Estimate(values.mean().item(), NORMAL_QUANTILE * std / len(values) ** 0.5)
 
 
 def crossed_estimate(values: Tensor) -> Estimate:
@@ -77,7 +77,7 @@ def class_bootstrap(
 
         mean* = (N − 1) · Σ w_c w_d v_cd / Σ w_c w_d n_cd.
 
-    The interval is Student's, with C − 1 degrees of freedom and the spread of the resampled means,
+    The interval is Student's, with C − 1 degrees of freedom and the std of the resampled means,
     times √(C / (C − 1)), by which resampling C classes understates it. Noise that belongs to
     neither class is counted up to three times (Owen 2007): with many classes that rarely meet, the
     interval is too wide rather than too narrow.

@@ -92,7 +92,7 @@ class ClassifierGraph(nn.Module):
         Args:
             support_features: ``[S, D]``, of all classes in any order.
             support_labels: ``[S, N]``, 1 where an example is of a class, else 0. Rows of zeros
-                count for nothing.
+                do not count.
             query_features: ``[Q, D]``.
             temperature: T of the probabilities p^(1/T) / Z ``[]``; 0 is the model's own for so many
                 examples.
@@ -135,7 +135,7 @@ def classifier_noise(trained: TrainedModel, way: int, seed: int = 0) -> dict[str
     """Return what :class:`vsm.FewShotClassifier` draws for ``way`` classes, by names of inputs.
 
     Returns:
-        Each ``[way, samples, width]``; nothing where the model draws nothing.
+        Each ``[way, samples, width]``; empty where the model draws nothing.
     """
     noise = RecordedNoise(generator(seed, "classify"))
     mean = torch.zeros(1, way, trained.model.num_features)

@@ -213,7 +213,7 @@ def _num_slots(trained: TrainedModel) -> int | None:
 
 
 def _defaults(trained: TrainedModel, noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what the classifier's graph uses for inputs that nobody gives."""
+    """Return what the classifier's graph uses for inputs that are not given."""
     slots = _num_slots(trained)
     slot_mask = {} if slots is None else {"slot_mask": torch.zeros(1, slots, dtype=torch.bool)}
     return {"temperature": torch.zeros(()), **slot_mask, **noise}
@@ -234,10 +234,10 @@ def _metadata(trained: TrainedModel, kind: str) -> dict[str, Any]:
 
 
 def _encoder_metadata(trained: TrainedModel) -> dict[str, Any]:
-    facts = _metadata(trained, "vsm encoder")
+    metadata = _metadata(trained, "vsm encoder")
     if trained.preprocessing is None:
-        return facts
-    return facts | {
+        return metadata
+    return metadata | {
         "input_shape": trained.preprocessing.input_shape,
         "input_range": (0, 1),
         "input_resizing": "lanczos",
@@ -264,19 +264,19 @@ def _converted(
     module: EncoderGraph | ClassifierGraph,
     example: Example,
     defaults: Mapping[str, Tensor],
-    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
 ) -> bytes:
-    """Convert a module to ONNX, with defaults for some inputs and facts for whoever opens it."""
+    """Convert a module to ONNX, with defaults for some inputs and metadata."""
     import onnx  # noqa: PLC0415 - an extra
 
     proto = _traced(module, example)
     for name, value in defaults.items():
         proto.graph.initializer.append(onnx.numpy_helper.from_array(value.numpy(), name))
-    values = {name: v if isinstance(v, str) else json.dumps(v) for name, v in facts.items()}
+    values = {name: v if isinstance(v, str) else json.dumps(v) for name, v in metadata.items()}
     onnx.helper.set_model_props(proto, values)
     onnx.checker.check_model(proto)
-    whole: bytes = proto.SerializeToString()
-    return whole
+    content: bytes = proto.SerializeToString()
+    return content
 
 
 def _traced(module: EncoderGraph | ClassifierGraph, example: Example) -> Any:

@@ -17,7 +17,7 @@ class Keys(NamedTuple):
 
     Attributes:
         slots: M ``[A, D]``, less the center, and of length one for a cosine.
-        center: mean of all slots ``[D]``; nothing if it is not taken away.
+        center: mean of all slots ``[D]``; None if it is not subtracted.
     """
 
     slots: Tensor
@@ -59,7 +59,7 @@ class Addressing(nn.Module):
         Args:
             support_mean: ``[T, N, D]``.
             keys: of A slots.
-            slot_mask: boolean ``[T, N, A]``, or nothing.
+            slot_mask: boolean ``[T, N, A]``, or None.
 
         Returns:
             ``[T, N, A]``.
@@ -90,16 +90,16 @@ class Addressing(nn.Module):
         Args:
             support_mean: ``[T, N, D]``.
             content: M ``[A, D]``, or the keys of it.
-            slot_mask: boolean ``[T, N, A]``, or nothing.
+            slot_mask: boolean ``[T, N, A]``, or None.
         """
         keys = content if isinstance(content, Keys) else self.keys(content)
         return masked_softmax(self.logits(support_mean, keys, slot_mask))
 
 
 def masked_softmax(logits: Tensor) -> Tensor:
-    """Softmax over the last axis; rows of nothing but −∞ become zeros, with finite gradients."""
-    nothing = torch.isneginf(logits).all(-1, keepdim=True)
-    return logits.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
+    """Softmax over the last axis; rows of −∞ only become zeros, with finite gradients."""
+    all_masked = torch.isneginf(logits).all(-1, keepdim=True)
+    return logits.masked_fill(all_masked, 0.0).softmax(-1).masked_fill(all_masked, 0.0)
 
 
 def entropy(weights: Tensor) -> Tensor:

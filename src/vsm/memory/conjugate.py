@@ -17,8 +17,8 @@ class ConjugateInference(nn.Module):
         z | h ~ N((κ·μ₀ + K·h̄) / (κ + K), s² / (κ + K)),    κ = s² / τ²,
 
     so κ is the number of support images that the memory is worth. Without memory κ = 0. s² is one
-    learned variance a feature. ``memory.strength`` sets κ instead of learning it: training classes
-    are easy for a backbone that was trained on them, and teach it to trust the memory too little.
+    learned variance per feature. ``memory.strength`` sets κ instead of learning it: training
+    classes are easy for a backbone that was trained on them, and teach it to trust the memory too little.
     """
 
     def __init__(self, num_features: int, model: ModelSettings, memory: MemorySettings) -> None:
@@ -31,7 +31,7 @@ class ConjugateInference(nn.Module):
 
         Args:
             support: features ``[T, N, K, D]``, their means, and K of each class if it differs.
-            prior: what the memory expects; nothing for methods without one.
+            prior: what the memory expects; None for methods without one.
         """
         mean, log_noise = support.mean, self.noise()
         shot = support.shot

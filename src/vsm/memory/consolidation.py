@@ -44,7 +44,7 @@ class Consolidation(ABC):
 
 
 class SlotConsolidation(nn.Module, Consolidation):
-    """Eqs. 11-13 on a memory of one slot a class.
+    """Eqs. 11-13 on a memory of one slot per class.
 
     Seen classes are updated (Eqs. 11-13), unseen ones append their mean feature. All samples of a
     class in one batch of observations are nodes of one graph, whichever tasks they came from.

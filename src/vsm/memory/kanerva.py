@@ -7,7 +7,7 @@ addresses. So writing is Bayesian linear regression of observations on weights, 
 reading is its predictive distribution N(w·R, w·U·wᵀ + σ²).
 
 Adapted, since the original generates images and forgets them after an episode, while here the
-memory is a rival of the semantic one:
+memory is an alternative to the semantic one:
 
 * What is written and read are features: of every image of the last step, and of a class's support
   mean. The reading is q(m | M, S) and keeps the place and the KL of the semantic memory's, to the

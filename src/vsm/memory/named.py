@@ -58,7 +58,7 @@ class Changes(NamedTuple):
     Attributes:
         added: have a new slot.
         updated: had one already, which took them in.
-        dropped: found no room, or were dropped to make some.
+        dropped: did not fit into the capacity, or were dropped to make space.
     """
 
     added: tuple[str, ...]

@@ -53,7 +53,7 @@ class Memory(ABC):
     @property
     @abstractmethod
     def slot_classes(self) -> list[int]:
-        """The class of each slot; nothing where slots do not stand for classes."""
+        """The class of each slot; empty where slots do not stand for classes."""
 
     @abstractmethod
     def first(self, count: int) -> Self:
@@ -61,20 +61,20 @@ class Memory(ABC):
 
     @abstractmethod
     def slot_mask(self, class_ids: Tensor, mask: Mask) -> Tensor | None:
-        """Tell which slots each class of a training batch must not see.
+        """Tell which slots each class of a training batch must not address.
 
         Args:
             class_ids: ``[T, N]``, the classes of the batch.
             mask: ``none``, the class's ``own`` slot, or the slots of all classes of its ``task``.
 
         Returns:
-            Boolean ``[T, N, A]``, true where hidden; nothing where nothing is hidden.
+            Boolean ``[T, N, A]``, true where masked; None where no slot is.
         """
 
 
 @dataclass(frozen=True)
 class SlotMemory(Memory):
-    """One slot a class; A slots in all, in the order in which their classes were first met.
+    """One slot per class; A slots in all, in the order in which their classes were first met.
 
     Attributes:
         content: M ``[A, D]``.

@@ -100,7 +100,7 @@ class VariationalRecall(SlotRecall):
 
     def _soft(self, weights: Tensor, slots: SharedComponents) -> DiagonalGaussian:
         """One Gaussian ``[T, N, D]``: mean Σλμ, variance Σλ(σ² + μ²) − (Σλμ)² or Σλσ²."""
-        mean, within, between = slots.spread(weights)
+        mean, within, between = slots.mean_and_variances(weights)
         # Unaddressed rows have no variance; they are replaced by the prior, and their log must
         # not poison the gradient.
         variance = within.masked_fill(~addressed(weights).unsqueeze(-1), 1.0)
@@ -119,8 +119,8 @@ class VariationalRecall(SlotRecall):
         """m_j ~ N(μ_a, σ_a²) with a ~ Cat(λ): ``[T, N, J, D]``, and the slots a ``[T, N, J]``."""
         tasks, way, num_slots = weights.shape
         if num_slots == 0:
-            nothing = torch.zeros(tasks, way, 0, dtype=torch.int64, device=weights.device)
-            return prior.sample(num_samples, random), nothing
+            no_slots = torch.zeros(tasks, way, 0, dtype=torch.int64, device=weights.device)
+            return prior.sample(num_samples, random), no_slots
         known = addressed(weights)
         chances = weights.detach().masked_fill(~known.unsqueeze(-1), 1.0)
         chosen = categorical(random, chances.flatten(0, 1), num_samples)
@@ -148,9 +148,7 @@ class VariationalRecall(SlotRecall):
         relaxed = relaxed * (weights > 0).unsqueeze(-2)  # hidden slots stay hidden: [T, N, J, A]
         variance = (relaxed @ slots.variance).masked_fill(~known[..., None, None], 1.0)
         drawn = DiagonalGaussian(relaxed @ slots.mean, variance.log())
-        return (
-            drawn.where(known.unsqueeze(-1), prior.unsqueeze(-2)).sample(1, random).squeeze(-2)
-        )
+        return drawn.where(known.unsqueeze(-1), prior.unsqueeze(-2)).sample(1, random).squeeze(-2)
 
 
 def mixture_divergence(

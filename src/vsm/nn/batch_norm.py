@@ -1,7 +1,7 @@
 """Batch norm whose statistics are those of all processes' images.
 
 torch's ``SyncBatchNorm`` refuses tensors of the CPU. This one works on any device, sends one small
-message a layer and direction, and leaves the arithmetic to torch's own kernels.
+message per layer and direction, and leaves the arithmetic to torch's own kernels.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from vsm.system.distributed import Processes
 
 
 class SynchronizedBatchNorm(_BatchNorm):
-    """Batch norm of the whole batch, of which this process holds an equal share.
+    """Batch norm of the full batch, of which this process holds an equal share.
 
     It takes over the parameters and buffers of a plain layer, under the same names. In evaluation,
     and where running statistics are not tracked, it is the plain layer.

@@ -63,7 +63,7 @@ class MemoryConditionedNetwork(nn.Module):
     """q_φ(z | m, S) of Eqs. 7 and 10 on [m, support mean]: 512–256–256–2·256 with ELU.
 
     The first layer of a concatenation is a sum, W_m·m + W_s·h̄ + b, so the support's half is
-    computed once a class and not once a sample of m.
+    computed once per class and not once per sample of m.
     """
 
     def __init__(self, num_features: int, settings: ModelSettings) -> None:

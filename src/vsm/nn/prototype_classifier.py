@@ -13,7 +13,7 @@ Distance = Literal["squared_euclidean", "cosine"]
 
 
 def pairwise_distance(queries: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
-    """D of Eq. 1 between every query and every prototype, by one matrix product a task.
+    """D of Eq. 1 between every query and every prototype, by one matrix product per task.
 
     Args:
         queries: ``[T, B, D]``.
@@ -37,8 +37,8 @@ def mean_distance(queries: Tensor, prototypes: Tensor, distance: Distance) -> Te
     """D of Eq. 1 averaged over the samples of each prototype: ``[T, B, N]``.
 
     Both distances are linear in what they need of a sample, z and |z|² or z / |z|, so these are
-    averaged first, and there is one product a class and not one a sample. Arguments are those of
-    :func:`pairwise_distance`.
+    averaged first, and there is one product per class and not one per sample. Arguments are those
+    of :func:`pairwise_distance`.
     """
     if distance == "cosine":
         queries, prototypes = F.normalize(queries, dim=-1), F.normalize(prototypes, dim=-1)

@@ -213,7 +213,7 @@ class TrainingImages:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches; an epoch leaves out the images that fill none, others each time."""
+        """Full batches; an epoch leaves out the images that fill none, others each time."""
         return len(self.image_ids) // self.settings.batch_size
 
     def batches(self, steps_done: int) -> Iterator[tuple[int, Tensor, Tensor]]:

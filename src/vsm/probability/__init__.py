@@ -1,4 +1,4 @@
-"""Distribution objects and their divergences. This room knows tensors, and nothing of memory."""
+"""Distribution objects and their divergences. This package knows tensors only."""
 
 from vsm.probability.gaussian import (
     DiagonalGaussian,

@@ -32,8 +32,8 @@ class Moments(NamedTuple):
         ``other`` may have more batch axes than the mixture, by broadcasting: with mixtures
         ``[T, N, 1, D]`` and ``other`` ``[T, N, Q, D]`` the result is ``[T, N, Q]``.
         """
-        spread = self.mean_variance + self.variance_of_means
-        squares = (spread + (self.mean - other.mean).square()) * other.precision
+        variance = self.mean_variance + self.variance_of_means
+        squares = (variance + (self.mean - other.mean).square()) * other.precision
         return 0.5 * (other.log_variance - self.mean_log_variance + squares - 1).sum(-1)
 
     def unsqueeze(self, axis: int) -> "Moments":
@@ -74,7 +74,7 @@ class SharedComponents(NamedTuple):
             center, centered, centered.square(), components.variance, components.log_variance
         )
 
-    def spread(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def mean_and_variances(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mean, the mean variance and the variance of the means, each ``[..., D]``.
 
         Args:
@@ -86,7 +86,7 @@ class SharedComponents(NamedTuple):
 
     def moments(self, weights: Tensor) -> Moments:
         """Return all moments of the mixtures with ``weights [..., C]``, each ``[..., D]``."""
-        return Moments(*self.spread(weights), weights @ self.log_variance)
+        return Moments(*self.mean_and_variances(weights), weights @ self.log_variance)
 
 
 def weighted_moments(weights: Tensor, components: DiagonalGaussian) -> Moments:

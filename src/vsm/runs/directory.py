@@ -34,7 +34,7 @@ def require_made_by(command: str, path: Path) -> None:
     try:
         keys = yaml.safe_load((path / CONFIG_NAME).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, yaml.YAMLError):
-        return  # whoever reads it says so
+        return  # reading it reports the error
     for key, maker in COMMAND_OF_KEY.items():
         if maker != command and isinstance(keys, dict) and key in keys:
             raise RunError(
@@ -58,7 +58,7 @@ class Directory:
 
     @property
     def metrics(self) -> Path:
-        """Measurements, one JSON object a line."""
+        """Measurements, one JSON object per line."""
         return self.path / METRICS_NAME
 
     @property
