@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from serving_helpers import clustered_features
+from classify_helpers import clustered_features
 from vsm import FewShotClassifier
 from vsm.data import EpisodeSampler, FeatureDataset
 from vsm.errors import ClassifierError, MemoryFileError

@@ -12,12 +12,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from serving_helpers import (
+from classify_helpers import (
     CLASSES,
     clustered_features,
     examples,
     tiny_model,
-    use_tiny_dataset,
     write_run,
 )
 from vsm import FewShotClassifier
@@ -40,7 +39,6 @@ def opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset
 ) -> Callable[..., FewShotClassifier]:
     """Open an untrained run of a method, with names of the tiny dataset in its memory."""
-    use_tiny_dataset(monkeypatch, tiny_dataset)
 
     def open_(method: Method = "vsm", **parameters: Any) -> FewShotClassifier:
         return FewShotClassifier.from_pretrained(write_run(tmp_path / method, method), **parameters)

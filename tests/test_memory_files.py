@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from serving_helpers import tiny_model, use_tiny_dataset, write_folders, write_run
+from classify_helpers import tiny_model, write_folders, write_run
 from vsm.cli import main
 from vsm.data import ImageDataset
 from vsm.errors import MemoryFileError, RunError
@@ -259,7 +259,6 @@ def test_the_command_grows_cuts_joins_and_exports_memories(
     tiny_dataset: ImageDataset,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    use_tiny_dataset(monkeypatch, tiny_dataset)
     run = str(write_run(tmp_path / "run"))
     images = str(write_folders(tmp_path / "images", tiny_dataset, 3))
     kept = str(tmp_path / "kept.safetensors")
@@ -298,7 +297,6 @@ def test_the_command_refuses_in_one_line_and_changes_nothing(
     tiny_dataset: ImageDataset,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    use_tiny_dataset(monkeypatch, tiny_dataset)
     run, other = write_run(tmp_path / "run"), write_run(tmp_path / "other", seed=1)
     plain = write_run(tmp_path / "plain", "vpn")
     images = write_folders(tmp_path / "images", tiny_dataset, 1)

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from serving_helpers import (
+from classify_helpers import (
     CLASSES,
     clustered_features,
     examples,
-    use_tiny_dataset,
     write_folders,
     write_run,
 )
@@ -210,7 +209,6 @@ def test_a_run_measures_its_thresholds_on_validation_classes(
     tiny_dataset: ImageDataset,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    use_tiny_dataset(monkeypatch, tiny_dataset)
     run = write_run(tmp_path / "run", "protonet")
     classifier = FewShotClassifier.from_pretrained(run)
     classifier.fit(*examples(tiny_dataset, dict.fromkeys(CLASSES, 1)))

@@ -20,11 +20,11 @@ from PIL import Image
 from torch import Tensor
 
 import vsm
-from vsm.classify import Pretrained, open_pretrained
 from vsm.colors import COLORS
 from vsm.data import ImageDataset
-from vsm.evaluation.comparison import EpisodeProtocol, LoadedRun, load_for, measure
+from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.statistics import estimate
+from vsm.experiments.comparison import ModelOnData, load_for, measure
 from vsm.memory import SlotMemory
 from vsm.report.figures import recall_sheet, show_image
 from vsm.report.showcase import ShownEpisode, look_at_episodes
@@ -42,14 +42,14 @@ COLORS_KEPT = 64  # of a picture file
 class Shown:
     """The shipped model, its data, and one episode of five new characters."""
 
-    run: LoadedRun
+    run: ModelOnData
     dataset: ImageDataset
     episode: ShownEpisode
 
     @property
     def slots(self) -> Tensor:
         """Contents of the memory ``[A, D]``."""
-        memory = self.run.trained.memory
+        memory = self.run.trained.state
         assert isinstance(memory, SlotMemory)
         return memory.content
 
@@ -57,7 +57,9 @@ class Shown:
     def slot_ids(self) -> list[int]:
         """The class of each slot."""
         names = {name: number for number, name in enumerate(self.dataset.class_names)}
-        return [names[name] for name in self.run.trained.slot_names]
+        memory = self.run.trained.memory
+        assert memory is not None
+        return [names[name] for name in memory.names]
 
 
 def look() -> Shown:
@@ -188,11 +190,11 @@ def remembering(shown: Shown) -> tuple[Figure, list[str]]:
     Returns:
         The picture, and a line for each of its points.
     """
-    encoder = open_pretrained(MODEL)
+    trained = vsm.load(MODEL)
     means, intervals, told = [], [], []
     for count in REMEMBERED:
         accuracy = estimate(
-            torch.tensor([_accuracy(encoder, shown.dataset, task, count) for task in range(TASKS)])
+            torch.tensor([_accuracy(trained, shown.dataset, task, count) for task in range(TASKS)])
         )
         means.append(100 * accuracy.mean)
         intervals.append(100 * accuracy.ci95)
@@ -209,12 +211,12 @@ def remembering(shown: Shown) -> tuple[Figure, list[str]]:
     return figure, told
 
 
-def _accuracy(encoder: Pretrained, dataset: ImageDataset, task: int, count: int) -> float:
+def _accuracy(trained: vsm.TrainedModel, dataset: ImageDataset, task: int, count: int) -> float:
     """Return how many of five new classes' pictures are told apart, ``count`` images later."""
     random = generator(0, "pictures", task)
     drawn = torch.randperm(len(dataset.classes("test")), generator=random)[:5].tolist()
     chosen = [(f"new {c}", dataset.image_ids(dataset.classes("test")[c])) for c in drawn]
-    classifier = vsm.FewShotClassifier(encoder)
+    classifier = vsm.FewShotClassifier(trained)
     if count:
         classifier.fit(*_labeled(dataset, chosen, 1 + QUERIES, count))
         classifier.remember()

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from serving_helpers import CLASSES, examples, use_tiny_dataset, write_run, write_run_of
+from classify_helpers import CLASSES, examples, write_run, write_run_of
 from tiny import make_dataset, make_settings
 from vsm import FewShotClassifier, export_onnx
 from vsm.classify import Pretrained, open_pretrained
@@ -116,7 +116,6 @@ def own_backbone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "own_backbones.py").write_text(BACKBONES)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        use_tiny_dataset(patch, make_dataset())
         yield folder
     sys.modules.pop("own_backbones", None)
 
@@ -227,7 +226,6 @@ def test_a_backbone_that_torch_cannot_export_is_named_in_one_line(
 def opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset
 ) -> Callable[[Method], Pretrained]:
-    use_tiny_dataset(monkeypatch, tiny_dataset)
     return lambda method: open_pretrained(write_run(tmp_path / method, method))
 
 
