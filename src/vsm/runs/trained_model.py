@@ -6,7 +6,7 @@ prepared, so using it never opens the dataset that it was trained on.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -64,7 +64,7 @@ class TrainedModel:
     memory: NamedMemory | None
     preprocessing: Preprocessing | None
     encoder: EncoderIdentity
-    calibration: Calibration = Calibration()
+    calibration: Calibration = field(default_factory=Calibration)
     step: int = 0
     card: Card | None = None
 
