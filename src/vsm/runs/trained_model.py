@@ -221,12 +221,12 @@ def _load_best(
     if not settings.uses_memory:
         return trained
     named = restored_memory(*load_tensors(run.memory), run.memory)
-    _require_encoder(trained, named.encoder, run.memory)
     if named.step != trained.step:
         raise RunError(
             f"{run.path}: model.safetensors is of step {trained.step} but memory.safetensors of "
             f"step {named.step}; the run was cut off between the two: resume it with --resume"
         )
+    _require_encoder(trained, named.encoder, run.memory)
     if type(named.memory) is not type(trained.model.empty_memory()):
         raise RunError(
             f"{run.memory} does not hold a memory of the method {settings.method}; was it "
@@ -318,6 +318,7 @@ def save_best(
     run: RunDirectory, model: FewShotModel, memory: Memory | None, step: int, dataset: Dataset
 ) -> None:
     """Write the model for use, and its memory with the class names of its slots."""
+    run.calibration.unlink(missing_ok=True)  # of the model before
     names = dataset.class_names
     weights = dict(model.state_dict())
     encoder = EncoderIdentity.of(model.settings, weights)
