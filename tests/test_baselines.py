@@ -24,8 +24,9 @@ from vsm.baselines import (
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import EpisodeError, SettingsError
-from vsm.evaluation.comparison import EpisodeProtocol, load_for, measure, measure_baseline
 from vsm.evaluation.evaluator import evaluate_classifier
+from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.experiments.comparison import load_for, measure, measure_baseline
 from vsm.model import FewShotModel
 from vsm.seeding import task_generators
 from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings

@@ -18,7 +18,8 @@ from PIL import Image
 from vsm.cli import main
 from vsm.cli.launch import with_bare_switches
 from vsm.data import open_dataset
-from vsm.evaluation.comparison import EpisodeProtocol, evaluate_run
+from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.experiments.comparison import evaluate_run
 from vsm.report.page import write_report
 from vsm.settings import RunSettings
 

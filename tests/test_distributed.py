@@ -26,7 +26,7 @@ from vsm.nn.batch_norm import (
     unsynchronized_buffers,
     whole_statistics,
 )
-from vsm.runs.trained_model import RunDirectory
+from vsm.runs.directory import RunDirectory
 from vsm.settings import RunSettings
 from vsm.system.distributed import SINGLE_PROCESS, Processes, join_processes
 

@@ -26,9 +26,9 @@ from vsm.data import ImageDataset, open_images
 from vsm.errors import ClassifierError, DataError, MemoryFileError, RunError, VsmError
 from vsm.nn.prototype_classifier import predictive
 from vsm.runs.memory_files import read_memory
-from vsm.system.tensor_files import load_tensors, save_tensors
 from vsm.seeding import generator
 from vsm.settings import METHODS, Method
+from vsm.system.tensor_files import load_tensors, save_tensors
 
 EVEN = dict.fromkeys(CLASSES, 2)
 UNEVEN = dict(zip(CLASSES, (1, 4, 2, 1, 3), strict=True))

@@ -15,7 +15,7 @@ import pytest
 from launching_helpers import TINY
 from vsm.cli import main
 from vsm.errors import SettingsError
-from vsm.runs.trained_model import RunDirectory
+from vsm.runs.directory import RunDirectory
 from vsm.settings import SlurmSettings
 from vsm.system.launching import TrainingJob, submit
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from run_helpers import assert_same_run, power_cut_at, rows, signal_at
+from tiny import RecordedProgress
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import RunError
 from vsm.evaluation.evaluator import evaluate
@@ -130,6 +131,21 @@ def test_termination_is_honored_too(tiny_settings: RunSettings, tmp_path: Path) 
     with pytest.raises(Interrupted) as stopped:
         train(tiny_settings, tmp_path / "run", progress=signal_at(2, signal.SIGTERM))
     assert stopped.value.exit_code == 143
+
+
+def test_progress_counts_all_steps_and_tells_of_every_validation(
+    tiny_settings: RunSettings, tmp_path: Path
+) -> None:
+    before, after = RecordedProgress(), RecordedProgress()
+    with pytest.raises(Interrupted):
+        train(tiny_settings, tmp_path / "run", progress=signal_at(4))
+    train(tiny_settings, tmp_path / "whole", progress=before)
+    train(tiny_settings, tmp_path / "run", resume=True, progress=after)
+    assert before.shown == [("vsm", step, 6) for step in range(7)]
+    assert after.shown == [("vsm", step, 6) for step in range(4, 7)]
+    assert [text.split(":")[0] for text in before.messages] == ["step 3", "step 6"]
+    assert before.messages[0].endswith("(best so far)")
+    assert after.messages == before.messages[1:]
 
 
 def test_signal_handlers_are_put_back(tiny_settings: RunSettings, tmp_path: Path) -> None:
