@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+JOBS ?= $(shell $(PYTHON) -c "import os; print(min(os.cpu_count() or 1, 8))")
 
 .PHONY: demo test docs bench lint types format clean
 
@@ -10,7 +11,7 @@ demo: $(INSTALLED)  ## train and compare on the built-in data, write runs/demo/r
 	$(BIN)/vsm demo --output runs/demo --overwrite
 
 test: $(INSTALLED) lint types  ## lint, types and tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
 docs: $(INSTALLED)  ## build the documentation into site/index.html; every warning is an error
 	rm -rf site

@@ -1,5 +1,6 @@
 """Shared fixtures: tiny data, tiny settings, and a cache that is not the user's."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +11,15 @@ from tiny import make_dataset, make_settings
 from vsm.data import ImageDataset
 from vsm.settings import RunSettings
 
+PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
+
 
 @pytest.fixture(scope="session", autouse=True)
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One prepared-data folder for the whole session, so that glyphs are drawn once."""
-    folder = tmp_path_factory.mktemp("vsm-data")
+    """One folder of prepared data for all tests, so that glyphs are drawn once."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if PARALLEL else base) / "vsm-data"
+    folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VSM_DATA", str(folder))
         yield folder

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -228,12 +229,11 @@ def test_the_gradient_vanishes_at_the_fit(
 
 @pytest.mark.parametrize(("shot", "num_features"), [(1, 30), (5, 30), (30, 5)])
 def test_the_fit_is_that_of_scikit_learn(shot: int, num_features: int) -> None:
-    oracle = pytest.importorskip("sklearn.linear_model")
     samples, labels = problem(shot, num_features)
     fitted = fit_logistic_regression(samples, labels, 4, 2.0, 1e-9, 2000)
     found = fitted.log_probabilities(samples).numpy()
     for t in range(len(samples)):
-        one = oracle.LogisticRegression(C=2.0, tol=1e-10, max_iter=5000)
+        one = LogisticRegression(C=2.0, tol=1e-10, max_iter=5000)
         one.fit(samples[t].numpy(), labels.numpy())
         expected = one.predict_log_proba(samples[t].numpy())
         np.testing.assert_allclose(found[t], expected, atol=5e-4)  # it stops before we do
@@ -241,14 +241,13 @@ def test_the_fit_is_that_of_scikit_learn(shot: int, num_features: int) -> None:
 
 @pytest.mark.parametrize("shot", [1, 5])
 def test_the_logistic_baseline_is_scikit_learn_on_unit_vectors(shot: int) -> None:
-    oracle = pytest.importorskip("sklearn.linear_model")
     support, queries = episodes(shot)
     found = build("logistic", tolerance=1e-9).fit_predict(support, queries, noise_of(3))
     labels = np.arange(4).repeat(shot)
     for t in range(3):
         rows = support[t].flatten(0, 1).numpy()
         inputs = queries[t].flatten(0, 1).numpy()
-        one = oracle.LogisticRegression(tol=1e-10, max_iter=5000)
+        one = LogisticRegression(tol=1e-10, max_iter=5000)
         one.fit(rows / np.linalg.norm(rows, axis=1, keepdims=True), labels)
         expected = one.predict_log_proba(inputs / np.linalg.norm(inputs, axis=1, keepdims=True))
         np.testing.assert_allclose(found[t].numpy(), expected, atol=1e-6)

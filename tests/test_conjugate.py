@@ -1,5 +1,6 @@
 """Conjugate inference: Bayes' rule against quadrature, its limits, and every memory's prior."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -112,6 +113,36 @@ def test_the_posterior_has_the_moments_of_prior_times_likelihood_by_quadrature(s
         variance = (density * (z - mean).square()).sum()
         torch.testing.assert_close(posterior.mean[place], mean, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(posterior.variance[place], variance, rtol=1e-6, atol=1e-8)
+
+
+def bayes(mean: float, variance: float, noise: float, seen: list[float]) -> tuple[float, float]:
+    """Return the mean and log-variance of a Gaussian mean after it was ``seen`` with noise."""
+    precision = 1 / variance + len(seen) / noise
+    return (mean / variance + sum(seen) / noise) / precision, -math.log(precision)
+
+
+@pytest.mark.parametrize("shot", [1, 3])
+def test_the_noise_learns_through_what_the_memory_is_worth(shot: int) -> None:
+    """The oracle is Bayes' rule for one feature in plain numbers, and a finite difference."""
+    support, prior = support_of(shot), some_prior()
+    for moment in (0, 1):
+        for t, n, d in [(0, 0, 0), (1, 2, 4), (0, 1, 3)]:
+            built = inference()
+            place = (t, n, d)
+            posterior = built(support, prior)
+            (posterior.mean, posterior.log_variance)[moment][place].backward()
+            gradient = built.noise.unbounded.grad
+            assert gradient is not None
+            start = built.noise.unbounded[d].item()
+            ends = []
+            for unbounded in (start + 1e-5, start - 1e-5):
+                noise = math.exp(unbounded / (1 + abs(unbounded) / 10))
+                seen = support.features[t, n, :, d].tolist()
+                told = prior.gaussian.mean[place].item(), prior.gaussian.variance[place].item()
+                ends.append(bayes(*told, noise, seen)[moment])
+            difference = (ends[0] - ends[1]) / 2e-5
+            assert gradient[d].item() == pytest.approx(difference, rel=1e-5)
+            assert gradient.count_nonzero() == 1
 
 
 def test_a_set_strength_counts_for_that_many_support_images() -> None:

@@ -1,5 +1,6 @@
 """A memory over features in one call: its estimates against plain loops, and what it is worth."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,14 @@ from torch.nn import functional as F
 
 from classify_helpers import clustered_features
 from vsm import FewShotClassifier
+from vsm.classify.empirical_bayes import LEAST_SHARE, HeldOut, _about_recollection
 from vsm.data import EpisodeSampler, FeatureDataset
 from vsm.errors import ClassifierError, MemoryFileError
 from vsm.evaluation.evaluator import evaluate
 from vsm.memory import SlotMemory
 from vsm.memory.conjugate import ConjugateInference
+from vsm.model import FewShotModel
+from vsm.settings import MemorySettings, ModelSettings, RunSettings
 
 NUM_CLASSES, PER_CLASS = 48, 16
 
@@ -34,7 +38,7 @@ def slots_of(classifier: FewShotClassifier) -> SlotMemory:
     return classifier.memory.slots
 
 
-def test_there_is_one_slot_a_class_and_it_holds_the_mean(learned: FewShotClassifier) -> None:
+def test_there_is_one_slot_per_class_and_it_holds_the_mean(learned: FewShotClassifier) -> None:
     features, class_ids, names = clustered_features(NUM_CLASSES, PER_CLASS)
     assert learned.memory is not None
     assert learned.memory.names == tuple(names)
@@ -54,6 +58,47 @@ def test_the_noise_is_the_pooled_variance_within_classes(learned: FewShotClassif
     assert isinstance(inference, ConjugateInference)
     noise = inference.noise().detach().exp().numpy()
     np.testing.assert_allclose(noise, np.mean(per_class, axis=0), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("variance", "slot_std", "noise"),
+    [(0.3, 0.0, 0.0), (0.3, 1.5, 0.0), (0.3, 0.0, 2.0), (0.3, 1.5, 2.0), (0.0, 1.5, 2.0)],
+    ids=["alone", "slots that differ", "means that are noisy", "both", "none"],
+)
+def test_the_variance_about_a_recalled_slot_is_the_one_that_classes_were_made_with(
+    variance: float, slot_std: float, noise: float
+) -> None:
+    """Class means lie ±σ about a slot, and ±s/√n about that: σ² is asked for.
+
+    Every slot with every sign and every n occurs once, so moments are exact and nothing is left to
+    chance.
+    """
+    width, sizes, signs = 3, (2, 10), (-1.0, 1.0)
+    random = torch.Generator().manual_seed(0)
+    slots = slot_std * torch.randn(8, width, generator=random).double()
+    means, counts = [], []
+    for slot, n, of_class, of_rows in product(slots, sizes, signs, signs):
+        means.append(slot + of_class * variance**0.5 + of_rows * (noise / n) ** 0.5)
+        counts.append(n)
+    ids = torch.arange(len(slots) + len(means))
+    memory = SlotMemory(
+        torch.cat([slots, torch.stack(means)]).float(), ids, torch.tensor([1] * 8 + counts), ids
+    )
+    # Every new class sees the known ones alone, and a scale of almost zero makes these equal.
+    new = ids[8:].view(-1, 4)
+    support = memory.content[new].unsqueeze(2)
+    held_out = HeldOut(support, support, new, (ids >= 8).expand(*new.shape, -1))
+    settings = RunSettings(
+        method="vsm",
+        model=ModelSettings(inference="conjugate", hidden_units=1),
+        memory=MemorySettings(learn_addressing_scale=False),
+    )
+    with torch.no_grad():
+        model = FewShotModel(settings, (width,)).eval()
+        found = _about_recollection(model, memory, held_out, torch.full((width,), noise), 1e-7)
+    squared = slots.var(0, correction=0) + variance + (noise / 2 + noise / 10) / 2
+    expected = [max(variance, LEAST_SHARE * error) for error in squared.tolist()]
+    assert found.tolist() == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_memory_is_worth_less_than_one_image_where_classes_differ_more_than_their_rows() -> None:

@@ -5,13 +5,22 @@ from itertools import pairwise, product
 
 import pytest
 import torch
+from torch import Tensor
 
 from memories import remember
 from tiny import RecordedProgress
 from vsm.data import EpisodeSampler, ImageDataset
-from vsm.evaluation.evaluator import batch_statistics, embed_images, evaluate, evaluation_mode
+from vsm.evaluation.evaluator import (
+    ELEMENTS_AT_ONCE,
+    batch_statistics,
+    embed_images,
+    evaluate,
+    evaluate_classifier,
+    evaluation_mode,
+)
 from vsm.memory import Memory
 from vsm.model import FewShotModel
+from vsm.seeding import Randomness, derive_seed, normal
 from vsm.settings import METHODS, Method, RunSettings
 
 
@@ -88,6 +97,52 @@ def test_a_longer_evaluation_begins_with_the_shorter_one(
     short = evaluate(model, None, sampler, 70, seed=0)
     assert torch.equal(long.log_likelihood[:70], short.log_likelihood)
     assert (len(short.correct), len(long.correct)) == (70, 110)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 60, 1000])
+def test_every_episode_has_noise_of_its_own_however_episodes_are_batched(
+    at_once: int, tiny_dataset: ImageDataset
+) -> None:
+    """The oracle is a plain loop over single episodes, each with the generator of its place."""
+    num_episodes, seed, way, queries = 130, 3, 3, 2  # more than a block of the sampler's list
+    sampler = EpisodeSampler(tiny_dataset, "test", way, 1, queries)
+
+    def guess(support: Tensor, asked: Tensor, random: Randomness) -> Tensor:
+        assert len(support) <= at_once
+        return normal(random, len(support), way * queries, way).log_softmax(-1)
+
+    measured = evaluate_classifier(
+        guess,
+        lambda image_ids: image_ids.unsqueeze(-1).float(),
+        sampler,
+        num_episodes,
+        seed,
+        elements_per_task=ELEMENTS_AT_ONCE // at_once,
+    )
+    answers = measured.log_probabilities
+    assert answers.shape == (num_episodes, way * queries, way)
+    for place in range(num_episodes):
+        random = torch.Generator().manual_seed(derive_seed(seed, "evaluation-noise", 0, place))
+        alone = torch.randn(way * queries, way, generator=random).log_softmax(-1)
+        torch.testing.assert_close(answers[place], alone, msg=f"episode {place}")
+    assert len(answers.flatten(1).unique(dim=0)) == num_episodes
+
+
+@pytest.mark.parametrize("at_once", [1, 7])
+def test_a_model_answers_the_same_however_episodes_are_batched(
+    at_once: int,
+    tiny_settings: RunSettings,
+    tiny_dataset: ImageDataset,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = build(tiny_settings, tiny_dataset)
+    memory = memory_for(model)
+    sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
+    together = evaluate(model, memory, sampler, 70, seed=0).log_probabilities
+    per_task = 3**2 * 2 * model.num_prototype_samples
+    monkeypatch.setattr("vsm.evaluation.evaluator.ELEMENTS_AT_ONCE", at_once * per_task)
+    apart = evaluate(model, memory, sampler, 70, seed=0).log_probabilities
+    torch.testing.assert_close(apart, together)
 
 
 def test_progress_counts_exactly_the_episodes_asked_for(

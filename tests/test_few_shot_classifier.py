@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.base import clone, is_classifier
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from torch import Tensor
 
 from classify_helpers import (
@@ -639,10 +641,6 @@ def test_plain_features_are_saved_too(tmp_path: Path) -> None:
 
 
 def test_scikit_learn_can_use_it() -> None:
-    pytest.importorskip("sklearn")
-    from sklearn.base import clone, is_classifier  # noqa: PLC0415
-    from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: PLC0415
-
     features, class_ids, names = clustered_features(8, 12)
     rows, labels = features.numpy(), np.asarray(names)[class_ids]
     learned = FewShotClassifier(seed=2).learn_memory(rows, labels)

@@ -19,8 +19,6 @@ from vsm.runs.directory import RunDirectory
 from vsm.settings import SlurmSettings
 from vsm.system.launching import TrainingJob, submit
 
-pytest.importorskip("submitit", reason="the extra slurm is not installed")
-
 
 def vsm(*words: str | Path, **variables: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "vsm", *map(str, words)]

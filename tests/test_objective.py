@@ -153,6 +153,52 @@ def test_the_total_adds_the_terms_with_their_weights_over_the_number_of_queries(
     torch.testing.assert_close(terms.kl_m, divergence.mean())
 
 
+def test_the_monte_carlo_divergence_differentiates_the_samples_as_well_as_the_densities(
+    posterior: GaussianMixture, prior: DiagonalGaussian, log_probabilities: Tensor
+) -> None:
+    """The oracle draws and scores with torch.distributions; its gradient is a difference."""
+    shape = (TASKS, WAY, COMPONENTS, WIDTH)  # a sample from every component
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(3)).double()
+
+    def by_distributions(mean: Tensor, log_variance: Tensor) -> float:
+        components = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
+        mixture = torch.distributions.MixtureSameFamily(
+            torch.distributions.Categorical(logits=torch.zeros(TASKS, WAY, COMPONENTS)),
+            torch.distributions.Independent(components, 1),
+        )
+        target = torch.distributions.Normal(prior.mean, prior.variance.sqrt())  # [T, N, Q, D]
+        total = 0.0
+        for sample in (mean + components.stddev * noise).unbind(2):  # [T, N, D]
+            log_ratio = mixture.log_prob(sample).unsqueeze(-1) - target.log_prob(
+                sample.unsqueeze(2)
+            ).sum(-1)
+            total += log_ratio.mean().item() / COMPONENTS
+        return total
+
+    at = [posterior.components.mean.clone(), posterior.components.log_variance.clone()]
+    mean, log_variance = (value.clone().requires_grad_() for value in at)
+    prototypes = mean + (0.5 * log_variance).exp() * noise
+    prediction = Prediction(
+        log_probabilities,
+        prototypes,
+        GaussianMixture(DiagonalGaussian(mean, log_variance)),
+        None,
+    )
+    kl_z = objective(prediction, prior, ObjectiveSettings(kl="monte_carlo")).kl_z
+    assert kl_z.item() == pytest.approx(by_distributions(*at))
+    kl_z.backward()
+    for which, value in enumerate((mean, log_variance)):
+        assert value.grad is not None
+        for place in [(0, 0, 0, 0), (1, 2, 4, 6), (0, 1, 3, 2)]:
+            ends = []
+            for change in (1e-5, -1e-5):
+                moved = [part.clone() for part in at]
+                moved[which][place] += change
+                ends.append(by_distributions(*moved))
+            difference = (ends[0] - ends[1]) / 2e-5
+            assert value.grad[place].item() == pytest.approx(difference, rel=1e-5, abs=1e-8)
+
+
 def test_mean_prototypes_have_no_divergence(log_probabilities: Tensor) -> None:
     prediction = Prediction(log_probabilities, torch.zeros(0), None, None)
     terms = objective(prediction, None, ObjectiveSettings())

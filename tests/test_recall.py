@@ -15,6 +15,7 @@ from vsm.memory.rote import RoteRecall, TransformedRecall
 from vsm.memory.variational import VariationalRecall, mixture_divergence
 from vsm.probability import DiagonalGaussian, GaussianMixture
 from vsm.probability.mixture import pairwise_log_prob
+from vsm.seeding import Draws
 from vsm.settings import (
     KanervaSettings,
     MannSettings,
@@ -378,6 +379,63 @@ def test_cold_gumbel_recall_approaches_the_ancestral_one(
     torch.testing.assert_close(one.var(2), two.var(2), rtol=0.06, atol=0)
 
 
+class WithoutNoise(Draws):
+    """Uniform numbers of a generator, and zeros for normal ones, so that samples are means."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = generator(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64)
+
+    def uniform(self, *shape: int) -> Tensor:
+        return torch.rand(shape, generator=self._random, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 4.0])
+def test_gumbel_weights_are_the_softmax_of_the_noisy_log_weights_over_the_temperature(
+    temperature: float, support: Tensor, memory: SlotMemory
+) -> None:
+    recall = build("vsm", "gumbel", gumbel_temperature=temperature, addressing_scale=2.0)
+    recollection = recall(SupportSet.of(support), memory, None, SAMPLES, WithoutNoise(5))
+    means = slot_gaussians(recall, memory.content).mean.tolist()
+    uniforms = WithoutNoise(5).uniform(TASKS, WAY, SAMPLES, SLOTS).tolist()
+    weights = recollection.weights.tolist()
+    for t in range(TASKS):
+        for n in range(WAY):
+            for j in range(SAMPLES):
+                scores = []
+                for a in range(SLOTS):
+                    gumbel = -math.log(-math.log(uniforms[t][n][j][a]))
+                    scores.append(math.exp((math.log(weights[t][n][a]) + gumbel) / temperature))
+                expected = [
+                    sum(scores[a] * means[a][d] for a in range(SLOTS)) / sum(scores)
+                    for d in range(WIDTH)
+                ]
+                assert recollection.samples[t, n, j].tolist() == pytest.approx(expected)
+
+
+def test_cold_gumbel_recall_chooses_slots_as_often_as_their_weights_say(
+    support: Tensor, memory: SlotMemory
+) -> None:
+    count = 40_000
+    recall = build("vsm", "gumbel", gumbel_temperature=1e-4, addressing_scale=3.0)
+    recollection = recall(SupportSet.of(support), memory, None, count, WithoutNoise())
+    means = slot_gaussians(recall, memory.content).mean
+    random = torch.Generator().manual_seed(1)
+    for t in range(TASKS):
+        for n in range(WAY):
+            weights = recollection.weights[t, n]
+            nearest = torch.cdist(recollection.samples[t, n], means).argmin(-1)
+            frequency = torch.bincount(nearest, minlength=SLOTS).double() / count
+            error = (weights * (1 - weights) / count).sqrt()  # of a frequency, one std
+            assert ((frequency - weights).abs() < 4 * error).all()
+            # The noise is not symmetric: negated, it would choose by other chances.
+            negated = torch.rand(count, SLOTS, generator=random).double().log().neg().log()
+            other = torch.bincount((weights.log() + negated).argmax(-1), minlength=SLOTS) / count
+            assert ((other - weights).abs() > 8 * error).any()
+
+
 def test_hidden_slots_never_enter_gumbel_recall(support: Tensor, memory: SlotMemory) -> None:
     hidden = torch.zeros(TASKS, WAY, SLOTS, dtype=torch.bool)
     hidden[..., 3] = True
@@ -388,6 +446,36 @@ def test_hidden_slots_never_enter_gumbel_recall(support: Tensor, memory: SlotMem
     changed[3] = 77.0
     two = recall(SupportSet.of(support), slots_of(changed), hidden, SAMPLES, generator())
     torch.testing.assert_close(one.samples, two.samples)
+
+
+@pytest.mark.parametrize("soft_variance", ["moment_matched", "averaged"])
+@pytest.mark.parametrize("part", ["samples", "divergence"])
+@pytest.mark.parametrize("learns", ["support", "content", "scale", "network"])
+def test_gradients_of_soft_recall_are_those_of_finite_differences(
+    learns: str, part: str, soft_variance: str, support: Tensor, memory: SlotMemory
+) -> None:
+    """Nothing of Eq. 8 or of KL_m is a constant: not λ, not the variances, not the prior."""
+    recall = build("vsm", "soft", soft_variance=soft_variance, addressing_scale=3.0)
+    assert isinstance(recall, VariationalRecall)
+    learned = {
+        "support": support,
+        "content": memory.content,
+        "scale": recall.addressing.log_scale.detach(),
+        "network": recall.network.head.output.bias.detach(),
+    }
+    names = {"scale": "addressing.log_scale", "network": "network.head.output.bias"}
+
+    def of(value: Tensor) -> Tensor:
+        given = {**learned, learns: value}
+        parameters = {name: given[which] for which, name in names.items()}
+        shown, slots = SupportSet.of(given["support"]), slots_of(given["content"])
+        recollection = torch.func.functional_call(
+            recall, parameters, (shown, slots, None, 2, generator())
+        )
+        wanted: Tensor = getattr(recollection, part)
+        return wanted
+
+    assert torch.autograd.gradcheck(of, learned[learns].clone().requires_grad_(), atol=1e-7)
 
 
 def test_mixture_of_equal_slots_is_that_slot(support: Tensor, memory: SlotMemory) -> None:

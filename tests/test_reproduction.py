@@ -1,8 +1,7 @@
-"""The paper's tables and figures: what is printed, planned, run and reported."""
+"""The paper's tables and figures: what is planned, run and reported."""
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from vsm.reproduction.costs import duration, forecast, reference_seconds
 from vsm.reproduction.document import Block, Heading, Picture, Table, Text, to_html, to_markdown
 from vsm.reproduction.jobs import Job, evaluate_job, in_order, run_settings, train_job
 from vsm.reproduction.launchers import InProcess, make_launcher
-from vsm.reproduction.paper import Column, paper_exhibits
+from vsm.reproduction.paper import Column
 from vsm.reproduction.plan import Plan, Request, check_data, make_plan
 from vsm.reproduction.report import write_report
 from vsm.reproduction.results import collect
@@ -41,102 +40,6 @@ from vsm.reproduction.worker import SubmittedWork
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.settings import METHODS, RunSettings, SlurmSettings
 from vsm.system.interruption import Interrupted
-
-PAPER = Path(__file__).parents[2] / "shared" / "paper"
-TEX = PAPER / "learning-to-learn-variational-semantic-memory.tex"
-TABLES = [name for name in paper_exhibits() if name.startswith("table")]
-needs_paper = pytest.mark.skipif(not TEX.is_file(), reason="the paper's source is not here")
-
-
-# What the paper prints.
-
-MACROS = {
-    r"\mini": "miniImageNet",
-    r"\tiered": "tieredImageNet",
-    r"\cifarfs": "cifar-fs",
-    r"\Omniglot": "Omniglot",
-    r"\alpha": "α",
-    r"\pm": "±",
-    r"\%": "%",
-}
-DATASETS = {
-    "miniImageNet": "mini-imagenet",
-    "tieredImageNet": "tiered-imagenet",
-    "cifar-fs": "cifar-fs",
-    "Omniglot": "omniglot",
-}
-
-
-def plain(tex: str) -> str:
-    """Return the words of a piece of LaTeX."""
-    tex = re.sub(r"\\(cite|rowcolor)\{[^}]*\}", "", tex)
-    for macro, word in MACROS.items():
-        tex = tex.replace(macro, word)
-    tex = re.sub(r"\\[a-zA-Z]+", " ", tex)
-    return " ".join(re.sub(r"[{}$]", "", tex).replace("~", " ").replace("±", " ± ").split())
-
-
-def tex_table(label: str) -> tuple[str, str, str]:
-    """Return caption, header and body of the table with ``label``."""
-    before, after = TEX.read_text(encoding="utf-8").split(rf"\label{{{label}}}", 1)
-    caption = before.rsplit(r"\caption{", 1)[1].rstrip().removesuffix("}")
-    header, body = after.split(r"\bottomrule", 1)[0].split(r"\midrule", 1)
-    return caption, header, body
-
-
-def tex_cell(tex: str) -> str | None:
-    text = plain(tex)
-    return None if text in ("-", "n/a") else text
-
-
-@needs_paper
-@pytest.mark.parametrize("name", TABLES)
-def test_every_cell_of_every_table_is_the_papers(name: str) -> None:
-    printed = paper_exhibits()[name]
-    _, _, body = tex_table(printed.label)
-    lines = [line.split("&") for line in body.split(r"\\") if plain(line)]
-    assert len(lines) == len(printed.rows)
-    for (title, *cells), row in zip(lines, printed.rows, strict=True):
-        assert row.title.startswith(plain(title))
-        found = [tex_cell(cell) for cell in cells if plain(cell)]  # spacers between columns
-        assert [cell.text if cell else None for cell in row.cells] == found
-        for cell in filter(None, row.cells):
-            numbers = [float(word) for word in cell.text.split(" ± ") if word != "n/a"]
-            assert [cell.value, *([] if cell.interval is None else [cell.interval])] == numbers
-
-
-@needs_paper
-@pytest.mark.parametrize("name", TABLES)
-def test_every_column_and_caption_is_the_papers(name: str) -> None:
-    printed = paper_exhibits()[name]
-    caption, header, _ = tex_table(printed.label)
-    assert printed.caption.replace(" ", "") == plain(caption).replace(" ", "").replace(
-        "\\small", ""
-    )
-    known = "|".join(DATASETS)
-    datasets = re.findall(known, plain(header)) or re.findall(known, plain(caption))
-    ways = re.findall(r"(\d+)-way", plain(header)) or re.findall(r"(\d+)-way", caption) or ["5"]
-    shots = re.findall(r"(\d)-shot", plain(header))
-    columns = [
-        Column(DATASETS[datasets[at // 2]], int(ways[min(at // 2, len(ways) - 1)]), int(shot))
-        for at, shot in enumerate(shots)
-    ]
-    assert printed.columns == tuple(columns)
-
-
-@needs_paper
-def test_tables_and_figures_are_numbered_as_in_the_paper() -> None:
-    text = TEX.read_text(encoding="utf-8")
-    for kind, environment in (("table", "table"), ("figure", "(?:wrap)?figure")):
-        found = re.findall(
-            rf"\\begin{{{environment}\*?}}(.*?)\\end{{{environment}\*?}}", text, re.DOTALL
-        )
-        captions = [part for block in found for part in block.split(r"\caption")[1:]]
-        for number, caption in enumerate(captions, 1):
-            name = f"{kind}-{number}"
-            if name in paper_exhibits():
-                assert rf"\label{{{paper_exhibits()[name].label}}}" in caption
-
 
 # From rows to settings.
 
@@ -890,7 +793,6 @@ def test_differences_pair_only_seeds_that_both_rows_have(tmp_path: Path) -> None
 def test_curves_are_drawn_and_kept_beside_the_report(
     name: str, rows: tuple[str, ...], tmp_path: Path
 ) -> None:
-    pytest.importorskip("matplotlib")
     plan = make_plan(Request(name, "tiny", ("glyphs",), seeds=1, rows=rows))
     fill(plan, tmp_path, dict.fromkeys(rows, 4))
     written = write_report(tmp_path)
@@ -901,7 +803,6 @@ def test_curves_are_drawn_and_kept_beside_the_report(
 
 
 def test_prototype_distributions_are_measured_and_drawn(plan: Plan, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     store = JobStore(tmp_path)
     store.remember(plan.request)
     run_plan(plan, tmp_path)

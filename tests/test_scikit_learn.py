@@ -8,18 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from classify_helpers import clustered_features, examples
-from vsm import FewShotClassifier
-from vsm.data import open_images
-from vsm.errors import ClassifierError
-
-pytest.importorskip("sklearn")
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from classify_helpers import clustered_features, examples
+from vsm import FewShotClassifier
+from vsm.data import open_images
+from vsm.errors import ClassifierError
 
 NOT_APPLICABLE = {
     "check_supervised_y_2d": "a column of labels is refused, where scikit-learn warns and flattens"

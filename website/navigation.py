@@ -18,10 +18,10 @@ def contents_of_the_site() -> str:
 
 
 def contents_of_the_notes() -> str:
-    """Return the table of contents of the design notes, which finds them by their numbers."""
-    return _contents(["0*"], ":glob:")
+    """Return the table of contents of the design notes: all other pages of their folder."""
+    return _contents(["design/*"], ":glob:")
 
 
 def _contents(pages: list[str], option: str) -> str:
-    listed = "\n".join(page if page.startswith("0") else f"/{page}" for page in pages)
+    listed = "\n".join(f"/{page}" for page in pages)
     return f"```{{toctree}}\n:hidden:\n:titlesonly:\n{option}\n\n{listed}\n```\n"

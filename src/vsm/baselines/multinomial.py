@@ -48,7 +48,8 @@ def fit_logistic_regression(
     """Fit T classifiers until no entry of any gradient exceeds ``tolerance``.
 
     Samples are centered, written in a basis of their span and, if large, divided by their root
-    mean square. Each is a change of variables that the fit undoes: the minimum is that of the samples given.
+    mean square. Each is a change of variables that the fit undoes: the minimum is that of the
+    samples given.
 
     Args:
         samples: ``[T, S, D]``; their dtype is that of the computation.

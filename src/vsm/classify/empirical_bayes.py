@@ -1,9 +1,9 @@
 """A memory over features that some encoder made, learned without a training loop.
 
-The model is that of conjugate inference (note 0027). Its few numbers are estimated from labeled
-rows: the noise s² of a row about its class by the pooled variance within classes; the variance σ²
-of a class about what the others remember of it by the method of moments; how sharply to address,
-and the temperature, by the likelihood of classes whose own slots are hidden.
+The model is that of conjugate inference (docs/design/inference.md). Its few numbers are estimated
+from labeled rows: the noise s² of a row about its class by the pooled variance within classes; the
+variance σ² of a class about what the others remember of it by the method of moments; the scale of
+the addressing and the temperature by the likelihood of classes whose own slots are hidden.
 """
 
 import math

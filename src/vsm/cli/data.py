@@ -94,9 +94,8 @@ def _prepare(chosen: jsonargparse.Namespace) -> None:
     if chosen.json:
         print_json(dataset)
     else:
-        print(
-            f"{dataset['name']}: {dataset['images']:,} images of {dataset['classes']:,} classes, ready"
-        )
+        size = f"{dataset['images']:,} images of {dataset['classes']:,} classes"
+        print(f"{dataset['name']}: {size}, ready")
 
 
 def _info(chosen: jsonargparse.Namespace) -> None:

@@ -87,10 +87,11 @@ def _submit(
     parsed: jsonargparse.Namespace, settings: RunSettings, arguments: Sequence[str]
 ) -> None:
     """Put the training into a queue and say where to look for it."""
+    from vsm.cli.main import main
     from vsm.system.launching import submit
 
     slurm = SlurmSettings(**parsed.slurm.as_dict())
-    job = submit(parsed.launcher, slurm, settings.tasks, parsed.output, arguments)
+    job = submit(parsed.launcher, slurm, settings.tasks, parsed.output, main, arguments)
     if parsed.json:
         print_json({"run": str(parsed.output), "job": job.id, "log": str(job.log)})
     else:

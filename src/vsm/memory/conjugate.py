@@ -18,7 +18,8 @@ class ConjugateInference(nn.Module):
 
     so κ is the number of support images that the memory is worth. Without memory κ = 0. s² is one
     learned variance per feature. ``memory.strength`` sets κ instead of learning it: training
-    classes are easy for a backbone that was trained on them, and teach it to trust the memory too little.
+    classes are easy for a backbone that was trained on them, and teach it to trust the memory too
+    little.
     """
 
     def __init__(self, num_features: int, model: ModelSettings, memory: MemorySettings) -> None:

@@ -23,7 +23,7 @@ def chosen_slots(memory: Memory, size: int, subset: int, seed: int) -> Memory:
 def nearness_to_slots(run: LoadedRun, protocol: EpisodeProtocol) -> dict[int, float]:
     """Return, by test class, the cosine of its mean feature to the slot that is nearest.
 
-    Both are taken relative to the mean of all slots where the memory is addressed so (note 0009).
+    Both are relative to the mean of all slots if `memory.center_addressing` is true.
     Nothing is near to a memory whose slots do not stand for classes.
     """
     memory = run.trained.memory

@@ -8,7 +8,7 @@ its time is up the job saves, goes back into the queue and is resumed.
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ from vsm.system.distributed import Processes
 
 if TYPE_CHECKING:
     from submitit.core.utils import DelayedSubmission
+
+Main = Callable[[Sequence[str]], int]
 
 
 @dataclass(frozen=True)
@@ -39,22 +41,26 @@ class SubmittedJob:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What each process of a job does: ``vsm train`` with ``arguments``."""
+    """What each process of a job does: ``vsm train`` with ``arguments``.
 
+    Attributes:
+        main: the command line, given its words; returns the exit code.
+        arguments: what was typed after ``vsm train``.
+    """
+
+    main: Main
     arguments: tuple[str, ...]
 
     def __call__(self) -> None:
         """Train; if time is running out, ask for another turn."""
         from submitit.helpers import TorchDistributedEnvironment
 
-        from vsm.cli import main
-
         TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
         ask_again = signal.getsignal(signal.SIGUSR2)  # submitit's; training takes its place
         was_requeued = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
         job = self.resumed() if was_requeued else self
         try:
-            code: Any = main(["train", *job.arguments])
+            code: Any = job.main(["train", *job.arguments])
         except SystemExit as stop:
             code = stop.code
         if code == 128 + signal.SIGUSR2 and callable(ask_again):
@@ -65,7 +71,7 @@ class TrainingJob:
     def resumed(self) -> "TrainingJob":
         """Return the job that goes on with what this one has saved."""
         kept = [word for word in self.arguments if word not in ("--overwrite", "--resume")]
-        return TrainingJob((*kept, "--resume"))
+        return TrainingJob(self.main, (*kept, "--resume"))
 
     def checkpoint(self) -> "DelayedSubmission":
         """Return what submitit puts into the queue when time runs out."""
@@ -79,6 +85,7 @@ def submit(
     slurm: SlurmSettings,
     num_tasks: int,
     output: Path,
+    main: Main,
     arguments: Sequence[str],
 ) -> SubmittedJob:
     """Submit ``vsm train`` with ``arguments`` and return at once.
@@ -88,6 +95,7 @@ def submit(
         slurm: what to ask for.
         num_tasks: tasks of a step, to be shared by all processes.
         output: the run directory; the job's files go to a folder beside it.
+        main: the command line.
         arguments: what was typed after ``vsm train``.
     """
     Processes(0, slurm.processes).share(num_tasks)
@@ -106,7 +114,7 @@ def submit(
     except (RuntimeError, ValueError) as error:
         raise SettingsError(f"launcher: {error}") from error
     with submitit.helpers.clean_env(), _output_not_inherited():
-        job = executor.submit(TrainingJob((*arguments, "--launcher", "none")))
+        job = executor.submit(TrainingJob(main, (*arguments, "--launcher", "none")))
     stop_command = f"scancel {job.job_id}" if launcher == "slurm" else f"kill {job.job_id}"
     return SubmittedJob(str(job.job_id), job.paths.stdout, stop_command)
 
