@@ -273,12 +273,13 @@ def restored_model(
     model = FewShotModel(settings, shape).place(placement)
     load_weights(model, weights, source)
     encoder = EncoderIdentity.of(settings, weights)
-    trained = TrainedModel(
+    if expected is not None and expected.fingerprint != encoder.fingerprint:
+        raise RunError(
+            f"{source} says that its encoder is {expected}, but it holds {encoder}; was it changed?"
+        )
+    return TrainedModel(
         name, None, settings, model.eval(), None, preprocessing, encoder, step=step
     )
-    if expected is not None:
-        _require_encoder(trained, expected, source)
-    return trained
 
 
 def model_metadata(dataset: Dataset, class_ids: list[int] | None = None) -> dict[str, Any]:
