@@ -277,9 +277,7 @@ def restored_model(
         raise RunError(
             f"{source} says that its encoder is {expected}, but it holds {encoder}; was it changed?"
         )
-    return TrainedModel(
-        name, None, settings, model.eval(), None, preprocessing, encoder, step=step
-    )
+    return TrainedModel(name, None, settings, model.eval(), None, preprocessing, encoder, step=step)
 
 
 def model_metadata(dataset: Dataset, class_ids: list[int] | None = None) -> dict[str, Any]:
