@@ -20,7 +20,7 @@ from tiny import make_dataset, make_settings
 from vsm import FewShotClassifier, export_onnx
 from vsm.cli import main
 from vsm.data import ImageDataset, open_images
-from vsm.errors import ExportError
+from vsm.errors import DataError, ExportError
 from vsm.export import classifier_noise, onnx_files
 from vsm.export.graphs import ClassifierGraph
 from vsm.export.noise import RecordedNoise, StoredNoise
@@ -195,6 +195,8 @@ def test_an_encoder_of_somebodys_own_is_exported_with_adapter_and_mirror(
 ) -> None:
     name = "own_backbones:Plain"
     run = write_own_run(own_backbone / "plain", name)
+    with pytest.raises(DataError, match="unknown dataset"):  # which an export does without
+        open_images(make_settings().data)
     assert main(["export", str(run), "--onnx", "graphs"]) == 2
     assert f"add --backbone {name}" in capsys.readouterr().err
     assert main(["export", str(run), "--onnx", "graphs", "--backbone", name, "--json"]) == 0
