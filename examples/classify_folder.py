@@ -2,9 +2,9 @@
 
     python examples/classify_folder.py --model runs/demo/vsm --support support --query query
 
-`support` has one folder of examples a class; classes may have different numbers of them, and one is
-enough. `query` is a folder of pictures. `--memory` keeps what was learned in a file: the next time
-the classes of `support` are remembered there.
+`support` has one folder of examples per class; classes may have different numbers of them, and one
+is enough. `query` is a folder of pictures. `--memory` keeps what was learned in a file: the next
+time the classes of `support` are remembered there.
 """
 
 import argparse
@@ -38,9 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"least certain: {doubtful}")
     for label, chance in told.probabilities.items():
         recalled = ", ".join(f"{name} {weight:.0%}" for name, weight in told.recalled[label][:3])
-        print(
-            f"  {label}: {chance:.0%} ± {told.spread[label]:.0%}; recalled {recalled or 'nothing'}"
-        )
+        print(f"  {label}: {chance:.0%} ± {told.std[label]:.0%}; recalled {recalled or 'nothing'}")
     removable = told.uncertainty.epistemic / max(told.uncertainty.total, 1e-9)
     print(f"  more examples could remove {removable:.0%} of the uncertainty")
 

@@ -29,7 +29,7 @@ def embeddings(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Learn from the training alphabets; measure one example a class of the test alphabets."""
+    """Learn from the training alphabets; measure one example per class of the test alphabets."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--classes", type=int, default=400, help="How many to remember.")
     parser.add_argument("--tasks", type=int, default=200, help="How many to measure.")
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         *embeddings(images, old, each=20), encoder_name="oriented-gradients"
     )
     assert classifier.memory is not None
-    empty = classifier.memory.without(classifier.memory.names)
+    empty = classifier.memory.forget(classifier.memory.names)
     assert classifier.encoder is not None
     forgetful = FewShotClassifier(classifier.encoder.with_memory(empty, "an empty memory"))
 

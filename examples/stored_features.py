@@ -71,12 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     vsm.train(settings, options.output / "run")
 
     dataset = vsm.open_dataset(settings.data)
-    trained = vsm.load_run(options.output / "run", dataset)
+    trained = vsm.load(options.output / "run")
     plain = vsm.FewShotModel(RunSettings(method="protonet"), dataset.input_shape)
     episodes = vsm.EpisodeSampler(dataset, "test", way=5, shot=1, queries=15)
     for name, model, memory in (
         ("prototypes of the features as they are", plain, None),
-        ("memory and linear adapter, trained", trained.model, trained.memory),
+        ("memory and linear adapter, trained", trained.model, trained.state),
     ):
         accuracy = vsm.evaluate(model, memory, episodes, options.episodes, seed=0).accuracy
         print(f"{name}: {accuracy.mean:.1%} ± {accuracy.ci95:.1%}")

@@ -24,13 +24,14 @@ from torch import Tensor, nn
 
 import vsm.training
 from launching_helpers import TINY
+from run_helpers import signal_at
 from tiny import make_dataset, make_settings
 from vsm.cli import main
 from vsm.data import EpisodeSampler
 from vsm.data.augmentation import Augmentation
 from vsm.model import FewShotModel
 from vsm.nn.batch_norm import SynchronizedBatchNorm2d, synchronize_batch_norm
-from vsm.runs.trained_model import TrainingState
+from vsm.runs.checkpoints import TrainingState
 from vsm.seeding import generator
 from vsm.settings import (
     MemorySettings,
@@ -41,7 +42,7 @@ from vsm.settings import (
 )
 from vsm.system.distributed import Processes, join_processes
 from vsm.system.interruption import Interrupted
-from vsm.training import Silence, build_optimizer, load_inputs, train, training_step
+from vsm.training import build_optimizer, load_inputs, train, training_step
 
 NUM_STEPS = 5
 CONSTANT = ("--optimizer.schedule", "constant")
@@ -160,17 +161,6 @@ def agreed(processes: Processes) -> dict[str, Tensor]:
     }
 
 
-class StopAt(Silence):
-    """Asks the process to stop at a step, as a signal does."""
-
-    def __init__(self, step: int) -> None:
-        self.at = step
-
-    def step(self, step: int, loss: float) -> None:
-        if step == self.at:
-            signal.raise_signal(signal.SIGTERM)
-
-
 def stopped_and_resumed(folder: Path, processes: Processes) -> dict[str, Any]:
     """Train a run as a whole, and another one in two parts; the first process is signalled."""
     settings = make_settings()
@@ -178,7 +168,7 @@ def stopped_and_resumed(folder: Path, processes: Processes) -> dict[str, Any]:
     parts = folder / f"parts{processes.count}"
     message = ""
     try:
-        train(settings, parts, progress=StopAt(3), processes=processes)
+        train(settings, parts, progress=signal_at(3, signal.SIGTERM), processes=processes)
     except Interrupted as stopped:
         message = f"{stopped.exit_code} {stopped}"
     train(settings, parts, resume=True, processes=processes)

@@ -7,7 +7,7 @@ from vsm.memory import Consolidation, Memory, Observations
 
 
 def remember(consolidation: Consolidation | None, features: Tensor) -> Memory | None:
-    """Let a memory take in one sample ``[A, D]`` a class; nothing for methods without one."""
+    """Let a memory take in one sample per class ``[A, D]``; None for methods without one."""
     if consolidation is None:
         return None
     classes = torch.arange(len(features))

@@ -2,19 +2,42 @@
 
 import json
 import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vsm.system.progress import NullProgress
 
-class AskedToStop:
-    """Asks the process to stop at a step, as Ctrl-C does."""
 
-    def __init__(self, step: int, number: signal.Signals = signal.SIGINT) -> None:
-        self.at, self.number = step, number
+class AtStep(NullProgress):
+    """Does something as soon as a step is done, which is before the step is saved."""
 
-    def step(self, step: int, loss: float) -> None:
-        if step == self.at:
-            signal.raise_signal(self.number)
+    def __init__(self, step: int, action: Callable[[], object]) -> None:
+        self.step, self.action = step, action
+        self.done = 0
+
+    def start(self, title: str, total: int | None) -> None:
+        self.done = 0
+
+    def advance(self, count: int = 1, note: str = "") -> None:
+        self.done += count
+        if self.done == self.step:
+            self.action()
+
+
+def signal_at(step: int, number: signal.Signals = signal.SIGINT) -> AtStep:
+    """Ask the process to stop at ``step``, as Ctrl-C does."""
+    return AtStep(step, partial(signal.raise_signal, number))
+
+
+def power_cut_at(step: int) -> AtStep:
+    """Fail at ``step`` without saving anything."""
+
+    def fail() -> None:
+        raise OSError("power cut")
+
+    return AtStep(step, fail)
 
 
 def rows(run: Path) -> list[dict[str, Any]]:

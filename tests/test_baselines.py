@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torch.nn import functional as F
 
+from tiny import RecordedProgress
 from vsm.baselines import (
     BASELINES,
     BaseFeatures,
@@ -25,8 +26,9 @@ from vsm.baselines import (
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import EpisodeError, SettingsError
-from vsm.evaluation.comparison import EpisodeProtocol, load_for, measure, measure_baseline
 from vsm.evaluation.evaluator import evaluate_classifier
+from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.experiments.comparison import load_for, measure, measure_baseline
 from vsm.model import FewShotModel
 from vsm.seeding import task_generators
 from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings
@@ -490,6 +492,18 @@ def test_base_features_are_those_of_the_training_classes(runs: Path) -> None:
     with torch.no_grad():
         expected = loaded.trained.model.embed(images).mean(0)
     torch.testing.assert_close(base.class_means[-1], expected)
+
+
+def test_progress_counts_the_episodes_of_models_and_baselines(runs: Path) -> None:
+    loaded = load_for(runs / "vsm", protocol(7))
+    for name in (None, "cosine"):
+        progress = RecordedProgress()
+        progress.start("evaluate", 7)
+        if name is None:
+            measure(loaded, protocol(7), progress)
+        else:
+            measure_baseline(loaded, "cosine", protocol(7), BaselineSettings(), progress)
+        assert progress.shown[-1] == ("evaluate", 7, 7)
 
 
 def test_features_that_depend_on_the_episode_are_refused(runs: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving_helpers import CLASSES, use_tiny_dataset, write_folders, write_run
+from classify_helpers import CLASSES, write_folders, write_run
 from vsm import FewShotClassifier
 from vsm.cli import main
 from vsm.data import ImageDataset
@@ -21,7 +21,6 @@ Folders = tuple[str, str, str]
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> Folders:
     """Support, query and a run."""
-    use_tiny_dataset(monkeypatch, tiny_dataset)
     support = write_folders(tmp_path / "support", tiny_dataset, 2)
     query = write_folders(tmp_path / "query", tiny_dataset, 3, first=5)
     return str(support), str(query), str(write_run(tmp_path / "run"))

@@ -18,7 +18,8 @@ from PIL import Image
 from vsm.cli import main
 from vsm.cli.launch import with_bare_switches
 from vsm.data import open_dataset
-from vsm.evaluation.comparison import EpisodeProtocol, evaluate_run
+from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.experiments.comparison import evaluate_run
 from vsm.experiments.demo_report import write_report
 from vsm.settings import RunSettings
 
@@ -82,7 +83,7 @@ def test_evaluate_prints_one_json_object_with_the_promised_keys(
     assert 0 < printed["ci95"] < 0.2
 
 
-def test_the_memory_can_be_cut_for_an_evaluation_and_stays_whole_on_disk(
+def test_the_memory_can_be_cut_for_an_evaluation_and_stays_complete_on_disk(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (runs / "b" / "memory.safetensors").read_bytes()
@@ -300,7 +301,12 @@ def test_a_killed_run_resumes_to_the_bits_of_an_uninterrupted_one(tmp_path: Path
     process.kill()
     process.communicate()
     assert vsm("train", "--output", killed, "--resume").returncode == 0
-    for name in ("model.safetensors", "memory.safetensors", "resume.safetensors"):
+    for name in (
+        "model.safetensors",
+        "memory.safetensors",
+        "calibration.json",
+        "resume.safetensors",
+    ):
         assert (whole / name).read_bytes() == (killed / name).read_bytes(), name
 
 
@@ -336,9 +342,9 @@ def test_the_demo_writes_a_report_with_every_picture(
 
 
 @pytest.fixture(scope="module")
-def rivals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Trained runs of the rival memories."""
-    folder = tmp_path_factory.mktemp("rivals")
+def baseline_memories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Trained runs of memories by other authors."""
+    folder = tmp_path_factory.mktemp("baseline-memories")
     paths = [folder / method for method in ("mann", "kanerva")]
     small = ["--mann.slots", "16", "--mann.width", "4", "--kanerva.slots", "8"]
     for path in paths:
@@ -347,26 +353,26 @@ def rivals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
-def test_rival_memories_are_evaluated_and_compared(
-    rivals: list[Path], capsys: pytest.CaptureFixture[str]
+def test_baseline_memories_are_evaluated_and_compared(
+    baseline_memories: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     episodes = ["--episodes", "5", "--way", "3", "--shot", "2"]  # other than in training
-    assert main(["compare", *map(str, rivals), *episodes, "--json"]) == 0
+    assert main(["compare", *map(str, baseline_memories), *episodes, "--json"]) == 0
     printed = one_json_object(capsys.readouterr().out)
     assert [run["method"] for run in printed["runs"]] == ["mann", "kanerva"]
     assert [run["memory_slots"] for run in printed["runs"]] == [None, 8]
-    cut = ["evaluate", str(rivals[1]), *episodes, "--json", "--memory-slots"]
+    cut = ["evaluate", str(baseline_memories[1]), *episodes, "--json", "--memory-slots"]
     assert main([*cut, "0"]) == 0
     assert one_json_object(capsys.readouterr().out)["memory_slots"] == 0
     assert main([*cut, "3"]) == 2
     assert "spreads every class over all of its slots" in capsys.readouterr().err
 
 
-def test_a_report_on_rival_memories_leaves_out_what_needs_a_slot_for_each_class(
-    rivals: list[Path], tmp_path: Path
+def test_a_report_on_baseline_memories_leaves_out_what_needs_a_slot_for_each_class(
+    baseline_memories: list[Path], tmp_path: Path
 ) -> None:
     protocol = EpisodeProtocol("glyphs", "test", 3, 1, 2, 4, 0)
-    measured = [evaluate_run(path, protocol) for path in rivals]
+    measured = [evaluate_run(path, protocol) for path in baseline_memories]
     page = write_report(measured, open_dataset("glyphs"), tmp_path / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 5
     assert "What was recalled" not in page
@@ -411,9 +417,9 @@ def test_data_is_listed_prepared_and_described(
         row["name"] for row in rows
     }
     assert main(["data", "info", "glyphs", "--json"]) == 0
-    facts = one_json_object(capsys.readouterr().out)
-    assert {"name", "classes", "images", "image_shape", "splits"} <= set(facts)
-    assert set(facts["splits"]) == {"train", "validation", "test"}
+    info = one_json_object(capsys.readouterr().out)
+    assert {"name", "classes", "images", "image_shape", "splits"} <= set(info)
+    assert set(info["splits"]) == {"train", "validation", "test"}
     assert main(["data", "list"]) == 0
     assert main(["data", "info", prepared["name"], "--verify"]) == 0
     captured = capsys.readouterr()
@@ -430,7 +436,7 @@ def test_data_is_listed_prepared_and_described(
         (["prepare", "omniglot", "--from", "nowhere"], "nowhere does not exist; check the path"),
         (["info", "cifar-fs"], "vsm data prepare cifar-fs --from PATH | --download"),
         (["info", "folder:nowhere"], "nowhere"),
-        (["mend"], "mend"),
+        (["fix"], "fix"),
     ],
 )
 def test_mistakes_with_data_are_named_with_exit_code_2(
@@ -447,6 +453,6 @@ def test_mistakes_with_data_are_named_with_exit_code_2(
 def test_a_bar_that_never_moved_is_not_left_beside_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["ship", str(tmp_path / "absent"), "--name", "mine"]) == 2
+    assert main(["models", "ship", str(tmp_path / "absent"), "--name", "mine"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith("absent is not a run directory: it has no config.yaml")

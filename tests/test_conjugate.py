@@ -12,13 +12,13 @@ from vsm.errors import SettingsError
 from vsm.memory import MEMORIES, Memory, MemoryPrior, SlotMemory, SupportSet
 from vsm.memory.conjugate import ConjugateInference
 from vsm.memory.kanerva import KanervaMemory, KanervaRecall
-from vsm.memory.recall import VariationalRecall
+from vsm.memory.variational import VariationalRecall
 from vsm.model import FewShotModel, Prediction
 from vsm.nn.networks import MemoryConditionedNetwork
 from vsm.nn.prototype_classifier import predictive
 from vsm.objective import objective
 from vsm.probability import DiagonalGaussian
-from vsm.runs.trained_model import TrainingState
+from vsm.runs.checkpoints import TrainingState
 from vsm.settings import (
     KanervaSettings,
     MemorySettings,
@@ -282,7 +282,7 @@ def test_everything_that_matters_learns(method: Method) -> None:
     if method in ("rote", "transformed", "vsm"):
         assert "recall.addressing.log_scale" in learns
     if method in ("rote", "transformed"):
-        assert "recall.spread.unbounded" in learns
+        assert "recall.variance.unbounded" in learns
     if method == "vsm":
         assert "recall.network.head.output.weight" in learns
 

@@ -1,6 +1,5 @@
 """Backbones of the user's own: found, wrapped, trained, and never imported without being named."""
 
-import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,16 +9,17 @@ import pytest
 import torch
 from torch import nn
 
+from run_helpers import AtStep, signal_at
 from vsm.backbones import Conv4, CustomBackbone, build_backbone
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import BackboneError, EpisodeError, RunError, SettingsError
 from vsm.evaluation.evaluator import evaluate
 from vsm.model import FewShotModel
-from vsm.runs.trained_model import load_run
+from vsm.runs.trained_model import Checkpoint, load
 from vsm.settings import METHODS, Method, ModelSettings, RunSettings
 from vsm.system.interruption import Interrupted
-from vsm.training import Silence, train
+from vsm.training import train
 
 SHAPE = (1, 28, 28)
 SOURCE = '''
@@ -269,17 +269,17 @@ def test_transductive_batch_norm_needs_batch_norm(
 @pytest.fixture
 def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
     monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
-    monkeypatch.setattr("vsm.evaluation.comparison.open_dataset", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.experiments.comparison.open_dataset", lambda name: tiny_dataset)
 
 
 @pytest.mark.usefixtures("_tiny_data")
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_on_a_backbone_of_ones_own(
-    method: Method, tiny_settings: RunSettings, tiny_dataset: ImageDataset, folder: Path
+    method: Method, tiny_settings: RunSettings, folder: Path
 ) -> None:
     settings = with_backbone(replace(tiny_settings, method=method), "small")
     train(settings, folder / "run")
-    trained = load_run(folder / "run", tiny_dataset, backbone="encoders:small")
+    trained = load(folder / "run", backbone="encoders:small")
     assert trained.model.num_features == 6
     start = FewShotModel(settings, SHAPE)
     assert not torch.equal(next(start.parameters()), next(trained.model.parameters()))
@@ -287,15 +287,13 @@ def test_every_method_trains_on_a_backbone_of_ones_own(
 
 @pytest.mark.usefixtures("_tiny_data")
 def test_dropout_of_ones_own_resumes_bit_for_bit(tiny_settings: RunSettings, folder: Path) -> None:
-    class Stop(Silence):
-        def step(self, step: int, loss: float) -> None:
-            if step == 3:
-                raise KeyboardInterrupt
+    def interrupt() -> None:
+        raise KeyboardInterrupt
 
     settings = with_backbone(tiny_settings, "dropping")
     train(settings, folder / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train(settings, folder / "parts", progress=Stop())
+        train(settings, folder / "parts", progress=AtStep(3, interrupt))
     torch.rand(1)  # the global generator is somewhere else when the run goes on
     train(settings, folder / "parts", resume=True)
     for name in ("model.safetensors", "memory.safetensors", "resume.safetensors"):
@@ -304,10 +302,10 @@ def test_dropout_of_ones_own_resumes_bit_for_bit(tiny_settings: RunSettings, fol
 
 @pytest.mark.usefixtures("_tiny_data")
 def test_weights_that_share_memory_are_saved_and_loaded(
-    tiny_settings: RunSettings, tiny_dataset: ImageDataset, folder: Path
+    tiny_settings: RunSettings, folder: Path
 ) -> None:
     train(with_backbone(tiny_settings, "Tied"), folder / "run")
-    loaded = load_run(folder / "run", tiny_dataset, "last", "encoders:Tied").model
+    loaded = load(folder / "run", checkpoint="last", backbone="encoders:Tied").model
     weights = loaded.state_dict()
     assert torch.equal(
         weights["backbone.network.first.weight"], weights["backbone.network.second.weight"]
@@ -317,7 +315,7 @@ def test_weights_that_share_memory_are_saved_and_loaded(
 @pytest.mark.usefixtures("_tiny_data")
 @pytest.mark.parametrize("checkpoint", ["best", "last"])
 def test_a_run_is_not_loaded_until_its_code_is_named_again(
-    checkpoint: str, tiny_settings: RunSettings, tiny_dataset: ImageDataset, folder: Path
+    checkpoint: Checkpoint, tiny_settings: RunSettings, folder: Path
 ) -> None:
     train(with_backbone(tiny_settings, "small"), folder / "run")
     (folder / "imported").unlink()
@@ -328,9 +326,9 @@ def test_a_run_is_not_loaded_until_its_code_is_named_again(
         ("conv4", "was trained with encoders:small, got conv4"),
     ):
         with pytest.raises(RunError, match=message):
-            load_run(folder / "run", tiny_dataset, checkpoint, named)  # type: ignore[arg-type]
+            load(folder / "run", checkpoint=checkpoint, backbone=named)
         assert not was_imported(folder)
-    load_run(folder / "run", tiny_dataset, checkpoint, "encoders:small")  # type: ignore[arg-type]
+    load(folder / "run", checkpoint=checkpoint, backbone="encoders:small")
     assert was_imported(folder)
 
 
@@ -338,12 +336,8 @@ def test_a_run_is_not_loaded_until_its_code_is_named_again(
 def test_an_interrupted_run_says_the_whole_command_to_go_on(
     tiny_settings: RunSettings, folder: Path
 ) -> None:
-    class Stop(Silence):
-        def step(self, step: int, loss: float) -> None:
-            signal.raise_signal(signal.SIGINT)
-
     with pytest.raises(Interrupted, match="--resume --backbone encoders:small"):
-        train(with_backbone(tiny_settings, "small"), folder / "run", progress=Stop())
+        train(with_backbone(tiny_settings, "small"), folder / "run", progress=signal_at(1))
 
 
 # The command line.

@@ -13,11 +13,13 @@ import numpy.typing as npt
 import pytest
 
 from data_layouts import color_image, encoded, leftovers, write_zip
+from tiny import RecordedProgress
 from vsm.data import catalog, open_dataset, open_images, store
 from vsm.data.catalog import describe, list_datasets, prepare
 from vsm.data.downloads import PublicFile
 from vsm.data.preparation import regroup
 from vsm.errors import DataError
+from vsm.system.progress import NullProgress, Progress
 
 CLASSES = ("skyscraper", "otter", "baby")  # one of each split of CIFAR-FS
 
@@ -132,6 +134,7 @@ import resource, sys
 from pathlib import Path
 from vsm.data.catalog import prepare
 from vsm.errors import DataError
+from vsm.system.progress import NullProgress, Progress
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 try:

@@ -9,10 +9,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tiny import RecordedProgress
 from vsm.data import downloads
 from vsm.data.catalog import CATALOG
 from vsm.data.downloads import PublicFile, fetch
 from vsm.errors import DataError
+from vsm.system.progress import NULL_PROGRESS
 
 CONTENT = bytes(range(256)) * 4000  # 1 MB
 MD5 = hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
@@ -71,7 +73,7 @@ def public(server: Server, md5: str = MD5) -> PublicFile:
 
 
 def get(server: Server, folder: Path, tries: int = 4) -> Path:
-    return fetch(public(server), folder, NullProgress(), tries=tries, wait_seconds=0.01)
+    return fetch(public(server), folder, NULL_PROGRESS, tries=tries, wait_seconds=0.01)
 
 
 def whole(request: Handler, start: int) -> None:
@@ -237,7 +239,7 @@ def test_an_endless_answer_does_not_fill_the_disk(server: Server, tmp_path: Path
 def test_no_server_at_all_is_reported(server: Server, tmp_path: Path) -> None:
     nobody = PublicFile("http://127.0.0.1:9/file.zip", MD5, 1 << 20)
     with pytest.raises(DataError, match=r"failed 2 times .*connection lost"):
-        fetch(nobody, tmp_path, quiet, tries=2, wait_seconds=0.01)
+        fetch(nobody, tmp_path, NULL_PROGRESS, tries=2, wait_seconds=0.01)
 
 
 def test_a_folder_that_cannot_be_written_is_named(server: Server, tmp_path: Path) -> None:

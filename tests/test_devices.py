@@ -8,17 +8,19 @@ import pytest
 import torch
 
 from pretend_device import PRETENDED, Elsewhere, pretended_device
+from run_helpers import power_cut_at
 from vsm.data import ImageDataset
 from vsm.errors import SettingsError
-from vsm.evaluation.comparison import EpisodeProtocol, evaluate_run
 from vsm.evaluation.evaluator import BatchNormMode
+from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.experiments.comparison import evaluate_run
 from vsm.experiments.measures import look_at_episodes
 from vsm.memory import SlotMemory
 from vsm.model import FewShotModel
-from vsm.runs.trained_model import load_run
+from vsm.runs.trained_model import load
 from vsm.settings import METHODS, MemorySettings, Method, ObjectiveSettings, RunSettings
 from vsm.system.devices import ON_CPU, Placement, choose_placement, send
-from vsm.training import Silence, train
+from vsm.training import train
 
 ELSEWHERE = Placement(PRETENDED)
 IN_BFLOAT16 = Placement(torch.device("cpu"), torch.bfloat16)
@@ -27,12 +29,17 @@ IN_BFLOAT16 = Placement(torch.device("cpu"), torch.bfloat16)
 @pytest.fixture(autouse=True)
 def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
     monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
-    monkeypatch.setattr("vsm.evaluation.comparison.open_dataset", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.experiments.comparison.open_dataset", lambda name: tiny_dataset)
     monkeypatch.setattr("vsm.training.FUSED_ADAM_DEVICES", ())
 
 
 def assert_same_files(one: Path, two: Path) -> None:
-    for name in ("model.safetensors", "memory.safetensors", "resume.safetensors"):
+    for name in (
+        "model.safetensors",
+        "memory.safetensors",
+        "calibration.json",
+        "resume.safetensors",
+    ):
         assert (one / name).exists() == (two / name).exists()
         if (one / name).exists():
             assert (one / name).read_bytes() == (two / name).read_bytes(), name
@@ -83,16 +90,11 @@ def test_every_recall_and_divergence_runs_elsewhere(
 def test_a_run_can_be_resumed_on_another_device(
     placements: tuple[Placement, Placement], tiny_settings: RunSettings, tmp_path: Path
 ) -> None:
-    class PowerCut(Silence):
-        def step(self, step: int, loss: float) -> None:
-            if step == 4:
-                raise OSError("power cut")
-
     train(tiny_settings, tmp_path / "here", placement=ON_CPU)
     before, after = placements
     with pretended_device():
         with pytest.raises(OSError, match="power cut"):
-            train(tiny_settings, tmp_path / "moved", progress=PowerCut(), placement=before)
+            train(tiny_settings, tmp_path / "moved", progress=power_cut_at(4), placement=before)
         train(tiny_settings, tmp_path / "moved", resume=True, placement=after)
     assert_same_files(tmp_path / "here", tmp_path / "moved")
 
@@ -111,8 +113,8 @@ def test_evaluation_elsewhere_gives_the_results_of_the_cpu(
         there = evaluate_run(tmp_path / "run", protocol, placement=ELSEWHERE)
         last = evaluate_run(tmp_path / "run", protocol, "last", placement=ELSEWHERE)
         shown = look_at_episodes(there, tiny_dataset, 2, 2)
-    assert there.trained.memory is not None
-    assert all(part.device == PRETENDED for part in there.trained.memory.tensors().values())
+    assert there.trained.state is not None
+    assert all(part.device == PRETENDED for part in there.trained.state.tensors().values())
     assert there.evaluation.correct.device == last.evaluation.correct.device == ON_CPU.device
     assert here.as_dict() == there.as_dict()
     assert torch.equal(here.evaluation.log_likelihood, there.evaluation.log_likelihood)
@@ -140,9 +142,9 @@ def test_the_backbone_alone_computes_in_bfloat16(
     assert not torch.equal(exact, rounded)
     torch.testing.assert_close(exact, rounded, rtol=0.1, atol=0.05)
     train(tiny_settings, tmp_path / "run", placement=IN_BFLOAT16)
-    trained = load_run(tmp_path / "run", tiny_dataset)
-    assert isinstance(trained.memory, SlotMemory)
-    assert trained.memory.content.dtype == torch.float32
+    trained = load(tmp_path / "run")
+    assert isinstance(trained.state, SlotMemory)
+    assert trained.state.content.dtype == torch.float32
     assert {parameter.dtype for parameter in trained.model.parameters()} == {torch.float32}
 
 

@@ -26,7 +26,7 @@ from vsm.nn.batch_norm import (
     unsynchronized_buffers,
     whole_statistics,
 )
-from vsm.runs.trained_model import RunDirectory
+from vsm.runs.directory import RunDirectory
 from vsm.settings import RunSettings
 from vsm.system.distributed import SINGLE_PROCESS, Processes, join_processes
 
@@ -226,7 +226,12 @@ def saved_step(output: Path) -> int:
 def test_a_request_to_one_process_stops_all_and_resuming_loses_nothing(worlds: Path) -> None:
     for one in told(worlds, 2):
         assert one["stopped"].startswith("143 stopped and saved at step 3 of 6; go on with: vsm")
-    for name in ("model.safetensors", "memory.safetensors", "resume.safetensors"):
+    for name in (
+        "model.safetensors",
+        "memory.safetensors",
+        "calibration.json",
+        "resume.safetensors",
+    ):
         whole, parts = ((worlds / run / name).read_bytes() for run in ("whole2", "parts2"))
         assert whole == parts, name
     assert losses(worlds / "whole2") == losses(worlds / "parts2")

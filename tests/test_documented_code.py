@@ -26,9 +26,9 @@ from documented_code import (
 from vsm.cli import main
 from vsm.cli.main import open_command
 from vsm.data import ImageDataset, open_dataset
-from vsm.runs.directory import CONFIG_NAME
+from vsm.experiments.study.definition import read_study
+from vsm.runs.directory import CONFIG_NAME, RunDirectory
 from vsm.runs.shipped import find_run, shipped_folder
-from vsm.runs.trained_model import RunDirectory
 from vsm.settings import (
     FewShotValidationSettings,
     PretrainSettings,
@@ -36,7 +36,6 @@ from vsm.settings import (
     SamplingSettings,
     ValidationSettings,
 )
-from vsm.study.plan import read_study
 
 PAGES = pages()
 FEW_EPISODES = ["--queries", "2", "--episodes", "4"]
@@ -231,7 +230,7 @@ def start_of(
         for path, kind in TRAINED.get(page, {}).items():
             source = small_run if kind == "small" else shipped_folder("glyphs-5w1s")
             shutil.copytree(source, path)
-        shutil.copytree(ROOT / "studies", "studies", ignore=shutil.ignore_patterns("measured"))
+        shutil.copytree(ROOT / "studies", "studies", ignore=shutil.ignore_patterns("figures"))
 
     yield start
     for name in set(sys.modules) - modules:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from serving_helpers import clustered_features
+from classify_helpers import clustered_features
 from vsm import FewShotClassifier
 from vsm.classify.empirical_bayes import LEAST_SHARE, HeldOut, _about_recollection
 from vsm.data import EpisodeSampler, FeatureDataset

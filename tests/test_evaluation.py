@@ -1,13 +1,14 @@
 """Evaluation: cached features, identical episodes, memory left alone."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
 from torch import Tensor
 
 from memories import remember
+from tiny import RecordedProgress
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.evaluation.evaluator import (
     ELEMENTS_AT_ONCE,
@@ -151,11 +152,14 @@ def test_progress_counts_exactly_the_episodes_asked_for(
         "vsm.evaluation.evaluator.ELEMENTS_AT_ONCE", 500
     )  # several parts to a block
     model = build(tiny_settings, tiny_dataset, "vpn")
-    counted: list[int] = []
+    progress = RecordedProgress()
+    progress.start("evaluate", 62)
     sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
-    evaluate(model, None, sampler, 62, seed=0, advance=counted.append)
-    assert sum(counted) == 62
-    assert min(counted) >= 0
+    evaluate(model, None, sampler, 62, seed=0, progress=progress)
+    done = [count for _, count, _ in progress.shown]
+    assert len(done) > 2
+    assert all(before < after for before, after in pairwise(done))
+    assert progress.shown[-1] == ("evaluate", 62, 62)
 
 
 def test_accuracy_nll_and_interval_come_from_the_episodes(
@@ -197,9 +201,9 @@ def test_embedding_in_parts_equals_embedding_at_once(
     ids = torch.arange(50)
     whole = embed_images(model, tiny_dataset, ids)
     monkeypatch.setattr("vsm.evaluation.evaluator.EMBEDDING_BATCH", 7)
-    counted: list[int] = []
-    torch.testing.assert_close(embed_images(model, tiny_dataset, ids, counted.append), whole)
-    assert sum(counted) == 50
+    progress = RecordedProgress()
+    torch.testing.assert_close(embed_images(model, tiny_dataset, ids, progress), whole)
+    assert [done for _, done, _ in progress.shown] == [7, 14, 21, 28, 35, 42, 49, 50]
 
 
 @pytest.mark.parametrize("training", [True, False])

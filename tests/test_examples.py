@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from serving_helpers import use_tiny_dataset, write_folders, write_run
+from classify_helpers import write_folders, write_run
 from vsm.cli import main
 from vsm.data import ImageDataset
 
@@ -55,7 +55,6 @@ def test_a_folder_is_classified_and_remembered(
     capsys: pytest.CaptureFixture[str],
     tiny_dataset: ImageDataset,
 ) -> None:
-    use_tiny_dataset(monkeypatch, tiny_dataset)
     paths = {
         "--model": write_run(tmp_path / "run"),
         "--support": write_folders(tmp_path / "support", tiny_dataset, 2),

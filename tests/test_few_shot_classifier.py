@@ -1,5 +1,6 @@
 """The classifier of a few pictures: what it answers is what the model computes, and it lasts."""
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -14,35 +15,34 @@ from sklearn.base import clone, is_classifier
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from torch import Tensor
 
-from serving_helpers import (
+from classify_helpers import (
     CLASSES,
     clustered_features,
     examples,
     tiny_model,
-    use_tiny_dataset,
     write_run,
 )
 from vsm import FewShotClassifier
-from vsm.classify import Preprocessing
 from vsm.classify.explanation import split_uncertainty
 from vsm.data import ImageDataset, open_images
+from vsm.data.preprocessing import Preprocessing
 from vsm.errors import ClassifierError, DataError, MemoryFileError, RunError, VsmError
+from vsm.model import FewShotModel
 from vsm.nn.prototype_classifier import predictive
+from vsm.runs.calibration import Calibration
 from vsm.runs.memory_files import read_memory
-from vsm.system.tensor_files import load_tensors, save_tensors
+from vsm.runs.trained_model import TrainedModel, load, made_in_memory
 from vsm.seeding import generator
-from vsm.settings import METHODS, Method
+from vsm.settings import METHODS, Method, RunSettings
+from vsm.system.tensor_files import load_tensors, save_tensors
 
 EVEN = dict.fromkeys(CLASSES, 2)
 UNEVEN = dict(zip(CLASSES, (1, 4, 2, 1, 3), strict=True))
 
 
 @pytest.fixture
-def opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset
-) -> Callable[..., FewShotClassifier]:
+def opened(tmp_path: Path) -> Callable[..., FewShotClassifier]:
     """Open an untrained run of a method, with names of the tiny dataset in its memory."""
-    use_tiny_dataset(monkeypatch, tiny_dataset)
 
     def open_(method: Method = "vsm", **parameters: Any) -> FewShotClassifier:
         return FewShotClassifier.from_pretrained(write_run(tmp_path / method, method), **parameters)
@@ -139,13 +139,10 @@ def test_pictures_of_every_kind_are_the_same_picture(
 
 
 def test_pictures_are_prepared_as_the_dataset_was(tiny_dataset: ImageDataset) -> None:
-    facts = {
-        "data": "tiny",
-        "input_shape": list(tiny_dataset.input_shape),
-        "normalization": asdict(tiny_dataset.normalization),
-    }
-    form = Preprocessing.from_facts(facts)
+    form = Preprocessing.of(tiny_dataset)
     assert form is not None
+    assert form.input_shape == tiny_dataset.input_shape
+    assert Preprocessing.from_dict(json.loads(json.dumps(asdict(form)))) == form
     ids = np.arange(10, 30)
     pixels = form.pixels(list(tiny_dataset.images[ids]))
     assert torch.equal(pixels, tiny_dataset.load(ids))
@@ -259,15 +256,15 @@ def test_a_classifier_file_that_is_none_or_was_changed_is_refused(
         classifier.save(path)
     assert not path.exists()
     classifier.fit(*examples(tiny_dataset, EVEN)).save(path)
-    tensors, facts = load_tensors(path)
+    tensors, metadata = load_tensors(path)
     name = next(name for name in tensors if name.startswith("model.backbone"))
-    save_tensors(path, tensors | {name: tensors[name] + 1}, facts)
+    save_tensors(path, tensors | {name: tensors[name] + 1}, metadata)
     with pytest.raises(RunError, match=r"says that its encoder is conv4 of tiny \[.*but it holds"):
         FewShotClassifier.load(path)
-    save_tensors(path, tensors, facts | {"format": 99})
-    with pytest.raises(RunError, match="has format 99, but this version reads 2"):
+    save_tensors(path, tensors, metadata | {"format": 99})
+    with pytest.raises(RunError, match="has format 99, but this version reads 3"):
         FewShotClassifier.load(path)
-    save_tensors(path, tensors, {name: facts[name] for name in facts if name != "labels"})
+    save_tensors(path, tensors, {name: metadata[name] for name in metadata if name != "labels"})
     with pytest.raises(RunError, match=r"damaged: its parts do not fit \(KeyError\('labels'"):
         FewShotClassifier.load(path)
     with pytest.raises(RunError, match="does not hold a classifier"):
@@ -329,6 +326,57 @@ def test_every_example_is_remembered_once_under_its_label(
         "added",
         "added",
     ]
+
+
+def state_of(trained: TrainedModel) -> dict[str, Tensor]:
+    """A copy of all numbers of a trained model."""
+    assert trained.memory is not None
+    tensors = {**trained.model.state_dict(), **trained.memory.memory.tensors()}
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("method", ["rote", "vsm", "kanerva"])
+def test_a_trained_model_is_shared_by_classifiers_and_never_changed(
+    tiny_dataset: ImageDataset, tmp_path: Path, method: Method
+) -> None:
+    trained = load(write_run(tmp_path / method, method))
+    assert trained.memory is not None
+    before, metadata = state_of(trained), trained.memory.metadata()
+    asked = queries_of(tiny_dataset)[0]
+    one, other = FewShotClassifier(trained), FewShotClassifier(trained)
+    expected = other.fit(*examples(tiny_dataset, EVEN, first=2)).predict_proba(asked)
+    one.fit(*examples(tiny_dataset, UNEVEN)).predict(asked)
+    one.explain(asked[0])
+    one.remember()
+    one.partial_fit(*examples(tiny_dataset, {43: 2})).remember()
+    one.fit(*examples(tiny_dataset, EVEN)).predict(asked)
+    assert one.encoder is other.encoder is trained
+    after = state_of(trained)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert not trained.model.training
+    assert trained.memory.metadata() == metadata
+    again = FewShotClassifier(trained).fit(*examples(tiny_dataset, EVEN, first=2))
+    np.testing.assert_array_equal(again.predict_proba(asked), expected)
+
+
+def test_pictures_that_were_embedded_once_serve_every_method(
+    opened: Callable[..., FewShotClassifier],
+    tiny_dataset: ImageDataset,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    classifier = opened().fit(*examples(tiny_dataset, UNEVEN))
+    asked, truth = queries_of(tiny_dataset)
+    answers, chances = classifier.predict(asked), classifier.predict_proba(asked)
+    explained, score = classifier.explain_all(asked), classifier.score(asked, truth)
+    embedded_once = classifier.embed(asked)
+    assert embedded_once.features.shape == (len(asked), tiny_model().num_features)
+    monkeypatch.setattr(FewShotModel, "embed", None)
+    np.testing.assert_array_equal(classifier.predict(embedded_once), answers)
+    np.testing.assert_array_equal(classifier.predict_proba(embedded_once), chances)
+    assert classifier.explain_all(embedded_once) == explained
+    assert classifier.score(embedded_once, truth) == score
+    assert [one.prediction for one in explained] == answers.tolist()
 
 
 def new_classes(seed: int) -> tuple[Tensor, list[str]]:
@@ -410,7 +458,9 @@ def test_remembering_under_the_name_of_a_trained_class_never_does_harm() -> None
         before.append(learner.fit(examples(glyphs, shots, 2)[0], taken).score(asked, taken))
         learner.fit(examples(glyphs, shots)[0], taken).remember()
         again = learner.fit(examples(glyphs, shots, 2)[0], taken)
-        assert again._shots == [2] * 5, "the slot is not made of these images"
+        told = again.explain(asked[0])
+        assert set(told.shots.values()) == {2}
+        assert set(told.remembered.values()) == {0}, "the slot is not made of these images"
         after.append(again.score(asked, taken))
     assert np.mean(after) > np.mean(before) - 0.05
 
@@ -440,7 +490,7 @@ def test_an_explanation_says_what_the_model_computed(
     for n, label in enumerate(labels):
         distances = [(query[0] - z).square().sum().item() for z in prediction.prototypes[0, n]]
         assert told.distances[label] == pytest.approx(np.mean(distances), rel=1e-4)
-        assert told.spread[label] == pytest.approx(np.std(per_sample[n].numpy()), abs=1e-5)
+        assert told.std[label] == pytest.approx(np.std(per_sample[n].numpy()), abs=1e-5)
         weights = prediction.recollection.weights[0, n]
         ranked = sorted(zip(memory.names, weights.tolist(), strict=True), key=lambda one: -one[1])
         assert [one.name for one in told.recalled[label]] == [name for name, _ in ranked[:3]]
@@ -478,7 +528,7 @@ def test_a_temperature_is_a_power_of_the_averaged_probabilities_and_no_answer_ch
     asked = queries_of(tiny_dataset)[0]
     plain = opened(method).fit(*examples(tiny_dataset, EVEN)).predict_proba(asked)
     same = opened(method, temperature=1.0).fit(*examples(tiny_dataset, EVEN)).predict_proba(asked)
-    np.testing.assert_array_equal(plain, same)  # a run has no card
+    np.testing.assert_array_equal(plain, same)  # this run was not calibrated
     warm = opened(method, temperature=3.0).fit(*examples(tiny_dataset, EVEN))
     expected = np.power(plain.astype(np.float64), 1 / 3)
     expected /= expected.sum(1, keepdims=True)
@@ -495,14 +545,19 @@ def test_a_temperature_is_a_power_of_the_averaged_probabilities_and_no_answer_ch
 
 
 def test_the_temperature_of_classes_that_differ_in_size_is_that_of_their_geometric_mean() -> None:
-    pretend = {"1": 1.6, "4": 0.4}
     features, class_ids, _ = clustered_features(2, 8)
-    plain = FewShotClassifier(temperature=1.0).fit(features, class_ids)._opened
-    classifier = FewShotClassifier(replace(plain, temperatures=pretend))
+    model = FewShotModel(RunSettings(data="features:any", method="protonet"), (24,))
+    plain = replace(made_in_memory(model), calibration=Calibration({1: 1.6, 4: 0.4}))
     fitted = torch.cat(
         [torch.arange(1), torch.arange(8, 12)]
     )  # one of the first, four of the other
-    assert classifier.fit(features[fitted], class_ids[fitted])._calibration() == pytest.approx(0.8)
+    own, given = (
+        FewShotClassifier(plain, temperature=temperature).fit(features[fitted], class_ids[fitted])
+        for temperature in (None, 0.8)
+    )
+    np.testing.assert_allclose(
+        own.predict_proba(features), given.predict_proba(features), rtol=1e-5, atol=1e-7
+    )
 
 
 def test_a_memory_of_another_encoder_is_refused_with_both_names(

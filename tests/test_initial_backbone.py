@@ -7,27 +7,23 @@ import numpy as np
 import pytest
 import torch
 
-from run_helpers import AskedToStop, assert_same_run
+from run_helpers import assert_same_run, signal_at
 from vsm.data import EpisodeSampler, FeatureDataset, ImageDataset, Split
 from vsm.data.dataset import Normalization
 from vsm.errors import RunError, SettingsError
 from vsm.evaluation.cached_features import cached_features, features_key
 from vsm.evaluation.evaluator import encode_dataset, evaluate
 from vsm.model import FewShotModel
-from vsm.system.tensor_files import save_backbone
-from vsm.runs.trained_model import begin_with_backbone, load_run
+from vsm.runs.checkpoints import begin_with_backbone, save_backbone
+from vsm.runs.trained_model import load
 from vsm.settings import RunSettings
 from vsm.system.interruption import Interrupted
-from vsm.training import Silence, train
+from vsm.training import train
 
 
 @pytest.fixture(autouse=True)
 def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
     monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
-
-
-class StopAt(AskedToStop, Silence):
-    """Nobody else watches."""
 
 
 @pytest.fixture
@@ -40,18 +36,18 @@ def pretrained(tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path:
             backbone(tiny_dataset.normalize(tiny_dataset.load(np.arange(40))))
     folder = tmp_path / "pretrained"
     folder.mkdir()
-    facts = {
+    metadata = {
         "backbone": tiny_settings.model.backbone,
         "channels": tiny_settings.model.channels,
         "keep_probability": 1.0,
         "input_shape": list(tiny_dataset.image_shape),
     }
-    save_backbone(folder / "backbone.safetensors", backbone, facts)
+    save_backbone(folder / "backbone.safetensors", backbone, metadata)
     return folder
 
 
-def backbone_of(path: Path, dataset: ImageDataset) -> dict[str, torch.Tensor]:
-    return dict(load_run(path, dataset).model.require_backbone().state_dict())
+def backbone_of(path: Path) -> dict[str, torch.Tensor]:
+    return dict(load(path).model.require_backbone().state_dict())
 
 
 def test_a_run_begins_with_the_backbone_it_is_given(
@@ -70,7 +66,7 @@ def test_another_runs_backbone_will_do(
     first = train(replace(tiny_settings, method="protonet"), tmp_path / "first")
     model = FewShotModel(tiny_settings, tiny_dataset.image_shape)
     begin_with_backbone(model, first.path)
-    for name, value in backbone_of(first.path, tiny_dataset).items():
+    for name, value in backbone_of(first.path).items():
         assert torch.equal(model.require_backbone().state_dict()[name], value)
 
 
@@ -81,7 +77,7 @@ def test_a_frozen_backbone_stays_bit_for_bit_and_the_rest_learns(
     run = train(settings, tmp_path / "run")
     start = FewShotModel(settings, tiny_dataset.image_shape)
     begin_with_backbone(start, pretrained)
-    trained = load_run(run.path, tiny_dataset)
+    trained = load(run.path)
     for name, value in start.require_backbone().state_dict().items():
         assert torch.equal(trained.model.require_backbone().state_dict()[name], value), name
     before, after = start.prior.state_dict(), trained.model.prior.state_dict()
@@ -95,7 +91,7 @@ def test_a_backbone_that_is_not_frozen_goes_on_learning(
     run = train(settings, tmp_path / "run")
     start = FewShotModel(settings, tiny_dataset.image_shape)
     begin_with_backbone(start, pretrained)
-    after = backbone_of(run.path, tiny_dataset)
+    after = backbone_of(run.path)
     assert any(not torch.equal(after[k], v) for k, v in start.require_backbone().named_parameters())
 
 
@@ -165,10 +161,10 @@ def test_a_frozen_run_resumes_bit_for_bit_even_when_its_origin_is_gone(
     settings = replace(tiny_settings, init=str(pretrained), freeze_backbone=True, steps=8)
     train(settings, tmp_path / "whole")
     with pytest.raises(Interrupted):
-        train(settings, tmp_path / "parts", progress=StopAt(3))
+        train(settings, tmp_path / "parts", progress=signal_at(3))
     (pretrained / "backbone.safetensors").unlink()
     train(settings, tmp_path / "parts", resume=True)
-    files = ("model.safetensors", "memory.safetensors", "resume.safetensors")
+    files = ("model.safetensors", "memory.safetensors", "calibration.json", "resume.safetensors")
     assert_same_run(tmp_path / "whole", tmp_path / "parts", *files)
 
 

@@ -17,7 +17,7 @@ from vsm.memory.kanerva import (
 )
 from vsm.model import FewShotModel
 from vsm.probability import DiagonalGaussian
-from vsm.runs.trained_model import TrainedModel
+from vsm.runs.trained_model import made_in_memory
 from vsm.settings import KanervaSettings, ModelSettings, RunSettings
 
 SLOTS, WIDTH = 4, 3
@@ -267,10 +267,10 @@ def test_the_memory_can_be_emptied_but_not_cut() -> None:
     model = FewShotModel(settings, (1, 28, 28))
     with torch.no_grad():
         memory = remember(model.consolidation, torch.rand(5, model.num_features))
-    trained = TrainedModel(settings, model, memory, (), 1)
     assert memory is not None
+    trained = made_in_memory(model, memory)
     assert (len(memory), memory.slot_classes) == (SLOTS, [])
-    emptied = trained.with_slots(0).memory
+    emptied = trained.with_slots(0).state
     assert emptied is not None
     assert len(emptied) == 0
     empty = model.empty_memory()

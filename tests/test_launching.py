@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from launching_helpers import TINY
 from vsm.cli import main
 from vsm.errors import SettingsError
-from vsm.runs.trained_model import RunDirectory
+from vsm.runs.directory import RunDirectory
 from vsm.settings import SlurmSettings
 from vsm.system.launching import TrainingJob, submit
 
@@ -77,6 +77,7 @@ def test_a_job_of_two_processes_trains_in_the_background(
     assert "global_rank=0(2)" in log.read_text()
     assert "Job completed successfully" in log.read_text()
     assert sorted(path.name for path in output.iterdir()) == [
+        "calibration.json",
         "config.yaml",
         "memory.safetensors",
         "metrics.jsonl",
@@ -148,24 +149,23 @@ def test_a_process_of_a_slurm_job_finds_the_others_and_resumes_when_it_was_reque
     monkeypatch.delenv("MASTER_PORT")
     seen: list[list[str]] = []
 
-    def train(words: list[str]) -> int:
+    def train(words: Sequence[str]) -> int:
         names = ("MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK")
         assert [os.environ[name] for name in names] == ["node3", "3", "4", "1"]
-        seen.append(words)
+        seen.append(list(words))
         return 0
 
-    monkeypatch.setattr("vsm.cli.main", train)
     for restarts in ("0", "1"):
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
-        TrainingJob(("--output", "a", "--overwrite"))()
+        TrainingJob(train, ("--output", "a", "--overwrite"))()
     words = ["train", "--output", "a"]
     assert seen == [[*words, "--overwrite"], [*words, "--resume"]]
 
 
 def test_a_checkpointed_job_goes_on_instead_of_replacing_what_it_saved() -> None:
-    job = TrainingJob(("--output", "a", "--overwrite", "--launcher", "none"))
+    job = TrainingJob(main, ("--output", "a", "--overwrite", "--launcher", "none"))
     later = job.checkpoint()
-    assert later.function == TrainingJob(("--output", "a", "--launcher", "none", "--resume"))
+    assert later.function == TrainingJob(main, ("--output", "a", "--launcher", "none", "--resume"))
     assert later.function.resumed() == later.function
 
 
@@ -215,4 +215,4 @@ def test_a_run_to_be_replaced_is_left_alone_until_its_job_runs(
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(SettingsError, match=r"needs submitit: pip install '.*\[slurm\]'"):
-        submit("slurm", SlurmSettings(), 8, tmp_path / "run", [])
+        submit("slurm", SlurmSettings(), 8, tmp_path / "run", main, [])

@@ -13,14 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from serving_helpers import tiny_model, use_tiny_dataset, write_folders, write_run
+from classify_helpers import tiny_model, write_folders, write_run
 from vsm.cli import main
 from vsm.data import ImageDataset
 from vsm.errors import MemoryFileError, RunError
-from vsm.runs.memory_files import NamedMemory, by_hand, read_memory, update_memory
+from vsm.memory import MeanConsolidation
+from vsm.memory.named import NamedMemory, manual_consolidation
+from vsm.runs.memory_files import read_memory, update_memory
 from vsm.runs.shipped import MODELS
+from vsm.runs.trained_model import load
+from vsm.settings import METHODS, Method
 from vsm.system.tensor_files import load_tensors, save_tensors
-from vsm.runs.trained_model import load_run
 
 WIDTH = tiny_model().num_features
 
@@ -29,10 +32,16 @@ def values(count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
-def taken_in(memory: NamedMemory, features: Tensor, labels: list[str]) -> NamedMemory:
-    consolidation = by_hand(tiny_model())
-    assert consolidation is not None
-    return memory.taking_in(consolidation, features, labels, {"from": "a test"})[0]
+def tiny_consolidation() -> MeanConsolidation:
+    """How the memory of the tiny model takes in what people give it."""
+    model = tiny_model()
+    found = manual_consolidation(model.consolidation, model.settings.memory)
+    assert isinstance(found, MeanConsolidation)
+    return found
+
+
+def grown_by(memory: NamedMemory, features: Tensor, labels: list[str]) -> NamedMemory:
+    return memory.add(tiny_consolidation(), features, labels, {"from": "a test"})[0]
 
 
 def files_in(folder: Path) -> list[str]:
@@ -47,26 +56,29 @@ def test_a_run_leaves_a_memory_with_names_encoder_and_provenance(
     assert memory.names == tiny_dataset.class_names[:12]
     assert memory.encoder.name == "conv4 of tiny"
     assert memory.provenance == ({"action": "trained", "data": "tiny", "step": 5},)
-    assert memory.facts == {"step": 5, "method": "vsm"}
+    assert (memory.step, memory.method) == (5, "vsm")
     assert not memory.added
-    assert load_run(run, tiny_dataset).slot_names == memory.names
+    loaded = load(run).memory
+    assert loaded is not None
+    assert loaded.metadata() == memory.metadata()
 
 
-def test_a_memory_of_an_earlier_version_is_read_with_the_encoder_of_its_run(
-    tmp_path: Path, tiny_dataset: ImageDataset
-) -> None:
+def test_a_file_that_does_not_say_what_a_memory_needs_is_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    expected = read_memory(run).encoder
-    tensors, facts = load_tensors(run / "memory.safetensors")
-    old = {name: facts[name] for name in ("step", "method", "class_names")}
-    save_tensors(run / "memory.safetensors", tensors, old)
-    memory = read_memory(run)
-    assert memory.encoder == expected
-    assert memory.provenance == ()
-    assert load_run(run, tiny_dataset).slot_names == memory.names
-    (tmp_path / "alone.safetensors").write_bytes((run / "memory.safetensors").read_bytes())
-    with pytest.raises(RunError, match="does not say of which encoder"):
-        read_memory(tmp_path / "alone.safetensors")
+    file = run / "memory.safetensors"
+    tensors, metadata = load_tensors(file)
+    for missing in ("encoder", "class_names", "provenance", "method", "step"):
+        kept = {name: value for name, value in metadata.items() if name != missing}
+        save_tensors(file, tensors, kept)
+        with pytest.raises(RunError, match=rf"memory\.safetensors .*KeyError\('{missing}'\)"):
+            read_memory(run)
+    save_tensors(file, tensors, metadata | {"class_names": metadata["class_names"][1:]})
+    with pytest.raises(RunError, match="has 12 slots but 11 names"):
+        read_memory(run)
+    others = {name: tensor for name, tensor in tensors.items() if name != "counts"}
+    save_tensors(file, others, metadata)
+    with pytest.raises(RunError, match=r"memory\.safetensors does not hold a memory"):
+        read_memory(run)
 
 
 def test_the_fingerprint_is_of_the_encoder_alone(tmp_path: Path) -> None:
@@ -77,11 +89,11 @@ def test_the_fingerprint_is_of_the_encoder_alone(tmp_path: Path) -> None:
     assert read_memory(write_run(tmp_path / "d", seed=1)).encoder != one.encoder
 
 
-def test_taking_in_twice_is_taking_in_at_once(tmp_path: Path) -> None:
+def test_adding_twice_is_adding_at_once(tmp_path: Path) -> None:
     memory = read_memory(write_run(tmp_path / "run"))
     rows, labels = values(7), ["a", "b", "a", "a", "b", "c", "a"]
-    at_once = taken_in(memory, rows, labels)
-    by_parts = taken_in(taken_in(memory, rows[:3], labels[:3]), rows[3:], labels[3:])
+    at_once = grown_by(memory, rows, labels)
+    by_parts = grown_by(grown_by(memory, rows[:3], labels[:3]), rows[3:], labels[3:])
     assert at_once.names == by_parts.names == (*memory.names, "a", "b", "c")
     assert at_once.added == {"a", "b", "c"}
     assert by_parts.slots.counts[-3:].tolist() == [4, 2, 1]
@@ -97,12 +109,9 @@ def test_taking_in_twice_is_taking_in_at_once(tmp_path: Path) -> None:
 
 def test_what_finds_no_room_is_told(tmp_path: Path) -> None:
     memory = read_memory(write_run(tmp_path / "run"))
-    consolidation = by_hand(tiny_model())
-    assert consolidation is not None
-    consolidation.capacity = 13  # type: ignore[attr-defined]
-    grown, changes = memory.taking_in(
-        consolidation, values(3), ["new", "more", memory.names[2]], {}
-    )
+    consolidation = tiny_consolidation()
+    consolidation.capacity = 13
+    grown, changes = memory.add(consolidation, values(3), ["new", "more", memory.names[2]], {})
     assert changes == (("new",), (memory.names[2],), ("more",))
     assert grown.names == (*memory.names, "new")
 
@@ -111,7 +120,7 @@ def test_forgetting_drops_the_slots_and_nothing_else(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     before = read_memory(run)
     dropped = [before.names[3], before.names[0]]
-    after = update_memory(run, lambda memory: memory.without(dropped))
+    after = update_memory(run, lambda memory: memory.forget(dropped))
     assert after.names == tuple(name for name in before.names if name not in dropped)
     kept = [slot for slot, name in enumerate(before.names) if name not in dropped]
     assert torch.equal(read_memory(run).slots.content, before.slots.content[kept])
@@ -119,17 +128,31 @@ def test_forgetting_drops_the_slots_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(
         MemoryFileError, match=r"no class 'unicorn' in the memory, only 'pattern01'"
     ):
-        update_memory(run, lambda memory: memory.without([before.names[5], "unicorn"]))
+        update_memory(run, lambda memory: memory.forget([before.names[5], "unicorn"]))
     assert (run / "memory.safetensors").read_bytes() == stored
 
 
-def test_a_memory_is_whole_while_nothing_is_lost_that_training_left(tmp_path: Path) -> None:
+def test_names_that_training_left_are_not_among_those_that_people_added(tmp_path: Path) -> None:
     memory = read_memory(write_run(tmp_path / "run"))
-    grown = taken_in(memory, values(2), ["mine", memory.names[0]])
+    grown = grown_by(memory, values(2), ["mine", memory.names[0]])
     assert grown.added == {"mine"}
-    assert memory.is_whole
-    assert grown.without(["mine"]).is_whole
-    assert not grown.without([memory.names[0]]).is_whole
+    assert grown.forget(["mine"]).added == frozenset()
+    assert grown.forget([memory.names[0]]).added == {"mine"}
+
+
+def test_adding_nothing_changes_nothing(tmp_path: Path) -> None:
+    memory = read_memory(write_run(tmp_path / "run"))
+    assert memory.add(tiny_consolidation(), values(0), [], {}) == (memory, ((), (), ()))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_people_add_means_where_slots_stand_for_classes(method: Method) -> None:
+    model = tiny_model(method)
+    found = manual_consolidation(model.consolidation, model.settings.memory)
+    if method in ("rote", "transformed", "vsm"):
+        assert isinstance(found, MeanConsolidation)
+    else:
+        assert found is model.consolidation
 
 
 def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
@@ -140,7 +163,7 @@ def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from vsm.runs.memory_files import update_memory\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))\n"
-        "update_memory(Path(sys.argv[1]), lambda memory: memory.without(memory.names[:1]))\n"
+        "update_memory(Path(sys.argv[1]), lambda memory: memory.forget(memory.names[:1]))\n"
     )
     command = [sys.executable, "-c", script, str(run)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -152,26 +175,26 @@ def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_merged_memories_are_means_by_counts_of_what_both_have(tmp_path: Path) -> None:
-    memory = read_memory(write_run(tmp_path / "run")).without([])
+    memory = read_memory(write_run(tmp_path / "run")).forget([])
     rows = values(6)
     labels = ["a", "a", "a", "b", "c", "a"]
-    one = taken_in(memory, rows[:4], labels[:4])
-    other = taken_in(memory.without(memory.names), rows[4:], labels[4:])
-    merged = one.merged_with(other)
-    expected = taken_in(memory, rows, labels)
+    one = grown_by(memory, rows[:4], labels[:4])
+    other = grown_by(memory.forget(memory.names), rows[4:], labels[4:])
+    merged = one.merge(other)
+    expected = grown_by(memory, rows, labels)
     assert merged.names == expected.names
     assert merged.added == {"a", "b", "c"}
     torch.testing.assert_close(merged.slots.content, expected.slots.content)
     assert merged.slots.counts.tolist() == expected.slots.counts.tolist()
     assert len(set(merged.slots.class_ids.tolist())) == len(merged.names)
-    emptied = memory.without(memory.names).merged_with(one)
+    emptied = memory.forget(memory.names).merge(one)
     assert emptied.names == one.names
 
 
 def test_what_is_the_same_in_two_memories_counts_once(tmp_path: Path) -> None:
     memory = read_memory(write_run(tmp_path / "run"))
-    grown = taken_in(memory, values(3), ["mine"] * 3)
-    merged = grown.merged_with(memory).merged_with(grown)
+    grown = grown_by(memory, values(3), ["mine"] * 3)
+    merged = grown.merge(memory).merge(grown)
     assert merged.names == grown.names
     assert torch.equal(merged.slots.counts, grown.slots.counts)
     assert torch.equal(merged.slots.content, grown.slots.content)
@@ -181,7 +204,7 @@ def test_memories_of_different_encoders_are_not_merged(tmp_path: Path) -> None:
     one = read_memory(write_run(tmp_path / "a"))
     other = read_memory(write_run(tmp_path / "b", seed=1))
     with pytest.raises(MemoryFileError) as refused:
-        one.merged_with(other)
+        one.merge(other)
     assert str(one.encoder) in str(refused.value)
     assert str(other.encoder) in str(refused.value)
 
@@ -190,7 +213,7 @@ def test_a_memory_without_slots_for_classes_says_so(tmp_path: Path) -> None:
     memory = read_memory(write_run(tmp_path / "run", "kanerva"))
     assert memory.describe()["slots"] == []
     with pytest.raises(MemoryFileError, match="kanerva do not stand for classes"):
-        memory.merged_with(memory)
+        memory.merge(memory)
     with pytest.raises(MemoryFileError, match="kanerva do not stand for classes"):
         memory.export(tmp_path / "memory.npz")
 
@@ -259,7 +282,6 @@ def test_the_command_grows_cuts_joins_and_exports_memories(
     tiny_dataset: ImageDataset,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    use_tiny_dataset(monkeypatch, tiny_dataset)
     run = str(write_run(tmp_path / "run"))
     images = str(write_folders(tmp_path / "images", tiny_dataset, 3))
     kept = str(tmp_path / "kept.safetensors")
@@ -273,10 +295,10 @@ def test_the_command_grows_cuts_joins_and_exports_memories(
     assert read_memory(Path(kept)).provenance[-1]["from"] == "images"
 
     assert main(["memory", "show", kept, "--json"]) == 0
-    facts = printed(capsys)
-    assert facts["slots"][-1]["name"] == names[-1]
-    assert facts["slots"][-1]["count"] == 6
-    assert facts["encoder"]["name"] == "conv4 of tiny"
+    shown = printed(capsys)
+    assert shown["slots"][-1]["name"] == names[-1]
+    assert shown["slots"][-1]["count"] == 6
+    assert shown["encoder"]["name"] == "conv4 of tiny"
     assert main(["memory", "show", kept]) == 0
     assert names[-1] in capsys.readouterr().out
 
@@ -298,7 +320,6 @@ def test_the_command_refuses_in_one_line_and_changes_nothing(
     tiny_dataset: ImageDataset,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    use_tiny_dataset(monkeypatch, tiny_dataset)
     run, other = write_run(tmp_path / "run"), write_run(tmp_path / "other", seed=1)
     plain = write_run(tmp_path / "plain", "vpn")
     images = write_folders(tmp_path / "images", tiny_dataset, 1)

@@ -18,7 +18,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from run_helpers import AskedToStop, assert_same_run, rows
+from run_helpers import assert_same_run, power_cut_at, rows, signal_at
+from tiny import RecordedProgress
 from vsm.backbones import BACKBONES
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset, open_dataset
@@ -29,7 +30,6 @@ from vsm.model import FewShotModel
 from vsm.pretraining.loop import (
     FewShotScores,
     PretrainingDirectory,
-    Silence,
     TrainingImages,
     build_optimizer,
     judge_settings,
@@ -48,9 +48,9 @@ from vsm.pretraining.supervised import (
     supervised_loss,
     with_turned_copies,
 )
+from vsm.runs.checkpoints import load_backbone
 from vsm.runs.configuration import read_settings, settings_to_yaml
-from vsm.system.tensor_files import load_backbone, load_tensors, save_tensors
-from vsm.runs.trained_model import RunDirectory
+from vsm.runs.directory import RunDirectory
 from vsm.settings import (
     FewShotValidationSettings,
     OneCycleSettings,
@@ -59,6 +59,7 @@ from vsm.settings import (
     RunSettings,
 )
 from vsm.system.interruption import Interrupted
+from vsm.system.tensor_files import load_tensors, save_tensors
 
 FORMS = ("none", "one", "all")
 COPIES = {"none": 1, "one": 2, "all": 4}
@@ -85,10 +86,6 @@ def settings() -> PretrainSettings:
 
 def with_rotation(settings: PretrainSettings, form: str, weight: float = 1.0) -> PretrainSettings:
     return replace(settings, rotation=RotationSettings(form, weight))  # type: ignore[arg-type]
-
-
-class StopAt(AskedToStop, Silence):
-    """Nobody else watches."""
 
 
 FILES = ("backbone.safetensors", "resume.safetensors", "config.yaml")
@@ -397,18 +394,13 @@ def test_validation_leaves_the_network_in_training_mode_and_unchanged(
 def test_the_best_backbone_by_mean_accuracy_is_kept_and_loads_into_a_backbone(
     settings: PretrainSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
-    seen: list[tuple[int, FewShotScores, bool]] = []
-
-    class Watch(Silence):
-        def scored(self, epoch: int, scores: FewShotScores, is_best: bool) -> None:
-            seen.append((epoch, scores, is_best))
-
-    run = pretrain(replace(settings, keep_probability=0.9), tmp_path / "run", progress=Watch())
-    assert [epoch for epoch, _, _ in seen] == [1, 2, 3]
-    highest = max(scores.mean for _, scores, _ in seen)
-    epoch, scores = next((e, scores) for e, scores, _ in seen if scores.mean == highest)
-    weights, facts = load_backbone(run.path)
-    assert facts == {
+    run = pretrain(replace(settings, keep_probability=0.9), tmp_path / "run")
+    seen = [(row["epoch"], row["validation"]) for row in rows(run.path) if "validation" in row]
+    assert [epoch for epoch, _ in seen] == [1, 2, 3]
+    highest = max(scores["mean_accuracy"] for _, scores in seen)
+    epoch, scores = next((e, found) for e, found in seen if found["mean_accuracy"] == highest)
+    weights, metadata = load_backbone(run.path)
+    assert metadata == {
         "kind": "backbone",
         "backbone": "conv4",
         "channels": 4,
@@ -416,9 +408,9 @@ def test_the_best_backbone_by_mean_accuracy_is_kept_and_loads_into_a_backbone(
         "input_shape": [1, 28, 28],
         "data": "tiny",
         "epoch": epoch,
-        "validation": scores.as_dict(),
+        "validation": scores,
     }
-    assert load_backbone(run.backbone)[1] == facts
+    assert load_backbone(run.backbone)[1] == metadata
     with safetensors.safe_open(run.backbone, "pt") as file:
         assert set(file.metadata()) == {"vsm"}
     backbone = BACKBONES["conv4"]((1, 28, 28), 4, 0.9)
@@ -426,7 +418,7 @@ def test_the_best_backbone_by_mean_accuracy_is_kept_and_loads_into_a_backbone(
     judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape)
     judge.require_backbone().load_state_dict(weights)
     again = validate(judge, validation_samplers(settings, tiny_dataset), 20)
-    assert again == scores
+    assert again.as_dict() == scores
 
 
 def test_a_later_and_worse_backbone_does_not_replace_the_best(
@@ -438,8 +430,8 @@ def test_a_later_and_worse_backbone_does_not_replace_the_best(
         lambda *_: FewShotScores(4, 4, 20, {1: Estimate(next(coming), 0.01)}),
     )
     run = pretrain(settings, tmp_path / "run")
-    weights, facts = load_backbone(run.path)
-    assert (facts["epoch"], facts["validation"]["mean_accuracy"]) == (2, 0.9)
+    weights, metadata = load_backbone(run.path)
+    assert (metadata["epoch"], metadata["validation"]["mean_accuracy"]) == (2, 0.9)
     last, progress = load_tensors(run.resume)
     assert progress == {"step": 21, "best_epoch": 2, "best_accuracy": 0.9}
     assert any(not torch.equal(last[f"model.backbone.{name}"], weights[name]) for name in weights)
@@ -477,8 +469,8 @@ def test_files_that_hold_no_backbone_are_named(tmp_path: Path) -> None:
         load_backbone(tmp_path)
     file = tmp_path / "model.safetensors"
     enough = {"backbone": "conv4", "channels": 4, "keep_probability": 1.0, "input_shape": [1, 2, 2]}
-    for facts in ({"step": 3}, {"kind": "backbone", "channels": 4}, {"kind": "other", **enough}):
-        save_tensors(file, {"a": torch.zeros(1)}, facts)
+    for stored in ({"step": 3}, {"kind": "backbone", "channels": 4}, {"kind": "other", **enough}):
+        save_tensors(file, {"a": torch.zeros(1)}, stored)
         with pytest.raises(RunError, match="does not hold a pre-trained backbone; give a direct"):
             load_backbone(file)
     save_tensors(file, {"a": torch.zeros(1)}, {"kind": "backbone", **enough})
@@ -520,7 +512,7 @@ def test_a_stopped_and_resumed_pretraining_equals_an_uninterrupted_one_bit_for_b
     pretrain(settings, tmp_path / "whole")
     message = rf"stopped and saved at step {stop_at} of 14 \(epoch {1 + (stop_at - 1) // 7} of 2\)"
     with pytest.raises(Interrupted, match=message) as stopped:
-        pretrain(settings, tmp_path / "parts", progress=StopAt(stop_at))
+        pretrain(settings, tmp_path / "parts", progress=signal_at(stop_at))
     assert stopped.value.exit_code == 130
     pretrain(settings, tmp_path / "parts", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts", *FILES)
@@ -529,18 +521,29 @@ def test_a_stopped_and_resumed_pretraining_equals_an_uninterrupted_one_bit_for_b
 def test_a_crash_between_checkpoints_repeats_the_lost_steps_exactly(
     settings: PretrainSettings, tmp_path: Path
 ) -> None:
-    class PowerCut(Silence):
-        def step(self, step: int, loss: float) -> None:
-            if step == 11:  # the last checkpoint is of step 8; validation and log are further
-                raise OSError("power cut")
-
     pretrain(settings, tmp_path / "whole")
     with pytest.raises(OSError, match="power cut"):
-        pretrain(settings, tmp_path / "parts", progress=PowerCut())
+        # The last checkpoint is of step 8; validation and log are further.
+        pretrain(settings, tmp_path / "parts", progress=power_cut_at(11))
     with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 11, "half a li')
     pretrain(settings, tmp_path / "parts", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts", *FILES)
+
+
+def test_progress_counts_all_steps_and_tells_of_every_validation(
+    settings: PretrainSettings, tmp_path: Path
+) -> None:
+    before, after = RecordedProgress(), RecordedProgress()
+    with pytest.raises(Interrupted):
+        pretrain(settings, tmp_path / "run", progress=signal_at(9))
+    pretrain(settings, tmp_path / "whole", progress=before)
+    pretrain(settings, tmp_path / "run", resume=True, progress=after)
+    assert before.shown == [("pretrain", step, 21) for step in range(22)]
+    assert after.shown == [("pretrain", step, 21) for step in range(9, 22)]
+    assert [text.split(":")[0] for text in before.messages] == ["epoch 1", "epoch 2", "epoch 3"]
+    assert after.messages == before.messages[1:]
+    assert before.messages[0].endswith("(best so far)")
 
 
 def test_plain_sgd_without_momentum_resumes_too(settings: PretrainSettings, tmp_path: Path) -> None:
@@ -548,7 +551,7 @@ def test_plain_sgd_without_momentum_resumes_too(settings: PretrainSettings, tmp_
     settings = replace(settings, optimizer=plain, epochs=1)
     pretrain(settings, tmp_path / "whole")
     with pytest.raises(Interrupted):
-        pretrain(settings, tmp_path / "parts", progress=StopAt(3, signal.SIGTERM))
+        pretrain(settings, tmp_path / "parts", progress=signal_at(3, signal.SIGTERM))
     pretrain(settings, tmp_path / "parts", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts", *FILES)
 

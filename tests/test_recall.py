@@ -10,13 +10,9 @@ from torch import Tensor
 from memories import remember
 from vsm.memory import MEMORIES, MemoryDesign, SlotMemory, SupportSet
 from vsm.memory.kanerva import KanervaRecall
-from vsm.memory.recall import (
-    RoteRecall,
-    SlotRecall,
-    TransformedRecall,
-    VariationalRecall,
-    mixture_divergence,
-)
+from vsm.memory.recall import SlotRecall
+from vsm.memory.rote import RoteRecall, TransformedRecall
+from vsm.memory.variational import VariationalRecall, mixture_divergence
 from vsm.probability import DiagonalGaussian, GaussianMixture
 from vsm.probability.mixture import pairwise_log_prob
 from vsm.seeding import Draws
@@ -522,30 +518,30 @@ def test_the_divergence_teaches_the_addressing_in_the_right_direction() -> None:
 
 
 @pytest.mark.parametrize("kind", ["soft", "mixture"])
-def test_what_was_kept_of_a_memory_serves_that_memory_alone_and_never_training(
+def test_a_prepared_memory_gives_the_same_prior_without_computing_it_again(
     kind: str, support: Tensor, memory: SlotMemory
 ) -> None:
     recall = build("vsm", kind)
     assert isinstance(recall, VariationalRecall)
-    given, other = SupportSet.of(support), slots_of(memory.content.flip(0) + 1)
+    given, mask = SupportSet.of(support), torch.rand(TASKS, WAY, SLOTS, generator=generator()) < 0.3
     asked: list[int] = []
     recall.network.register_forward_hook(lambda *_: asked.append(1))
-    with torch.no_grad():
-        expected = recall.prior(given, memory, None)
-        recall.keep(memory)
+    prepared = recall.prepare(memory)
+    assert prepared is not None
+    assert not prepared.components.centered.requires_grad
+    for slot_mask in (None, mask):
         asked.clear()
-        kept = recall.prior(given, memory, None)
-        assert not asked
+        with torch.no_grad():
+            found = recall.prior(given, prepared, slot_mask)
+            assert not asked
+            expected = recall.prior(given, memory, slot_mask)
+        assert asked
         for name in ("mean", "log_variance"):
-            assert torch.equal(getattr(kept.gaussian, name), getattr(expected.gaussian, name))
-        assert torch.equal(kept.weights, expected.weights)
-        recall.prior(given, other, None)
-        assert len(asked) == 1
-        recall.network.first.weight += 1
-        anew = recall.prior(given, memory, None)
-        assert len(asked) == 2
-        assert not torch.equal(anew.gaussian.mean, expected.gaussian.mean)
-    recall.keep(memory)
-    asked.clear()
+            assert torch.equal(getattr(found.gaussian, name), getattr(expected.gaussian, name))
+        assert torch.equal(found.weights, expected.weights)
+    # Preparing changes nothing about the memory itself, which training goes on learning through.
     assert recall.prior(given, memory, None).gaussian.mean.requires_grad
-    assert asked
+
+
+def test_memories_that_need_no_preparation_have_none(memory: SlotMemory) -> None:
+    assert build("rote", "soft").prepare(memory) is None

@@ -1,7 +1,8 @@
-"""Saying "none of these": coverage of known classes, and how many strangers are spotted."""
+"""Saying "none of these": coverage of known classes, and out-of-distribution inputs."""
 
 import json
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -9,16 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from serving_helpers import (
+from classify_helpers import (
     CLASSES,
     clustered_features,
     examples,
-    use_tiny_dataset,
     write_folders,
     write_run,
 )
 from vsm import FewShotClassifier
-from vsm.classify import Pretrained
 from vsm.cli import main
 from vsm.data import ImageDataset
 from vsm.errors import ClassifierError
@@ -32,6 +31,8 @@ from vsm.evaluation.rejection import (
 )
 from vsm.memory import SupportSet
 from vsm.model import FewShotModel
+from vsm.runs.directory import RunDirectory
+from vsm.runs.trained_model import TrainedModel, calibrate_rejection, load
 from vsm.seeding import generator
 from vsm.settings import ModelSettings, RunSettings
 
@@ -129,9 +130,11 @@ def test_neither_what_people_added_nor_what_has_a_fitted_label_is_held_against_a
     new, _, _ = clustered_features(2, 5, seed=9)
     classifier.fit(new, ["this"] * 5 + ["that"] * 5).remember()
     classifier.fit(torch.cat([features[:4], new[:1]]), [names[0]] * 4 + ["other"])
-    kept = classifier._others()
-    assert classifier._recalled is not None
-    assert {"this", "that"} <= set(classifier._recalled.names)
+    fitted = classifier._fitted
+    assert fitted is not None
+    assert fitted.recalled is not None
+    assert {"this", "that"} <= set(fitted.recalled.names)
+    kept = fitted._other_slots()
     assert kept is not None
     torch.testing.assert_close(
         kept, slots[[name != names[0] for name in classifier.memory.names[:64]]]
@@ -139,7 +142,7 @@ def test_neither_what_people_added_nor_what_has_a_fitted_label_is_held_against_a
 
 
 @cache
-def learned_encoder() -> Pretrained:
+def learned_encoder() -> TrainedModel:
     features, class_ids, names = clustered_features(64, 20)
     encoder = FewShotClassifier().learn_memory(features, [names[c] for c in class_ids]).encoder
     assert encoder is not None
@@ -181,13 +184,84 @@ def test_answers_that_are_given_stay_the_same_and_are_saved(tmp_path: Path) -> N
     assert (loaded.predict(features, reject=0.6) == careful).all()
 
 
-def test_a_label_that_means_none_and_a_model_without_validation_are_refused() -> None:
+def test_a_label_that_means_none_and_a_model_without_thresholds_are_refused() -> None:
     features, class_ids, _ = clustered_features(5, 4)
     classifier = learned().fit(features, class_ids - 1)
     with pytest.raises(ClassifierError, match="reject: -1 means that a picture is none"):
         classifier.predict(features, reject=0.9)
-    with pytest.raises(ClassifierError, match="has no validation classes"):
+    with pytest.raises(ClassifierError, match="no rejection thresholds were measured"):
         FewShotClassifier().fit(features, class_ids).predict(features, reject=0.9)
+
+
+def test_explanations_and_answers_agree_on_what_is_none_of_the_classes() -> None:
+    classifier = learned()
+    features, class_ids, names = clustered_features(5, 30, seed=300)
+    labels = np.asarray(names)[class_ids]
+    asked = classifier.fit(features[::10], labels[::10]).embed(features)
+    answers = classifier.predict(features, reject=0.6)
+    assert 0 < np.mean(answers == "none of these") < 1
+    plain, careful = classifier.explain_all(asked), classifier.explain_all(asked, reject=0.6)
+    assert [one.prediction for one in careful] == answers.tolist()
+    assert (classifier.predict(asked, reject=0.6) == answers).all()
+    # Only the answer changes.
+    for one, other in zip(plain, careful, strict=True):
+        assert replace(other, prediction=one.prediction) == one
+
+
+def calibrate_run(run: Path, dataset: ImageDataset) -> Path:
+    """Measure the thresholds of a run directory on ``dataset``, as training does at its end."""
+    trained = load(run)
+    path = RunDirectory(run).calibration
+    calibrate_rejection(trained, dataset).write(path, trained.encoder.fingerprint)
+    return run
+
+
+def test_thresholds_hold_while_all_trained_classes_are_remembered(
+    tmp_path: Path, tiny_dataset: ImageDataset
+) -> None:
+    run = calibrate_run(write_run(tmp_path / "run"), tiny_dataset)
+    support, labels = examples(tiny_dataset, dict.fromkeys(CLASSES, 2))
+    asked, _ = examples(tiny_dataset, dict.fromkeys(CLASSES, 3), first=5)
+
+    def answers() -> list[str]:
+        classifier = FewShotClassifier.from_pretrained(run).fit(support, labels)
+        return list(classifier.predict(asked, reject=0.7).tolist())
+
+    before = answers()
+    assert 0 < before.count("none of these") < len(before)
+    folder = write_folders(tmp_path / "more", tiny_dataset, 1, first=9)
+    for path in folder.iterdir():
+        path.rename(path.with_name(f"new-{path.name}"))
+    assert main(["memory", "add", str(run), "--images", str(folder)]) == 0
+    known = load(run)
+    assert known.memory is not None
+    assert len(known.memory.added) == len(CLASSES)
+    assert known.thresholds() == known.calibration.thresholds
+    answers()
+
+    def refused() -> str:
+        with pytest.raises(ClassifierError, match="with other remembered classes") as told:
+            answers()
+        return str(told.value)
+
+    assert main(["memory", "forget", str(run), *sorted(known.memory.added)]) == 0
+    assert answers() == before, "as if nothing had been added"
+    assert main(["memory", "forget", str(run), known.memory.names[0]]) == 0
+    assert f"measure them with vsm models calibrate {run}" in refused()
+    assert FewShotClassifier.from_pretrained(run).fit(support, labels).predict(asked).size
+    calibrate_run(run, tiny_dataset)
+    answers()
+
+
+def test_what_people_added_has_no_say_in_the_thresholds(
+    tmp_path: Path, tiny_dataset: ImageDataset
+) -> None:
+    trained = load(write_run(tmp_path / "run"))
+    classifier = FewShotClassifier(trained)
+    classifier.fit(*examples(tiny_dataset, dict.fromkeys(CLASSES, 2))).remember()
+    assert classifier.memory is not None
+    grown = trained.with_memory(classifier.memory, "grown")
+    assert calibrate_rejection(grown, tiny_dataset) == calibrate_rejection(trained, tiny_dataset)
 
 
 def test_a_memory_that_grew_keeps_the_thresholds_and_another_does_not() -> None:
@@ -199,26 +273,24 @@ def test_a_memory_that_grew_keeps_the_thresholds_and_another_does_not() -> None:
     classifier.fit(features, class_ids).remember()
     assert classifier.memory is not None
     grown = encoder.with_memory(classifier.memory, "grown")
-    assert grown.known_thresholds == encoder.known_thresholds
-    fewer = encoder.with_memory(memory.without(memory.names[:1]), "fewer")
-    assert fewer.known_thresholds is None
+    assert grown.thresholds() == encoder.thresholds()
+    fewer = encoder.with_memory(memory.forget(memory.names[:1]), "fewer")
+    with pytest.raises(ClassifierError, match="measured with other remembered classes") as told:
+        fewer.thresholds()
+    assert "vsm models calibrate" not in str(told.value), "there is no directory to calibrate"
 
 
 def test_a_run_measures_its_thresholds_on_validation_classes(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tiny_dataset: ImageDataset,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, tiny_dataset: ImageDataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    use_tiny_dataset(monkeypatch, tiny_dataset)
-    run = write_run(tmp_path / "run", "protonet")
+    run = calibrate_run(write_run(tmp_path / "run", "protonet"), tiny_dataset)
     classifier = FewShotClassifier.from_pretrained(run)
     classifier.fit(*examples(tiny_dataset, dict.fromkeys(CLASSES, 1)))
     asked, _ = examples(tiny_dataset, dict.fromkeys(CLASSES, 7), first=5)
-    strangers = [np.zeros((28, 28), np.uint8), np.full((28, 28), 255, np.uint8)]
+    outside = [np.zeros((28, 28), np.uint8), np.full((28, 28), 255, np.uint8)]
     answered = classifier.predict(asked, reject=0.9) != "none of these"
     assert 0.75 < answered.mean() <= 1
-    assert (classifier.predict(strangers, reject=0.9) == "none of these").all()
+    assert (classifier.predict(outside, reject=0.9) == "none of these").all()
     assert classifier.encoder is not None
     known = classifier.encoder.thresholds().by_shot
     assert list(known) == [1, 2, 5, 10]

@@ -8,18 +8,22 @@ from typing import Any
 import pytest
 import torch
 
-from run_helpers import AskedToStop, assert_same_run, rows
+from run_helpers import assert_same_run, power_cut_at, rows, signal_at
+from tiny import RecordedProgress
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import RunError
-from vsm.evaluation.evaluator import Evaluation, evaluate
+from vsm.evaluation.evaluator import evaluate
 from vsm.memory import MEMORIES, SlotConsolidation, SlotMemory
 from vsm.model import FewShotModel
-from vsm.runs.trained_model import RunDirectory, TrainingState, apply_pending, load_run
+from vsm.runs.calibration import Calibration
+from vsm.runs.checkpoints import TrainingState, apply_pending
+from vsm.runs.directory import RunDirectory
+from vsm.runs.trained_model import Checkpoint, load, save_best
 from vsm.seeding import generator
 from vsm.settings import METHODS, MemorySettings, Method, OptimizerSettings, RunSettings
 from vsm.system.interruption import Interrupted
+from vsm.system.tensor_files import load_tensors, save_tensors
 from vsm.training import (
-    Silence,
     build_optimizer,
     load_inputs,
     set_learning_rate,
@@ -33,11 +37,7 @@ def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> N
     monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
 
 
-class StopAt(AskedToStop, Silence):
-    """Nobody else watches."""
-
-
-FILES = ("model.safetensors", "memory.safetensors", "resume.safetensors")
+FILES = ("model.safetensors", "memory.safetensors", "calibration.json", "resume.safetensors")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -47,18 +47,18 @@ def test_a_run_leaves_a_directory_that_loads(
     settings = replace(tiny_settings, method=method)
     run = train(settings, tmp_path / "run")
     assert run.settings() == settings
-    trained = load_run(run.path, tiny_dataset)
+    trained = load(run.path)
     assert trained.settings == settings
+    assert not trained.model.training
     assert run.memory.exists() == settings.uses_memory
     if settings.uses_memory:
         assert trained.memory is not None
-        assert len(trained.memory) > 3
-        assert trained.slot_names == tuple(
-            tiny_dataset.class_names[i] for i in trained.memory.slot_classes
-        )
-        assert not any(part.requires_grad for part in trained.memory.tensors().values())
+        memory, names = trained.memory.memory, tiny_dataset.class_names
+        assert len(memory) > 3
+        assert trained.memory.names == tuple(names[i] for i in memory.slot_classes)
+        assert not any(part.requires_grad for part in memory.tensors().values())
     sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
-    evaluate(trained.model, trained.memory, sampler, 3, 0)
+    evaluate(trained.model, trained.state, sampler, 3, 0)
 
 
 @pytest.mark.parametrize("method", ["protonet", "vsm", "rote", "mann", "kanerva"])
@@ -69,7 +69,7 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     settings = replace(tiny_settings, method=method, steps=12)
     train(settings, tmp_path / "whole")
     with pytest.raises(Interrupted, match=f"stopped and saved at step {stop_at} of 12") as stopped:
-        train(settings, tmp_path / "parts", progress=StopAt(stop_at))
+        train(settings, tmp_path / "parts", progress=signal_at(stop_at))
     assert stopped.value.exit_code == 130
     train(settings, tmp_path / "parts", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts", *FILES)
@@ -80,8 +80,8 @@ def test_a_refreshed_memory_holds_features_as_they_are_at_test(
 ) -> None:
     memory = replace(tiny_settings.memory, refresh_steps=3)
     run = train(replace(tiny_settings, memory=memory), tmp_path / "run")
-    trained = load_run(run.path, tiny_dataset)
-    model, stored = trained.model, trained.memory
+    trained = load(run.path)
+    model, stored = trained.model, trained.state
     assert isinstance(stored, SlotMemory)
     sampler = EpisodeSampler(
         tiny_dataset, "train", tiny_settings.way, tiny_settings.shot, tiny_settings.queries
@@ -129,8 +129,23 @@ def test_refreshing_leaves_the_run_as_it_was(tiny_settings: RunSettings, tmp_pat
 
 def test_termination_is_honored_too(tiny_settings: RunSettings, tmp_path: Path) -> None:
     with pytest.raises(Interrupted) as stopped:
-        train(tiny_settings, tmp_path / "run", progress=StopAt(2, signal.SIGTERM))
+        train(tiny_settings, tmp_path / "run", progress=signal_at(2, signal.SIGTERM))
     assert stopped.value.exit_code == 143
+
+
+def test_progress_counts_all_steps_and_tells_of_every_validation(
+    tiny_settings: RunSettings, tmp_path: Path
+) -> None:
+    before, after = RecordedProgress(), RecordedProgress()
+    with pytest.raises(Interrupted):
+        train(tiny_settings, tmp_path / "run", progress=signal_at(4))
+    train(tiny_settings, tmp_path / "whole", progress=before)
+    train(tiny_settings, tmp_path / "run", resume=True, progress=after)
+    assert before.shown == [("vsm", step, 6) for step in range(7)]
+    assert after.shown == [("vsm", step, 6) for step in range(4, 7)]
+    assert [text.split(":")[0] for text in before.messages] == ["step 3", "step 6"]
+    assert before.messages[0].endswith("(best so far)")
+    assert after.messages == before.messages[1:]
 
 
 def test_signal_handlers_are_put_back(tiny_settings: RunSettings, tmp_path: Path) -> None:
@@ -142,15 +157,11 @@ def test_signal_handlers_are_put_back(tiny_settings: RunSettings, tmp_path: Path
 def test_a_crash_after_a_checkpoint_repeats_the_lost_steps_exactly(
     tiny_settings: RunSettings, tmp_path: Path
 ) -> None:
-    class PowerCut(Silence):
-        def step(self, step: int, loss: float) -> None:
-            if step == 11:  # the last checkpoint is of step 10, the last log line too
-                raise OSError("power cut")
-
     settings = replace(tiny_settings, steps=14)
     train(settings, tmp_path / "whole")
     with pytest.raises(OSError, match="power cut"):
-        train(settings, tmp_path / "parts", progress=PowerCut())
+        # The last checkpoint is of step 10, and so is the last log line.
+        train(settings, tmp_path / "parts", progress=power_cut_at(11))
     with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 11, "half a li')
     train(settings, tmp_path / "parts", resume=True)
@@ -161,9 +172,30 @@ def test_resuming_a_finished_run_changes_nothing(
     tiny_settings: RunSettings, tmp_path: Path
 ) -> None:
     train(tiny_settings, tmp_path / "run")
-    before = (tmp_path / "run" / "resume.safetensors").read_bytes()
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in FILES}
     train(tiny_settings, tmp_path / "run", resume=True)
-    assert (tmp_path / "run" / "resume.safetensors").read_bytes() == before
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in FILES} == before
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_finished_run_goes_on_to_a_better_model_and_is_calibrated_anew(
+    stopped: bool, tiny_settings: RunSettings, tmp_path: Path
+) -> None:
+    quick = OptimizerSettings(learning_rate=5e-3, schedule="constant")
+    settings = replace(tiny_settings, tasks=4, steps=3, optimizer=quick)
+    run = train(settings, tmp_path / "run")
+    before = run.calibration.read_text()
+    longer = replace(settings, steps=24)
+    if stopped:  # of the better model nothing was measured yet
+        with pytest.raises(Interrupted):
+            train(longer, run.path, resume=True, progress=signal_at(23))
+        assert load(run.path).step > 3
+        assert load(run.path).calibration == Calibration()
+    train(longer, run.path, resume=True)
+    trained = load(run.path)
+    assert trained.step > 3
+    assert trained.thresholds() == trained.calibration.thresholds
+    assert run.calibration.read_text() != before
 
 
 def test_an_existing_run_is_not_overwritten(tiny_settings: RunSettings, tmp_path: Path) -> None:
@@ -294,11 +326,12 @@ def test_observations_wait_one_step_before_they_reach_the_memory(
     model, state, measured = step_through(tiny_settings, tiny_dataset, 2)
     assert measured[1]["slots"] > 0
     assert state.memory is not None
+    assert state.pending is not None
     settled = apply_pending(model, state)
     assert settled is not None
     assert len(settled) >= len(state.memory)
     assert not any(part.requires_grad for part in settled.tensors().values())
-    assert set(state.pending.class_ids.tolist()) <= set(range(30))  # type: ignore[union-attr]
+    assert set(state.pending.class_ids.tolist()) <= set(range(30))
 
 
 def test_memory_holds_training_classes_alone_and_one_slot_for_each(
@@ -368,17 +401,18 @@ def test_every_term_is_logged(tiny_settings: RunSettings, tmp_path: Path) -> Non
 def test_the_best_validated_model_is_kept(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
-    seen: list[tuple[int, float, bool]] = []
-
-    class Watch(Silence):
-        def validated(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
-            seen.append((step, evaluation.accuracy.mean, is_best))
-
-    train(replace(tiny_settings, steps=15), tmp_path / "run", progress=Watch())
-    best = max(accuracy for _, accuracy, _ in seen)
-    first_best = next(step for step, accuracy, _ in seen if accuracy == best)
-    assert load_run(tmp_path / "run", tiny_dataset).step == first_best
-    assert load_run(tmp_path / "run", tiny_dataset, "last").step == 15
+    train(replace(tiny_settings, steps=15), tmp_path / "run")
+    seen = [(row["step"], row["validation"]) for row in rows(tmp_path / "run") if "loss" not in row]
+    assert [step for step, _ in seen] == [3, 6, 9, 12, 15]
+    best = max(score["accuracy"] for _, score in seen)
+    first_best = next(step for step, score in seen if score["accuracy"] == best)
+    trained = load(tmp_path / "run")
+    assert trained.step == first_best
+    assert load(tmp_path / "run", checkpoint="last").step == 15
+    again = evaluate(
+        trained.model, trained.state, EpisodeSampler(tiny_dataset, "validation", 3, 1, 2), 5, 0
+    )
+    assert again.accuracy.mean == pytest.approx(best)
 
 
 @pytest.mark.parametrize("method", ["vsm", "kanerva"])
@@ -388,32 +422,47 @@ def test_the_last_state_loads_with_pending_observations_applied(
     train(
         replace(tiny_settings, method=method, steps=3), tmp_path / "run"
     )  # validated once, at the last step
-    best, last = (load_run(tmp_path / "run", tiny_dataset, which) for which in ("best", "last"))
+    checkpoints: tuple[Checkpoint, ...] = ("best", "last")
+    best, last = (load(tmp_path / "run", checkpoint=which) for which in checkpoints)
     assert best.memory is not None
     assert last.memory is not None
-    torch.testing.assert_close(best.memory.tensors(), last.memory.tensors())
-    assert best.slot_names == last.slot_names
+    torch.testing.assert_close(best.memory.memory.tensors(), last.memory.memory.tensors())
+    assert best.memory.metadata() == last.memory.metadata()
+    assert bool(last.memory.names) == (method == "vsm")
+    assert best.encoder == last.encoder
 
 
-def test_a_mismatched_pair_and_a_damaged_file_are_named(
-    tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
+def test_a_run_that_was_cut_off_between_its_two_files_is_to_be_resumed(
+    tiny_settings: RunSettings,
+    tiny_dataset: ImageDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.create(tiny_settings)
+    for step, seed in ((3, 0), (6, 1)):
+        model = FewShotModel(replace(tiny_settings, seed=seed), tiny_dataset.image_shape)
+        save_best(run, model, model.empty_memory(), step, tiny_dataset)
+        monkeypatch.setattr("vsm.runs.trained_model.save_tensors", lambda *_: None)
+    with pytest.raises(RunError, match=r"of step 3 but .* of step 6; .* resume it with --resume"):
+        load(run.path)
+
+
+def test_an_exchanged_memory_and_a_damaged_file_are_named(
+    tiny_settings: RunSettings, tmp_path: Path
 ) -> None:
     run = train(tiny_settings, tmp_path / "run")
-    longer = train(replace(tiny_settings, steps=7, seed=3), tmp_path / "other")
-    if load_run(run.path, tiny_dataset).step != load_run(longer.path, tiny_dataset).step:
-        run.memory.write_bytes(longer.memory.read_bytes())
-        with pytest.raises(RunError, match="resume it with --resume"):
-            load_run(run.path, tiny_dataset)
-    rival = train(replace(tiny_settings, method="kanerva"), tmp_path / "rival")
-    run.memory.write_bytes(rival.memory.read_bytes())
+    other = train(replace(tiny_settings, method="kanerva"), tmp_path / "other")
+    metadata = load_tensors(run.memory)[1]
+    save_tensors(run.memory, load_tensors(other.memory)[0], metadata | {"class_names": []})
     with pytest.raises(RunError, match="does not hold a memory of the method vsm; was it exch"):
-        load_run(run.path, tiny_dataset)
+        load(run.path)
     run.model.write_bytes(b"not weights")
     with pytest.raises(RunError, match=r"model\.safetensors is damaged"):
-        load_run(run.path, tiny_dataset)
+        load(run.path)
     run.model.unlink()
     with pytest.raises(RunError, match=r"model\.safetensors is missing"):
-        load_run(run.path, tiny_dataset)
+        load(run.path)
     with pytest.raises(RunError, match="is not a run directory"):
         RunDirectory(tmp_path / "nowhere").settings()
 

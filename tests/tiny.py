@@ -3,8 +3,8 @@
 import numpy as np
 
 from vsm.data import ImageDataset, Normalization
-from vsm.system.progress import NullProgress
 from vsm.settings import ModelSettings, RunSettings, SamplingSettings, ValidationSettings
+from vsm.system.progress import NullProgress
 
 
 def make_dataset() -> ImageDataset:

@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 from torch import Tensor
-from vsm.evaluation.comparison import EpisodeProtocol, LoadedRun, load_for, measure
 
 import vsm
 from vsm.data import ImageDataset
@@ -57,15 +56,16 @@ class Shown:
     @property
     def slot_ids(self) -> list[int]:
         """The class of each slot."""
-        ids = {name: number for number, name in enumerate(self.dataset.class_names)}
-        assert self.run.trained.memory is not None
-        return [ids[name] for name in self.run.trained.memory.names]
+        names = {name: number for number, name in enumerate(self.dataset.class_names)}
+        memory = self.run.trained.memory
+        assert memory is not None
+        return [names[name] for name in memory.names]
 
 
 def look() -> Shown:
     """Load the model, and run one episode."""
     protocol = EpisodeProtocol("glyphs", "test", way=5, shot=1, queries=1, episodes=2, seed=0)
-    run = load_for(MODEL, protocol)
+    run = load_for(Path(MODEL), protocol)
     assert isinstance(run.dataset, ImageDataset)
     *_, episode = look_at_episodes(measure(run, protocol), run.dataset, EPISODE + 1, queries=1)
     return Shown(run, run.dataset, episode)
@@ -82,7 +82,7 @@ def flow() -> Figure:
     _box(axes, 39, 24, "recollection\nm", "#c9ebf7")
     _box(axes, 58, 24, "prototype\nz", "#f0e6b8")
     _box(axes, 77, 24, "answer\ny", "#bfe0c4")
-    _box(axes, 39, 6, "memory\nM: one slot per class", "#c3d6ea")
+    _box(axes, 39, 6, "memory\nM: a slot a class", "#c3d6ea")
     _box(axes, 77, 6, "features of\na new picture", "#eeeeee")
     for start in (15, 34, 53, 72):
         _arrow(axes, (start, 28), (start + 4.6, 28))
@@ -190,11 +190,11 @@ def remembering(shown: Shown) -> tuple[Figure, list[str]]:
     Returns:
         The picture, and a line for each of its points.
     """
-    encoder = vsm.load(MODEL)
+    trained = vsm.load(MODEL)
     means, intervals, told = [], [], []
     for count in REMEMBERED:
         accuracy = estimate(
-            torch.tensor([_accuracy(encoder, shown.dataset, task, count) for task in range(TASKS)])
+            torch.tensor([_accuracy(trained, shown.dataset, task, count) for task in range(TASKS)])
         )
         means.append(100 * accuracy.mean)
         intervals.append(100 * accuracy.ci95)
@@ -211,12 +211,12 @@ def remembering(shown: Shown) -> tuple[Figure, list[str]]:
     return figure, told
 
 
-def _accuracy(encoder: vsm.TrainedModel, dataset: ImageDataset, task: int, count: int) -> float:
+def _accuracy(trained: vsm.TrainedModel, dataset: ImageDataset, task: int, count: int) -> float:
     """Return how many of five new classes' pictures are told apart, ``count`` images later."""
     random = generator(0, "pictures", task)
     drawn = torch.randperm(len(dataset.classes("test")), generator=random)[:5].tolist()
     chosen = [(f"new {c}", dataset.image_ids(dataset.classes("test")[c])) for c in drawn]
-    classifier = vsm.FewShotClassifier(encoder)
+    classifier = vsm.FewShotClassifier(trained)
     if count:
         classifier.fit(*_labeled(dataset, chosen, 1 + QUERIES, count))
         classifier.remember()

@@ -103,10 +103,9 @@ class ClassifierGraph(nn.Module):
         shots = support_labels.sum(0).unsqueeze(-1)  # [N, 1]
         mean = (support_labels.mT @ support_features / shots).unsqueeze(0)
         support = SupportSet(mean.unsqueeze(2), mean, shots.unsqueeze(0))
-        slot_mask = None
         if slot_mask is not None:
             rows = torch.arange(mean.shape[1]) % torch.full((1,), slot_mask.shape[0])
-            slot_mask = slot_mask[rows].unsqueeze(0)
+            slot_mask = slot_mask[rows].unsqueeze(0)  # [1, N, A]
         inferred = self.model.infer(support, self.memory, StoredNoise(noise), slot_mask)
         queries = query_features.unsqueeze(0)
         log_probabilities = predictive(self.model.classifier(queries, inferred.prototypes))

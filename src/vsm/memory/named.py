@@ -118,16 +118,6 @@ class NamedMemory:
         return frozenset(_added(self.provenance)).intersection(self.names)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether nothing that training left was forgotten."""
-        added: set[str] = set()
-        for event in self.provenance:
-            if event["action"] == "forgot" and not added.issuperset(event["classes"]):
-                return False
-            added.update(_added([event]))
-        return True
-
-    @property
     def slots(self) -> SlotMemory:
         """The memory, where it has one slot per class; else an error."""
         if not isinstance(self.memory, SlotMemory):

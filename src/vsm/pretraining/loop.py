@@ -29,7 +29,6 @@ from vsm.pretraining.supervised import (
     with_turned_copies,
 )
 from vsm.runs.checkpoints import BACKBONE_NAME, save_backbone
-from vsm.runs.configuration import read_settings
 from vsm.runs.directory import Directory, Log
 from vsm.seeding import generator
 from vsm.settings import ModelSettings, OneCycleSettings, PretrainSettings, RunSettings
@@ -55,8 +54,7 @@ class PretrainingDirectory(Directory):
 
     def settings(self) -> PretrainSettings:
         """Read the pre-training's settings, or say that there is none."""
-        self.require()
-        return read_settings(PretrainSettings, self.config)
+        return self.read_settings(PretrainSettings)
 
 
 @dataclass(frozen=True)

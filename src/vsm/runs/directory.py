@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import yaml
 
-from vsm.runs.configuration import settings_from_files, settings_to_yaml
-from vsm.errors import RunError
-from vsm.system.files import write_text
+from vsm.errors import RunError, SettingsError
+from vsm.runs.configuration import ReadSettings, read_settings, settings_to_yaml
 from vsm.settings import PretrainSettings, RunSettings
+from vsm.system.files import write_text
 
 CONFIG_NAME = "config.yaml"
 MODEL_NAME = "model.safetensors"
@@ -117,11 +117,15 @@ class Directory:
             (self.path / leftover).unlink(missing_ok=True)
         write_text(self.config, settings_to_yaml(settings))
 
-    def require(self) -> None:
-        """Say that there is no run, or that another command made it."""
+    def read_settings(self, kind: type[ReadSettings]) -> ReadSettings:
+        """Read settings of one kind, or say that there is no run, or that another command's is."""
         if not self.exists():
             raise RunError(f"{self.path} is not a run directory: it has no {CONFIG_NAME}")
-        require_made_by(self.command, self.path)
+        try:
+            return read_settings(kind, self.config)
+        except SettingsError:
+            require_made_by(self.command, self.path)  # no command reads what another one writes
+            raise
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return every complete measurement; a line cut short by a kill is passed over."""
@@ -178,5 +182,4 @@ class RunDirectory(Directory):
 
     def settings(self) -> RunSettings:
         """Read the run's settings, or say that there is no run."""
-        self.require()
-        return settings_from_files(self.config)
+        return self.read_settings(RunSettings)

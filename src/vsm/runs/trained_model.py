@@ -6,7 +6,7 @@ prepared, so using it never opens the dataset that it was trained on.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -64,7 +64,7 @@ class TrainedModel:
     memory: NamedMemory | None
     preprocessing: Preprocessing | None
     encoder: EncoderIdentity
-    calibration: Calibration = Calibration()
+    calibration: Calibration = field(default_factory=Calibration)
     step: int = 0
     card: Card | None = None
 
@@ -221,12 +221,12 @@ def _load_best(
     if not settings.uses_memory:
         return trained
     named = restored_memory(*load_tensors(run.memory), run.memory)
-    _require_encoder(trained, named.encoder, run.memory)
     if named.step != trained.step:
         raise RunError(
             f"{run.path}: model.safetensors is of step {trained.step} but memory.safetensors of "
             f"step {named.step}; the run was cut off between the two: resume it with --resume"
         )
+    _require_encoder(trained, named.encoder, run.memory)
     if type(named.memory) is not type(trained.model.empty_memory()):
         raise RunError(
             f"{run.memory} does not hold a memory of the method {settings.method}; was it "
@@ -273,12 +273,11 @@ def restored_model(
     model = FewShotModel(settings, shape).place(placement)
     load_weights(model, weights, source)
     encoder = EncoderIdentity.of(settings, weights)
-    trained = TrainedModel(
-        name, None, settings, model.eval(), None, preprocessing, encoder, step=step
-    )
-    if expected is not None:
-        _require_encoder(trained, expected, source)
-    return trained
+    if expected is not None and expected.fingerprint != encoder.fingerprint:
+        raise RunError(
+            f"{source} says that its encoder is {expected}, but it holds {encoder}; was it changed?"
+        )
+    return TrainedModel(name, None, settings, model.eval(), None, preprocessing, encoder, step=step)
 
 
 def model_metadata(dataset: Dataset, class_ids: list[int] | None = None) -> dict[str, Any]:
@@ -318,6 +317,7 @@ def save_best(
     run: RunDirectory, model: FewShotModel, memory: Memory | None, step: int, dataset: Dataset
 ) -> None:
     """Write the model for use, and its memory with the class names of its slots."""
+    run.calibration.unlink(missing_ok=True)  # of the model before
     names = dataset.class_names
     weights = dict(model.state_dict())
     encoder = EncoderIdentity.of(model.settings, weights)

@@ -15,17 +15,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from serving_helpers import CLASSES, examples, use_tiny_dataset, write_run, write_run_of
+from classify_helpers import CLASSES, examples, write_run, write_run_of
 from tiny import make_dataset, make_settings
 from vsm import FewShotClassifier, export_onnx
-from vsm.classify import Pretrained, open_pretrained
 from vsm.cli import main
 from vsm.data import ImageDataset, open_images
-from vsm.errors import ExportError
+from vsm.errors import DataError, ExportError
 from vsm.export import classifier_noise, onnx_files
 from vsm.export.graphs import ClassifierGraph
 from vsm.export.noise import RecordedNoise, StoredNoise
 from vsm.model import FewShotModel
+from vsm.runs.trained_model import TrainedModel, load
 from vsm.seeding import generator
 from vsm.settings import Method
 
@@ -40,17 +40,17 @@ class Graph:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self.session = onnxruntime.InferenceSession(path, options)
-        self.facts: dict[str, str] = self.session.get_modelmeta().custom_metadata_map
+        self.metadata: dict[str, str] = self.session.get_modelmeta().custom_metadata_map
 
     def __call__(self, **inputs: npt.NDArray[Any]) -> Arrays:
         names = [output.name for output in self.session.get_outputs()]
         return dict(zip(names, self.session.run(names, inputs), strict=True))
 
 
-def pixels(opened: Pretrained, pictures: list[Any]) -> npt.NDArray[np.float32]:
+def pixels(trained: TrainedModel, pictures: list[Any]) -> npt.NDArray[np.float32]:
     """Return pictures as the encoder's graph takes them."""
-    assert opened.pictures is not None
-    return (opened.pictures.pixels(pictures).float() / 255).contiguous().numpy()
+    assert trained.preprocessing is not None
+    return (trained.preprocessing.pixels(pictures).float() / 255).contiguous().numpy()
 
 
 def one_hot(labels: list[str]) -> npt.NDArray[np.float32]:
@@ -59,15 +59,15 @@ def one_hot(labels: list[str]) -> npt.NDArray[np.float32]:
 
 
 def answers_of(
-    folder: Path, opened: Pretrained, support: list[Any], labels: list[str], queries: list[Any]
+    folder: Path, trained: TrainedModel, support: list[Any], labels: list[str], queries: list[Any]
 ) -> Arrays:
     """Do all that a program without this package must do."""
     encoder, classifier = Graph(folder / "encoder.onnx"), Graph(folder / "classifier.onnx")
-    noise = classifier_noise(opened, len(set(labels)))
+    noise = classifier_noise(trained, len(set(labels)))
     return classifier(
-        support_features=encoder(images=pixels(opened, support))["features"],
+        support_features=encoder(images=pixels(trained, support))["features"],
         support_labels=one_hot(labels),
-        query_features=encoder(images=pixels(opened, queries))["features"],
+        query_features=encoder(images=pixels(trained, queries))["features"],
         **{name: value.numpy() for name, value in noise.items()},
     )
 
@@ -116,7 +116,6 @@ def own_backbone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "own_backbones.py").write_text(BACKBONES)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        use_tiny_dataset(patch, make_dataset())
         yield folder
     sys.modules.pop("own_backbones", None)
 
@@ -176,16 +175,19 @@ def test_noise_is_stored_for_five_classes_and_then_answers_need_no_other_inputs(
 
 
 def test_graphs_say_what_they_are(glyphs_export: Path) -> None:
-    opened = open_pretrained("glyphs-5w1s")
-    assert opened.memory is not None
+    trained = load("glyphs-5w1s")
+    assert trained.memory is not None
     encoder, classifier = (Graph(glyphs_export / f"{n}.onnx") for n in ("encoder", "classifier"))
-    for facts in (encoder.facts, classifier.facts):
-        assert facts["encoder_fingerprint"] == opened.identity.fingerprint
-    assert json.loads(encoder.facts["input_shape"]) == [1, 28, 28]
-    assert encoder.facts["input_ink"] == "high"
-    assert json.loads(classifier.facts["class_names"]) == list(opened.memory.names)
-    assert json.loads(classifier.facts["class_counts"]) == opened.memory.slots.counts.tolist()
-    assert json.loads(classifier.facts["temperatures"]) == opened.temperatures
+    for stored in (encoder.metadata, classifier.metadata):
+        assert stored["encoder_fingerprint"] == trained.encoder.fingerprint
+    assert json.loads(encoder.metadata["input_shape"]) == [1, 28, 28]
+    assert encoder.metadata["input_ink"] == "high"
+    assert json.loads(classifier.metadata["class_names"]) == list(trained.memory.names)
+    assert json.loads(classifier.metadata["class_counts"]) == trained.memory.slots.counts.tolist()
+    temperatures = json.loads(classifier.metadata["temperatures"])
+    assert {int(shot): value for shot, value in temperatures.items()} == dict(
+        trained.calibration.temperatures
+    )
 
 
 def test_an_encoder_of_somebodys_own_is_exported_with_adapter_and_mirror(
@@ -193,17 +195,19 @@ def test_an_encoder_of_somebodys_own_is_exported_with_adapter_and_mirror(
 ) -> None:
     name = "own_backbones:Plain"
     run = write_own_run(own_backbone / "plain", name)
+    with pytest.raises(DataError, match="unknown dataset"):  # which an export does without
+        open_images(make_settings().data)
     assert main(["export", str(run), "--onnx", "graphs"]) == 2
     assert f"add --backbone {name}" in capsys.readouterr().err
     assert main(["export", str(run), "--onnx", "graphs", "--backbone", name, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert all(difference < 1e-4 for difference in told["differences"].values())
 
-    opened = open_pretrained(run, backbone=name)
+    trained = load(run, backbone=name)
     pictures, labels = examples(make_dataset(), UNEVEN)
-    features = Graph(Path("graphs/encoder.onnx"))(images=pixels(opened, pictures))["features"]
-    np.testing.assert_allclose(features, opened.embed(pictures), atol=1e-5)
-    answers = answers_of(Path("graphs"), opened, pictures, labels, pictures[:2])
+    features = Graph(Path("graphs/encoder.onnx"))(images=pixels(trained, pictures))["features"]
+    np.testing.assert_allclose(features, trained.embed(pictures), atol=1e-5)
+    answers = answers_of(Path("graphs"), trained, pictures, labels, pictures[:2])
     np.testing.assert_allclose(answers["probabilities"].sum(1), 1, atol=1e-5)
     assert ((answers["recalled_weights"] > 0).sum(1) == 4).all(), "top_k is 4"
 
@@ -224,35 +228,32 @@ def test_a_backbone_that_torch_cannot_export_is_named_in_one_line(
 
 
 @pytest.fixture
-def opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset
-) -> Callable[[Method], Pretrained]:
-    use_tiny_dataset(monkeypatch, tiny_dataset)
-    return lambda method: open_pretrained(write_run(tmp_path / method, method))
+def opened(tmp_path: Path) -> Callable[[Method], TrainedModel]:
+    return lambda method: load(write_run(tmp_path / method, method))
 
 
 def graph_answers(
-    opened: Pretrained,
+    trained: TrainedModel,
     pictures: list[Any],
     labels: list[str],
     queries: list[Any],
     **more: Tensor,
 ) -> dict[str, Tensor]:
     """Answer as a graph would, before it is converted."""
-    noise = classifier_noise(opened, len(set(labels)))
+    noise = classifier_noise(trained, len(set(labels)))
     inputs = {
-        "support_features": opened.embed(pictures),
+        "support_features": trained.embed(pictures),
         "support_labels": torch.from_numpy(one_hot(labels)),
-        "query_features": opened.embed(queries),
+        "query_features": trained.embed(queries),
         "temperature": torch.ones(()),
     }
     with torch.no_grad():
-        return ClassifierGraph(opened).by_name(inputs | noise | more)
+        return ClassifierGraph(trained).by_name(inputs | noise | more)
 
 
 @pytest.mark.parametrize("method", ["protonet", "vpn", "rote", "transformed", "vsm"])
 def test_the_graph_of_every_method_computes_what_its_classifier_does(
-    opened: Callable[[Method], Pretrained], tiny_dataset: ImageDataset, method: Method
+    opened: Callable[[Method], TrainedModel], tiny_dataset: ImageDataset, method: Method
 ) -> None:
     pictures, labels = examples(tiny_dataset, UNEVEN)
     queries, _ = examples(tiny_dataset, dict.fromkeys(CLASSES, 3), first=8)
@@ -263,17 +264,17 @@ def test_the_graph_of_every_method_computes_what_its_classifier_does(
     assert ("recalled_weights" in answers) == (method not in ("protonet", "vpn"))
 
 
-def test_a_graph_chooses_the_temperature_of_the_card_by_the_examples() -> None:
-    opened = open_pretrained("glyphs-5w1s")
-    graph = ClassifierGraph(opened)
+def test_a_graph_chooses_the_temperature_of_the_model_by_the_examples() -> None:
+    trained = load("glyphs-5w1s")
+    graph = ClassifierGraph(trained)
     for shots in ([1, 1], [3, 3, 3], [1, 4], [5], [20, 30]):
-        expected = opened.temperature(statistics.geometric_mean(shots))
+        expected = trained.temperature(statistics.geometric_mean(shots))
         ours = graph.temperature(torch.tensor(shots).float().unsqueeze(-1))
         assert ours.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_slots_can_be_hidden_as_the_classifier_hides_those_of_rivals(
-    opened: Callable[[Method], Pretrained], tiny_dataset: ImageDataset
+def test_slots_can_be_hidden_as_the_classifier_hides_those_of_other_classes(
+    opened: Callable[[Method], TrainedModel], tiny_dataset: ImageDataset
 ) -> None:
     remembered = dict.fromkeys((0, 3, 7), 2)  # the memory knows classes 0 to 11 by these names
     pictures, labels = examples(tiny_dataset, remembered)
@@ -327,7 +328,7 @@ def test_a_graph_that_answers_otherwise_is_not_written(
     assert other is not None
     with torch.no_grad():
         other.model.classifier.log_temperature.add_(0.5)
-    monkeypatch.setattr(onnx_files, "open_pretrained", lambda *_: other)
+    monkeypatch.setattr(onnx_files, "load", lambda *_, **__: other)
     with pytest.raises(ExportError, match=r"probabilities of glyphs-5w1s differ .*nothing was"):
         export_onnx("glyphs-5w1s", tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()
@@ -348,7 +349,7 @@ def test_an_answer_that_is_no_number_is_infinitely_wrong() -> None:
 
 
 def test_what_cannot_be_exported_is_one_line(
-    opened: Callable[[Method], Pretrained],
+    opened: Callable[[Method], TrainedModel],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

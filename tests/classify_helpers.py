@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 import torch
 from PIL import Image
 from torch import Tensor
@@ -14,7 +13,8 @@ from memories import remember
 from tiny import make_dataset, make_settings
 from vsm.data import ImageDataset
 from vsm.model import FewShotModel
-from vsm.runs.trained_model import RunDirectory, save_best
+from vsm.runs.directory import RunDirectory
+from vsm.runs.trained_model import save_best
 from vsm.seeding import generator
 from vsm.settings import Method
 
@@ -39,14 +39,8 @@ def write_run_of(model: FewShotModel, path: Path, num_slots: int = 12) -> Path:
     with torch.no_grad():
         first = torch.from_numpy(dataset.class_starts[:num_slots])
         seen = model.embed(dataset.normalize(dataset.load(first)))
-        save_best(run, model, remember(model.consolidation, seen), 5, dataset.class_names)
+        save_best(run, model, remember(model.consolidation, seen), 5, dataset)
     return path
-
-
-def use_tiny_dataset(monkeypatch: pytest.MonkeyPatch, dataset: ImageDataset) -> None:
-    """Let run directories of the tiny dataset find it."""
-    for room in ("vsm.classify.pretrained", "vsm.runs.trained_model"):
-        monkeypatch.setattr(f"{room}.open_dataset", lambda _: dataset)
 
 
 def examples(
@@ -62,7 +56,7 @@ def examples(
 
 
 def write_folders(root: Path, dataset: ImageDataset, shot: int, first: int = 0) -> Path:
-    """Write pictures of the test classes, a folder a class."""
+    """Write pictures of the test classes, one folder per class."""
     pictures, labels = examples(dataset, dict.fromkeys(CLASSES, shot), first)
     for number, (picture, label) in enumerate(zip(pictures, labels, strict=True)):
         (root / label).mkdir(parents=True, exist_ok=True)
