@@ -32,11 +32,17 @@ FOLDER = Path(__file__).parent
 SHOTS = (1, 5)
 SEED = 0
 
+NETWORK_INFERENCE: Mapping[str, Any] = {
+    "model.inference": "network",
+    "memory.strength": None,
+    "sampling.train_memory": 20,
+    "sampling.evaluation_memory": 50,
+}
 VARIANTS: dict[str, Mapping[str, Any]] = {
     "as the preset has it": {},
     "without memory (κ = 0)": {"method": "vpn"},
-    "network inference without memory": {"method": "vpn", "model.inference": "network"},
-    "network inference with memory": {"model.inference": "network"},
+    "network inference without memory": {"method": "vpn", **NETWORK_INFERENCE},
+    "network inference with memory": NETWORK_INFERENCE,
     "prototypes are means": {"method": "protonet"},
     "κ learned": {"memory.strength": None},
     "κ = 0.25": {"memory.strength": 0.25},
@@ -170,7 +176,7 @@ def main() -> None:
         f"seed, {given.episodes:,} episodes of {base.way} **validation** classes, accuracy in",
         "percent, differences paired episode by episode.\n",
     ]
-    network = {name: {"model.inference": "network", **changed} for name, changed in NETWORK.items()}
+    network = {name: {**NETWORK_INFERENCE, **changed} for name, changed in NETWORK.items()}
     for title, variants in (
         ("The preset", VARIANTS),
         ("The paper's inference network in its place", network),

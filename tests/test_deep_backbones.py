@@ -231,7 +231,7 @@ def test_the_width_of_the_features_flows_through_every_method(name: str, method:
     settings = RunSettings(
         method=method,
         model=ModelSettings(backbone=name, channels=2, hidden_units=8),
-        sampling=SamplingSettings(3, 2, 3, 2),
+        sampling=SamplingSettings(train_prototypes=2, evaluation_prototypes=2),
     )
     model = FewShotModel(settings, (1, 28, 28))
     assert model.num_features == 20

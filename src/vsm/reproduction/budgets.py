@@ -150,20 +150,27 @@ def _base(file: str | None, column: Column) -> RunSettings:
 
 
 def with_changes(settings: RunSettings, changes: Changes) -> RunSettings:
-    """Return ``settings`` with the values that dotted names give.
+    """Return ``settings`` with the values that dotted names give, checked together.
 
     Raises:
         Unavailable: if this version has no such setting.
     """
-    for name, value in changes.items():
-        settings = _with_change(settings, name.split("."), value, name)
-    return settings
+    changed: RunSettings = _changed(settings, changes, "")
+    return changed
 
 
-def _with_change(settings: Any, path: list[str], value: Any, name: str) -> Any:
+def _changed(settings: Any, changes: Changes, prefix: str) -> Any:
     known = [one.name for one in fields(settings)] if is_dataclass(settings) else []
-    if path[0] not in known:
-        raise Unavailable(f"not available in this version: setting {name}")
-    if len(path) > 1:
-        value = _with_change(getattr(settings, path[0]), path[1:], value, name)
-    return replace(settings, **{path[0]: value})
+    values: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        first, _, rest = name.partition(".")
+        if first not in known:
+            raise Unavailable(f"not available in this version: setting {prefix}{name}")
+        if rest:
+            parts.setdefault(first, {})[rest] = value
+        else:
+            values[first] = value
+    for name, part in parts.items():
+        values[name] = _changed(getattr(settings, name), part, f"{prefix}{name}.")
+    return replace(settings, **values)

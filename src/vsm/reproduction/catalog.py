@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from vsm.errors import SettingsError
 from vsm.reproduction.paper import Column, PaperCell, paper_exhibits
+from vsm.settings import NETWORK_SETTINGS
 
 Measure = Literal["accuracy", "prototypes"]
 Changes = Mapping[str, Any]
@@ -104,7 +105,12 @@ _VSM: Changes = {"method": "vsm"}
 _CONJUGATE = Row(
     "vsm-conjugate",
     "VSM, conjugate inference (not in the paper)",
-    {"method": "vsm", "model.residual": True, "model.inference": "conjugate"},
+    {
+        "method": "vsm",
+        "model.residual": True,
+        "model.inference": "conjugate",
+        **dict.fromkeys(NETWORK_SETTINGS),  # budgets give some of them, for the network
+    },
     cells=(),
     in_paper=False,
 )

@@ -97,10 +97,7 @@ def _training(job: Job) -> float:
         encoded = FORWARD_SHARE * image * (counts["train"] + counts["validation"])
         image = 0.0
     images = settings.tasks * settings.way * (settings.shot + settings.queries)
-    sampling = settings.sampling
-    head = settings.tasks * _head_seconds(
-        settings, settings.queries, sampling.train_memory, sampling.train_prototypes
-    )
+    head = settings.tasks * _head_seconds(settings, settings.queries, training=True)
     step: float = _costs()["seconds_per_step"] + images * image + head
     validations = -(-settings.steps // settings.validation.every)
     validation = _measuring(
@@ -121,10 +118,7 @@ def _evaluation(job: Job) -> float:
 def _measuring(
     settings: RunSettings, image: float, images: int, episodes: int, queries: int
 ) -> float:
-    sampling = settings.sampling
-    head = _head_seconds(
-        settings, queries, sampling.evaluation_memory, sampling.evaluation_prototypes
-    )
+    head = _head_seconds(settings, queries, training=False)
     return FORWARD_SHARE * (images * image + episodes * head)
 
 
@@ -145,12 +139,15 @@ def _image_seconds(backbone: str, channels: int, side: int) -> float:
     return float(exact or scaled) * side**2 / 1e6
 
 
-def _head_seconds(settings: RunSettings, queries: int, memories: int, prototypes: int) -> float:
+def _head_seconds(settings: RunSettings, queries: int, training: bool) -> float:
     """All that comes after the features, of one task."""
     if settings.method == "protonet":
         return 0.0
     costs = _costs()
-    drawn = settings.way * (memories if settings.uses_memory else 1)
+    sampling = settings.sampling
+    draws = settings.uses_memory and settings.inference == "network"
+    drawn = settings.way * (sampling.num_memories(training) if draws else 1)
+    prototypes = sampling.train_prototypes if training else sampling.evaluation_prototypes
     compared = settings.way * settings.way * queries * prototypes
     seconds = drawn * costs["seconds_per_memory"] + compared * costs["seconds_per_distance"]
     return float(seconds)
