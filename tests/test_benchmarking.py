@@ -629,3 +629,9 @@ def test_every_work_of_the_worker_runs(data_folder: Path) -> None:
         chosen = parameters.get(work, step)
         bench.answer({"do": "prepare", "name": "it", "work": work, "parameters": chosen})
         assert bench.answer({"do": "run", "name": "it"})["seconds"] > 0
+
+
+def test_benchmarks_draw_memories_with_the_network_alone() -> None:
+    workload = StepWorkload(memory_samples=7)
+    assert run_settings(workload, "vsm").sampling.num_memories(training=True) == 7
+    assert run_settings(workload, "vsm", "conjugate").sampling.train_memory is None

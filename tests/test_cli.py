@@ -26,8 +26,7 @@ from vsm.settings import RunSettings
 TINY = [
     *("--way", "5", "--queries", "2", "--tasks", "1", "--checkpoint-every", "5"),
     *("--model.channels", "4", "--model.hidden-units", "8"),
-    *("--sampling.train-memory", "4", "--sampling.train-prototypes", "4"),
-    *("--sampling.evaluation-memory", "4", "--sampling.evaluation-prototypes", "4"),
+    *("--sampling.train-prototypes", "4", "--sampling.evaluation-prototypes", "4"),
     *("--validation.every", "10", "--validation.episodes", "5"),
 ]
 

@@ -178,7 +178,7 @@ def smaller(settings: RunSettings, pictures: str) -> RunSettings:
         tasks=1,
         steps=2,
         model=replace(settings.model, channels=channels, hidden_units=8),
-        sampling=SamplingSettings(4, 4, 4, 4),
+        sampling=SamplingSettings(train_prototypes=4, evaluation_prototypes=4),
         validation=ValidationSettings(every=2, episodes=4),
     )
 

@@ -35,10 +35,13 @@ from vsm.experiments.paper.results import collect
 from vsm.experiments.paper.tables import difference_table, value_table
 from vsm.experiments.runner import Outcome, run_jobs
 from vsm.experiments.store import JobStore
+from vsm.experiments.study.definition import StudySettings, read_study
 from vsm.experiments.worker import SubmittedWork
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.settings import METHODS, RunSettings, SlurmSettings
 from vsm.system.interruption import Interrupted
+
+STUDIES = Path(__file__).parents[1] / "studies"
 
 # From rows to settings.
 
@@ -157,27 +160,35 @@ def leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 def another(kind: Any, value: Any) -> Any:
     """Return a valid value that differs from ``value``."""
+    if type(None) in get_args(kind):  # a setting that may be left out
+        kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
         return next(choice for choice in get_args(kind) if choice != value)
     if isinstance(value, bool):
         return not value
     if value is None:
-        return next(part for part in get_args(kind) if part is not type(None))(3)
+        return kind(3)
     return value + 1 if isinstance(value, int) else value * 0.5 or 0.5
 
 
 def test_every_setting_is_part_of_a_trainings_name_but_how_often_it_saves(
     some_settings: RunSettings,
 ) -> None:
-    key = train_job(some_settings, "pixels").key
-    for name, kind, value in leaves(some_settings):
-        other = f"{value}x" if kind is str else another(kind, value)
-        try:
-            changed = with_changes(some_settings, {name: other})
-        except SettingsError:  # a word that must name something, such as a backbone
-            continue
-        same = train_job(changed, "pixels").key == key
-        assert same == (name in ("checkpoint_every", "init")), name
+    gumbel = with_changes(some_settings, {"memory.recall": "gumbel"})
+    changed_names, all_names = set(), set()
+    for settings in (gumbel, RunSettings()):
+        key = train_job(settings, "pixels").key
+        for name, kind, value in leaves(settings):
+            all_names.add(name)
+            other = f"{value}x" if kind is str else another(kind, value)
+            try:
+                changed = with_changes(settings, {name: other})
+            except SettingsError:  # without effect here, or a word that must name something
+                continue
+            changed_names.add(name)
+            same = train_job(changed, "pixels").key == key
+            assert same == (name in ("checkpoint_every", "init")), name
+    assert all_names - changed_names == {"model.backbone", "freeze_backbone"}
 
 
 def test_the_data_what_it_needs_and_the_version_are_part_of_a_name(
@@ -997,3 +1008,42 @@ def test_every_file_of_settings_is_a_budgets() -> None:
     assert {budget.file for budget in BUDGETS.values() if budget.file} == {
         path.name for path in FOLDER.iterdir()
     }
+
+
+# Settings without effect are refused, so none may be left in a table.
+
+
+def test_every_row_of_every_table_is_valid_under_every_budget() -> None:
+    seen = set()
+    for budget in BUDGETS.values():
+        for table in tables().values():
+            for row in table.measured_rows:
+                try:
+                    settings = budget.settings(table, table.columns[0], row, seed=0)
+                except Unavailable:
+                    continue
+                seen.add((budget.name, settings.inference))
+                wanted = {"tiny": 3, "smoke": 20, "cpu": 20, "paper": 150}[budget.name]
+                if settings.inference == "network":
+                    assert settings.sampling.num_memories(training=True) == wanted
+                    kind = "mixture" if budget.name == "paper" else "soft"
+                    assert settings.memory.recall_kind == (
+                        "gumbel" if row.name == "gumbel" else kind
+                    )
+                    assert settings.objective.kl_m_weight == (1 if budget.name == "paper" else 1e-3)
+    assert seen == {(name, kind) for name in BUDGETS for kind in ("network", "conjugate")}
+
+
+def test_every_ablation_of_the_preset_is_valid() -> None:
+    base = settings_from_files(*preset_paths("cifar-fs"))
+    for name in ("cifar-fs-ablations", "cifar-fs-ablations-network"):
+        study = read_study(STUDIES / f"{name}.yaml").settings
+        assert isinstance(study, StudySettings)
+        for row in study.rows.values():
+            assert isinstance(row, dict)
+            changes = {**study.changes, **row}
+            settings = with_changes(base, changes)
+            if settings.inference == "network":
+                drawn = row.get("sampling.train_memory", 20)
+                assert settings.sampling.num_memories(training=True) == drawn
+                assert settings.sampling.num_memories(training=False) == 50

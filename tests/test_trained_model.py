@@ -31,6 +31,7 @@ from vsm.runs.directory import RunDirectory
 from vsm.runs.memory_files import read_memory
 from vsm.runs.trained_model import Checkpoint, TrainedModel, load
 from vsm.settings import METHODS, Method, ValidationSettings
+from vsm.system import tensor_files
 from vsm.system.tensor_files import load_tensors, save_tensors
 from vsm.training import train
 
@@ -167,7 +168,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def identified(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The fingerprints that were computed."""
     computed: list[str] = []
-    original = named.fingerprint
+    original = tensor_files.fingerprint
 
     def counting(*arguments: Any) -> str:
         computed.append(original(*arguments))

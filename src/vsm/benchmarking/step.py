@@ -34,7 +34,8 @@ def run_settings(
 
     The paper's network is the dearer of the two inferences, and the one that draws J memories.
     """
-    samples = (workload.memory_samples, workload.prototype_samples)
+    num_memories = workload.memory_samples if inference == "network" else None
+    samples = (num_memories, workload.prototype_samples)
     return RunSettings(
         method=method,
         way=workload.way,

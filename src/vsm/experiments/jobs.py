@@ -203,7 +203,9 @@ def describe(settings: RunSettings) -> str:
         if value != usual
     ]
     if settings.uses_memory:
-        special += [f"recall {settings.memory.recall}", f"α {settings.memory.retention}"]
+        if settings.inference == "network":
+            special.append(f"recall {settings.memory.recall_kind}")
+        special.append(f"α {settings.memory.retention}")
     return (
         f"{', '.join([settings.method, *special])}: {settings.data} {settings.way}-way "
         f"{settings.shot}-shot, {settings.steps} steps, seed {settings.seed}"

@@ -15,6 +15,7 @@ from typing import Any
 
 from vsm.errors import SettingsError
 from vsm.experiments.changes import Changes
+from vsm.settings import NETWORK_SETTINGS
 
 PAPER = Path(__file__).with_name("paper.json")
 MEMORY_SIZES = (4, 8, 16, 32)
@@ -140,7 +141,12 @@ _VSM: Changes = {"method": "vsm"}
 _CONJUGATE = Row(
     "vsm-conjugate",
     "VSM, conjugate inference (not in the paper)",
-    {"method": "vsm", "model.residual": True, "model.inference": "conjugate"},
+    {
+        "method": "vsm",
+        "model.residual": True,
+        "model.inference": "conjugate",
+        **dict.fromkeys(NETWORK_SETTINGS),  # budgets give some of them, for the network
+    },
     in_paper=False,
 )
 
