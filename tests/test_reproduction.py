@@ -1016,10 +1016,10 @@ def test_every_file_of_settings_is_a_budgets() -> None:
 def test_every_row_of_every_table_is_valid_under_every_budget() -> None:
     seen = set()
     for budget in BUDGETS.values():
-        for table in tables().values():
-            for row in table.measured_rows:
+        for shown in tables().values():
+            for row in shown.measured_rows:
                 try:
-                    settings = budget.settings(table, table.columns[0], row, seed=0)
+                    settings = budget.settings(shown, shown.columns[0], row, seed=0)
                 except Unavailable:
                     continue
                 seen.add((budget.name, settings.inference))
