@@ -221,7 +221,11 @@ def main() -> None:
     columns = ["undone", "work", "as it is, ms", "undone, ms", "undone ÷ as it is", "pairs"]
     size = f"{chosen.image_size}×{chosen.image_size}"
     introduction = Text(f"Steps of VSM on {size} images; medians (quartiles).")
-    page: list[Block] = [Heading(1, "What each optimization gains"), introduction, Table(columns, rows)]
+    page: list[Block] = [
+        Heading(1, "What each optimization gains"),
+        introduction,
+        Table(columns, rows),
+    ]
     write_markdown(chosen.output, page)
     print(to_markdown(page))
 

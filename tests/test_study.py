@@ -312,7 +312,13 @@ def test_a_changed_run_is_measured_again(
 def test_rows_of_settings_are_trained_once_and_measured_as_runs_are(
     data: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few: dict[str, Any] = {"tasks": 1, "steps": 3, "queries": 2, "model.channels": 4, "memory.strength": 2.0}
+    few: dict[str, Any] = {
+        "tasks": 1,
+        "steps": 3,
+        "queries": 2,
+        "model.channels": 4,
+        "memory.strength": 2.0,
+    }
     few |= {"sampling.train_prototypes": 4, "sampling.evaluation_prototypes": 4}
     few |= {"way": 5, "validation.episodes": 2, "model.inference": "conjugate"}
     asked = asked_of(
