@@ -9,10 +9,10 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from vsm.benchmarking.processes import Worker
-from vsm.benchmarking.timing import Quartiles, interleaved, quartiles, ratios
+from vsm.benchmarking.timing import Quartiles, Timed, interleaved, quartiles, ratios
 from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, StepWorkload
 from vsm.errors import SettingsError
 from vsm.system.progress import NULL_PROGRESS, Progress
@@ -30,8 +30,23 @@ CLASSIFIER_RATIOS = {
     "classifying_vs_embedding": ("fit_and_predict", "embedding_alone"),
     "explaining_vs_predicting": ("explain", "predict"),
 }
+REFERENCE_TIMES = {
+    "vsm_step_beside_reference": "step",
+    "reference_protonet": "reference",
+    "reference_protonet_batched": "batched",
+    "vsm_conjugate_step_beside_reference": "conjugate",
+    "backbone_beside_reference": "backbone",
+    "arithmetic_of_a_step": "arithmetic",
+}
+REFERENCE_RATIOS = {
+    "vsm_step_vs_reference_protonet": ("step", "reference"),
+    "vsm_step_vs_reference_protonet_batched": ("step", "batched"),
+    "vsm_conjugate_step_vs_reference_protonet": ("conjugate", "reference"),
+    "backbone_vs_reference_protonet": ("backbone", "reference"),
+    "arithmetic_vs_vsm_step": ("arithmetic", "step"),
+    "arithmetic_vs_reference_protonet": ("arithmetic", "reference"),
+}
 
-Value = TypeVar("Value")
 Times = Mapping[str, Sequence[float]]
 """Seconds of every work, round by round."""
 
@@ -44,7 +59,11 @@ class Measurements:
     ratios: dict[str, Quartiles] = field(default_factory=dict)
 
     def add(
-        self, times: Times, names: Mapping[str, str], divided: Mapping[str, tuple[str, str]]
+        self,
+        times: Times,
+        names: Mapping[str, str],
+        divided: Mapping[str, tuple[str, str]],
+        suffix: object = "",
     ) -> None:
         """Add what was timed.
 
@@ -52,11 +71,13 @@ class Measurements:
             times: of each work.
             names: what the times of a work are called, and which work that is.
             divided: what a ratio is called, and of which two works it is, pair by pair.
+            suffix: of all names.
         """
+        ending = f"_{suffix}" if suffix else ""
         for name, work in names.items():
-            self.milliseconds[name] = quartiles(times[work]).times(1000)
+            self.milliseconds[name + ending] = quartiles(times[work]).times(1000)
         for name, (above, below) in divided.items():
-            self.ratios[name] = quartiles(ratios(times[above], times[below]))
+            self.ratios[name + ending] = quartiles(ratios(times[above], times[below]))
 
     def add_worst(self, name: str, *others: str) -> None:
         """Add the ratio with the largest median among ``others`` under another name."""
@@ -112,145 +133,124 @@ class Plan:
 
 def measure(plan: Plan, progress: Progress = NULL_PROGRESS) -> dict[str, Any]:
     """Measure all of ``plan`` in one run; return what ``benchmarks/results.json`` holds."""
-    found = Measurements()
     with _two_workers(plan.threads) as (ours, reference):
+        suite = _Suite(plan, ours, progress)
         for shot in plan.shots:  # first, so that a mistake in the data shows at once
-            _evaluations(plan, shot, ours, reference, found, progress)
+            suite.evaluations(shot, reference)
         for size in plan.reference_sizes:
-            _against_reference(plan, size, ours, found, progress)
-        _classifiers(plan, ours, found, progress)
-        memory = _memory_sizes(plan, ours, progress)
+            suite.against_reference(size)
+        for model in plan.models:
+            suite.classifier(model)
+        memory = suite.memory_sizes()
         for size in plan.sizes:  # the largest images last: the allocator keeps what they took
-            _against_backbone(plan, size, ours, found, progress)
+            suite.against_backbone(size)
         machine = _machine(ours, reference)
+    found = suite.found
     step, evaluation = "vsm_step_vs_reference_protonet", "evaluation_2k_vs_reference_600"
     found.add_worst(step, *(f"{step}_{size}" for size in plan.reference_sizes))
     found.add_worst(evaluation, *(f"{evaluation}_{shot}shot" for shot in plan.shots))
-    workload = {
-        "step": asdict(plan.step),
-        "evaluation": asdict(plan.evaluation),
-        "classifier": asdict(plan.classifier),
-    }
+    for name in CLASSIFIER_RATIOS:
+        found.add_worst(name, *(f"{name}_{model}" for model in plan.models))
+    workload = {name: asdict(getattr(plan, name)) for name in ("step", "evaluation", "classifier")}
     return {**found.as_dict(), "memory_size": memory, "machine": machine, "workload": workload}
 
 
-def _evaluations(
-    plan: Plan, shot: int, ours: Worker, reference: Worker, found: Measurements, progress: Progress
-) -> None:
-    """Compare an evaluation of VSM with one of the reference ProtoNet on fewer episodes."""
-    sizes = asdict(replace(plan.evaluation, shot=shot))
-    works = {
-        "evaluation": ours.prepare("evaluation", **sizes),
-        "reference": reference.prepare("reference_evaluation", **sizes),
-    }
-    progress.start(f"evaluation, {shot}-shot", plan.evaluation_pairs)
-    times = interleaved(works, plan.evaluation_pairs, warm_up=0, progress=progress)
-    names = {
-        f"evaluation_2k_{shot}shot": "evaluation",
-        f"reference_evaluation_600_{shot}shot": "reference",
-    }
-    divided = {f"evaluation_2k_vs_reference_600_{shot}shot": ("evaluation", "reference")}
-    found.add(times, names, divided)
+class _Suite:
+    """What :func:`measure` compares, and what it found so far."""
 
+    def __init__(self, plan: Plan, ours: Worker, progress: Progress) -> None:
+        self._plan, self._ours, self._progress = plan, ours, progress
+        self.found = Measurements()
 
-def _against_reference(
-    plan: Plan, size: int, ours: Worker, found: Measurements, progress: Progress
-) -> None:
-    """Compare a VSM step with the reference on the same tasks, one or all of them at once."""
-    sizes = asdict(replace(plan.step, image_size=size))
-    own = {
-        "step": ours.prepare("step", method="vsm", **sizes),
-        "arithmetic": ours.prepare("arithmetic", method="vsm", **sizes),
-        "conjugate": ours.prepare("step", method="vsm", inference="conjugate", **sizes),
-        "backbone": ours.prepare("backbone", **sizes),
-    }
-    interleaved(own, 0, plan.warm_up)
-    times: dict[str, list[float]] = {}
-    progress.start(f"step and reference ProtoNet, {size}×{size}", plan.pairs)
-    for rounds in _shares(plan.pairs, plan.reference_processes):
-        with Worker(False, plan.threads) as one, Worker(False, plan.threads) as other:
-            tasks = plan.step.tasks
-            references = {
-                "reference": one.prepare("reference_steps", tasks_at_once=1, **sizes),
-                "batched": other.prepare("reference_steps", tasks_at_once=tasks, **sizes),
+    def _take_turns(
+        self, title: str, works: Mapping[str, Timed], rounds: int, warm_up: int
+    ) -> dict[str, list[float]]:
+        self._progress.start(title, rounds)
+        return interleaved(works, rounds, warm_up, progress=self._progress)
+
+    def evaluations(self, shot: int, reference: Worker) -> None:
+        """Compare an evaluation of VSM with one of the reference ProtoNet on fewer episodes."""
+        sizes = asdict(replace(self._plan.evaluation, shot=shot))
+        works = {
+            "evaluation": self._ours.prepare("evaluation", **sizes),
+            "reference": reference.prepare("reference_evaluation", **sizes),
+        }
+        rounds = self._plan.evaluation_pairs
+        times = self._take_turns(f"evaluation, {shot}-shot", works, rounds, warm_up=0)
+        names = {"evaluation_2k": "evaluation", "reference_evaluation_600": "reference"}
+        divided = {"evaluation_2k_vs_reference_600": ("evaluation", "reference")}
+        self.found.add(times, names, divided, f"{shot}shot")
+
+    def against_reference(self, size: int) -> None:
+        """Compare a VSM step with the reference on the same tasks, one or all of them at once."""
+        plan, sizes = self._plan, asdict(replace(self._plan.step, image_size=size))
+        own = {
+            "step": self._ours.prepare("step", method="vsm", **sizes),
+            "arithmetic": self._ours.prepare("arithmetic", method="vsm", **sizes),
+            "conjugate": self._ours.prepare("step", method="vsm", inference="conjugate", **sizes),
+            "backbone": self._ours.prepare("backbone", **sizes),
+        }
+        interleaved(own, 0, plan.warm_up)
+        times: dict[str, list[float]] = {}
+        self._progress.start(f"step and reference ProtoNet, {size}×{size}", plan.pairs)
+        for rounds in _shares(plan.pairs, plan.reference_processes):
+            with Worker(False, plan.threads) as one, Worker(False, plan.threads) as other:
+                tasks = plan.step.tasks
+                references = {
+                    "reference": one.prepare("reference_steps", tasks_at_once=1, **sizes),
+                    "batched": other.prepare("reference_steps", tasks_at_once=tasks, **sizes),
+                }
+                interleaved(references, 0, plan.warm_up // 2)
+                measured = interleaved(own | references, rounds, 0, progress=self._progress)
+            for name, values in measured.items():
+                times.setdefault(name, []).extend(values)
+        self.found.add(times, REFERENCE_TIMES, REFERENCE_RATIOS, size)
+
+    def classifier(self, model: str) -> None:
+        """Compare classifying with embedding alone, and explaining with predicting."""
+        sizes = asdict(replace(self._plan.classifier, model=model))
+        works = {work: self._ours.prepare(work, **sizes) for work in CLASSIFIER_WORKS}
+        rounds, warm_up = self._plan.pairs, self._plan.warm_up
+        times = self._take_turns(f"classifier, {model}", works, rounds, warm_up)
+        self.found.add(times, {work: work for work in works}, CLASSIFIER_RATIOS, model)
+
+    def memory_sizes(self) -> list[dict[str, Any]]:
+        """Return the milliseconds of recall and consolidation for every size of the memory."""
+        plan = self._plan
+        works = {
+            f"{work} {slots}": self._ours.prepare(
+                work, **asdict(replace(plan.step, remembered=slots))
+            )
+            for slots in plan.slots
+            for work in MEMORY_WORKS
+        }
+        title = "recall and consolidation"
+        times = self._take_turns(title, works, plan.memory_rounds, plan.warm_up)
+        return [
+            {
+                "slots": slots,
+                **{w: asdict(quartiles(times[f"{w} {slots}"]).times(1000)) for w in MEMORY_WORKS},
             }
-            interleaved(references, 0, plan.warm_up // 2)
-            measured = interleaved(own | references, rounds, 0, progress=progress)
-        for name, values in measured.items():
-            times.setdefault(name, []).extend(values)
-    names = {
-        "vsm_step_beside_reference": "step",
-        "reference_protonet": "reference",
-        "reference_protonet_batched": "batched",
-        "vsm_conjugate_step_beside_reference": "conjugate",
-        "backbone_beside_reference": "backbone",
-        "arithmetic_of_a_step": "arithmetic",
-    }
-    divided = {
-        "vsm_step_vs_reference_protonet": ("step", "reference"),
-        "vsm_step_vs_reference_protonet_batched": ("step", "batched"),
-        "vsm_conjugate_step_vs_reference_protonet": ("conjugate", "reference"),
-        "backbone_vs_reference_protonet": ("backbone", "reference"),
-        "arithmetic_vs_vsm_step": ("arithmetic", "step"),
-        "arithmetic_vs_reference_protonet": ("arithmetic", "reference"),
-    }
-    found.add(times, _suffixed(names, size), _suffixed(divided, size))
+            for slots in plan.slots
+        ]
+
+    def against_backbone(self, size: int) -> None:
+        """Compare a VSM step with forward and backward of its backbone, in one process."""
+        sizes = asdict(replace(self._plan.step, image_size=size))
+        works = {
+            "vsm_step": self._ours.prepare("step", method="vsm", **sizes),
+            "backbone": self._ours.prepare("backbone", **sizes),
+        }
+        rounds, warm_up = self._plan.pairs, self._plan.warm_up
+        times = self._take_turns(f"step and bare backbone, {size}×{size}", works, rounds, warm_up)
+        divided = {"vsm_step_vs_backbone": ("vsm_step", "backbone")}
+        self.found.add(times, {work: work for work in works}, divided, size)
 
 
 def _shares(total: int, most: int) -> list[int]:
     """Split ``total`` turns as evenly as can be among at most so many processes."""
     number = min(total, most)
     return [total // number + (place < total % number) for place in range(number)]
-
-
-def _suffixed(names: Mapping[str, Value], suffix: object) -> dict[str, Value]:
-    return {f"{name}_{suffix}": value for name, value in names.items()}
-
-
-def _classifiers(plan: Plan, ours: Worker, found: Measurements, progress: Progress) -> None:
-    """Compare classifying with embedding alone, and explaining with predicting."""
-    for model in plan.models:
-        sizes = asdict(replace(plan.classifier, model=model))
-        works = {work: ours.prepare(work, **sizes) for work in CLASSIFIER_WORKS}
-        progress.start(f"classifier, {model}", plan.pairs)
-        times = interleaved(works, plan.pairs, plan.warm_up, progress=progress)
-        names = {work: work for work in CLASSIFIER_WORKS}
-        found.add(times, _suffixed(names, model), _suffixed(CLASSIFIER_RATIOS, model))
-    for name in CLASSIFIER_RATIOS:
-        found.add_worst(name, *(f"{name}_{model}" for model in plan.models))
-
-
-def _memory_sizes(plan: Plan, ours: Worker, progress: Progress) -> list[dict[str, Any]]:
-    """Return the milliseconds of recall and consolidation for every size of the memory."""
-    works = {
-        f"{work} {slots}": ours.prepare(work, **asdict(replace(plan.step, remembered=slots)))
-        for slots in plan.slots
-        for work in MEMORY_WORKS
-    }
-    progress.start("recall and consolidation", plan.memory_rounds)
-    times = interleaved(works, plan.memory_rounds, plan.warm_up, progress=progress)
-    return [
-        {
-            "slots": slots,
-            **{w: asdict(quartiles(times[f"{w} {slots}"]).times(1000)) for w in MEMORY_WORKS},
-        }
-        for slots in plan.slots
-    ]
-
-
-def _against_backbone(
-    plan: Plan, size: int, ours: Worker, found: Measurements, progress: Progress
-) -> None:
-    """Compare a VSM step with forward and backward of its backbone, in one process."""
-    sizes = asdict(replace(plan.step, image_size=size))
-    works = {
-        "step": ours.prepare("step", method="vsm", **sizes),
-        "backbone": ours.prepare("backbone", **sizes),
-    }
-    progress.start(f"step and bare backbone, {size}×{size}", plan.pairs)
-    times = interleaved(works, plan.pairs, plan.warm_up, progress=progress)
-    names = {f"vsm_step_{size}": "step", f"backbone_{size}": "backbone"}
-    found.add(times, names, {f"vsm_step_vs_backbone_{size}": ("step", "backbone")})
 
 
 def measure_briefly(

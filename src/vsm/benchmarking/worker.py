@@ -15,6 +15,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, TextIO
 
 import torch
@@ -34,26 +35,24 @@ from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, S
 from vsm.errors import VsmError
 from vsm.system.allocator import keep_allocations
 
-WORKS: dict[str, Callable[..., Work]] = {
-    "step": lambda method, inference="network", **sizes: training_steps(
-        StepWorkload(**sizes), method, inference
-    ),
-    "backbone": lambda **sizes: backbone_passes(StepWorkload(**sizes)),
-    "arithmetic": lambda method, **sizes: equal_arithmetic(StepWorkload(**sizes), method),
-    "embedding": lambda **sizes: embeddings(StepWorkload(**sizes)),
-    "reference_steps": lambda tasks_at_once, **sizes: reference_steps(
-        StepWorkload(**sizes), tasks_at_once
-    ),
-    "evaluation": lambda **sizes: evaluations(EvaluationWorkload(**sizes)),
-    "reference_evaluation": lambda **sizes: reference_evaluations(EvaluationWorkload(**sizes)),
-    "recall": lambda **sizes: recalls(StepWorkload(**sizes)),
-    "recall_with_gradient": lambda **sizes: recalls_with_gradient(StepWorkload(**sizes)),
-    "consolidation": lambda **sizes: consolidations(StepWorkload(**sizes)),
-    "embedding_alone": lambda **sizes: embedding_alone(ClassifierWorkload(**sizes)),
-    "fit_and_predict": lambda **sizes: fits_and_predictions(ClassifierWorkload(**sizes)),
-    "predict": lambda **sizes: predictions(ClassifierWorkload(**sizes)),
-    "explain": lambda **sizes: explanations(ClassifierWorkload(**sizes)),
+Workload = type[StepWorkload] | type[EvaluationWorkload] | type[ClassifierWorkload]
+WORKS: dict[str, tuple[Callable[..., Work], Workload]] = {
+    "step": (training_steps, StepWorkload),
+    "backbone": (backbone_passes, StepWorkload),
+    "arithmetic": (equal_arithmetic, StepWorkload),
+    "embedding": (embeddings, StepWorkload),
+    "reference_steps": (reference_steps, StepWorkload),
+    "evaluation": (evaluations, EvaluationWorkload),
+    "reference_evaluation": (reference_evaluations, EvaluationWorkload),
+    "recall": (recalls, StepWorkload),
+    "recall_with_gradient": (recalls_with_gradient, StepWorkload),
+    "consolidation": (consolidations, StepWorkload),
+    "embedding_alone": (embedding_alone, ClassifierWorkload),
+    "fit_and_predict": (fits_and_predictions, ClassifierWorkload),
+    "predict": (predictions, ClassifierWorkload),
+    "explain": (explanations, ClassifierWorkload),
 }
+"""What makes a work, and how large it is; other parameters go to the function."""
 
 
 class Bench:
@@ -67,8 +66,11 @@ class Bench:
         if message["do"] == "begin":
             return _begin(message["keep_allocations"], message["threads"])
         if message["do"] == "prepare":
-            work = WORKS[message["work"]](**message["parameters"])
-            self._works[message["name"]] = timed(work)
+            make, kind = WORKS[message["work"]]
+            known = {field.name for field in fields(kind)}
+            sizes = {k: v for k, v in message["parameters"].items() if k in known}
+            rest = {k: v for k, v in message["parameters"].items() if k not in known}
+            self._works[message["name"]] = timed(make(kind(**sizes), **rest))
             return {}
         return {"seconds": self._works[message["name"]]()}
 
