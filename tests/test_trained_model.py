@@ -30,7 +30,7 @@ from vsm.runs.calibration import Calibration
 from vsm.runs.directory import RunDirectory
 from vsm.runs.memory_files import read_memory
 from vsm.runs.trained_model import Checkpoint, TrainedModel, load
-from vsm.settings import METHODS, Method, ValidationSettings
+from vsm.settings import METHODS, Method, SamplingSettings, ValidationSettings
 from vsm.system import tensor_files
 from vsm.system.tensor_files import load_tensors, save_tensors
 from vsm.training import train
@@ -59,6 +59,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         tiny,
         data=f"folder:{pictures}",
         model=replace(tiny.model, inference="conjugate"),
+        sampling=SamplingSettings(train_prototypes=4, evaluation_prototypes=4),
         way=2,
         steps=STEPS,
         validation=ValidationSettings(every=STEPS, episodes=5),
