@@ -181,12 +181,10 @@ def test_a_damaged_preparation_is_not_taken_for_a_good_one(source: Path) -> None
         prepare("cifar-fs", source)
 
 
-def test_the_documentation_names_every_dataset_and_its_constants() -> None:
+def test_the_documentation_names_every_dataset() -> None:
     page = (Path(__file__).parents[1] / "docs" / "data.md").read_text(encoding="utf-8")
-    for name, entry in catalog.CATALOG.items():
+    for name in catalog.CATALOG:
         assert f"`{name}`" in page
-        for value in (*entry.normalization.mean, *entry.normalization.std):
-            assert f"{value:.4f}" in page
 
 
 def test_streams_are_cut_anew_without_losing_order() -> None:

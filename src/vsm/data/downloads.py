@@ -130,7 +130,7 @@ def _append(
     total: int,
     progress: Progress,
 ) -> None:
-    progress.start(f"downloading {file.name}", max(total, have))
+    progress.start(f"downloading {file.name}", total or None)
     progress.advance(have)
     with partial.open("ab") as written:
         while block := response.read(BLOCK):
