@@ -1,112 +1,120 @@
-"""What feeding a training step costs, as a share of the step, and how much memory it takes.
+"""What loading data costs, as a share of a training step, and how much memory it takes.
 
-One batch is 8 tasks of 5 classes with 1 support and 15 query images each, as in the paper. Feeding
-is: draw the episodes, load their images, augment, normalize. The step is a whole training step of
-ProtoNet, the cheapest method, on such a batch (it feeds itself too, without augmentation). The two
-alternate, so that whatever else the machine does falls on both; the ratio is taken pair by pair.
-Medians with quartiles.
+One batch is 8 tasks of 5 classes with 1 support and 15 query images each, as in the paper. Loading
+is: draw the episodes, load their images, augment, normalize. The step is a training step of
+ProtoNet, the cheapest method, on such a batch (it loads its own too, without augmentation). The two
+take turns, so that whatever else the machine does falls on both; ratios are taken pair by pair.
 
-    python benchmarks/data.py omniglot cifar-fs
+    python -m benchmarks.data omniglot cifar-fs
 """
 
 import argparse
 import resource
+import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
+import torch
 
-from vsm.benchmarking.timing import ratios, spread
+from benchmarks import run
+from vsm.benchmarking.timing import interleaved, quartiles, ratios, timed
+from vsm.cli.output import print_table
 from vsm.data import EpisodeSampler, ImageDataset, open_images
 from vsm.model import FewShotModel
-from vsm.runs.trained_model import TrainingState
+from vsm.runs.checkpoints import TrainingState
 from vsm.seeding import generator
 from vsm.settings import RunSettings
 from vsm.system.allocator import keep_allocations
 from vsm.training import build_optimizer, load_inputs, training_step
 
 TASKS, WAY, SHOT, QUERIES = 8, 5, 1, 15
-WARM_UP = 2  # steps that do not count
+PARTS = ("draw", "load", "augment", "normalize")
 
 
-def feed(
-    dataset: ImageDataset, sampler: EpisodeSampler, step: int, seconds: dict[str, list[float]]
-) -> Tensor:
-    """Return one training batch ``[T * N * (K + Q), C, H, W]`` and note what each part took."""
-    random = generator(0, "batch", step)
-    marks = [time.perf_counter()]
+class Loading:
+    """Loads one batch after another, and notes what each part took."""
 
-    def timed(part: str, work: Callable[[], Tensor]) -> Tensor:
-        made = work()
+    def __init__(self, dataset: ImageDataset) -> None:
+        self._dataset = dataset
+        self._sampler = EpisodeSampler(dataset, "train", WAY, SHOT, QUERIES)
+        self._steps = 0
+        self.seconds: dict[str, list[float]] = {}
+
+    def __call__(self) -> torch.Tensor:
+        """Return one training batch ``[T * N * (K + Q), C, H, W]``."""
+        random = generator(0, "batch", self._steps)
+        self._steps += 1
+        marks = [time.perf_counter()]
+        image_ids = self._sampler.draw(TASKS, random).image_ids
         marks.append(time.perf_counter())
-        seconds.setdefault(part, []).append(marks[-1] - marks[-2])
-        return made
+        pixels = self._dataset.load(image_ids).flatten(0, 2)
+        marks.append(time.perf_counter())
+        varied = self._dataset.augment(pixels, random)
+        marks.append(time.perf_counter())
+        batch = self._dataset.normalize(varied)
+        marks.append(time.perf_counter())
+        for part, seconds in zip(PARTS, np.diff(marks).tolist(), strict=True):
+            self.seconds.setdefault(part, []).append(seconds)
+        return batch
 
-    image_ids = timed("draw", lambda: sampler.draw(TASKS, random).image_ids)
-    pixels = timed("load", lambda: dataset.load(image_ids).flatten(0, 2))
-    varied = timed("augment", lambda: dataset.augment(pixels, random))
-    return timed("normalize", lambda: dataset.normalize(varied))
+
+class Stepping:
+    """Takes one training step after another."""
+
+    def __init__(self, dataset: ImageDataset, name: str) -> None:
+        self._settings = RunSettings(data=name, method="protonet", augment=False)
+        self._dataset = dataset
+        self._sampler = EpisodeSampler(dataset, "train", WAY, SHOT, QUERIES)
+        self._model = FewShotModel(self._settings, dataset.image_shape)
+        self._optimizer = build_optimizer(self._model, self._settings.optimizer)
+        self._state = TrainingState(0, None, None)
+
+    def __call__(self) -> dict[str, float]:
+        """Take a step, and return what it measured."""
+        batch = self._sampler.draw(TASKS, generator(0, "step", self._state.step))
+        inputs = load_inputs(self._dataset, batch, self._settings, self._state.step)
+        self._state.step += 1
+        return training_step(self._model, self._optimizer, inputs, batch.class_ids, self._state)
 
 
-def measure(name: str, num_steps: int) -> None:
-    resident = resident_bytes()
+def measure(name: str, rounds: int) -> None:
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     dataset = open_images(name)
-    sampler = EpisodeSampler(dataset, "train", WAY, SHOT, QUERIES)
-    parts: dict[str, list[float]] = {}
     np.add.reduce(dataset.images, axis=None, dtype=np.int64)  # touch every page, as an epoch would
-    for step in range(num_steps):
-        feed(dataset, sampler, step, parts)
-    peak = peak_bytes() - resident
-    settings = RunSettings(data=name, method="protonet", augment=False)
-    model = FewShotModel(settings, dataset.image_shape)
-    optimizer = build_optimizer(model, settings.optimizer)
-    parts.clear()
-    feeding, stepping = [], []
-    for step in range(num_steps):
-        start = time.perf_counter()
-        feed(dataset, sampler, step, parts)
-        fed = time.perf_counter()
-        batch = sampler.draw(TASKS, generator(0, "step", step))
-        inputs = load_inputs(dataset, batch, settings, step)
-        training_step(
-            model, optimizer, inputs, batch.class_ids, TrainingState(step + 1, None, None)
-        )
-        feeding.append(fed - start)
-        stepping.append(time.perf_counter() - fed)
-    shares = spread(ratios(feeding[WARM_UP:], stepping[WARM_UP:])).times(100)
-    print(f"{name}: feeding / step    {shares.describe()} %")
-    print(f"{name}: step              {milliseconds(stepping)}")
-    for part, seconds in parts.items():
-        print(f"{name}: {part:<17} {milliseconds(seconds)}")
-    print(
-        f"{name}: peak memory / prepared file  {peak / dataset.images.nbytes:.2f} "
-        f"({peak / 2**20:.0f} of {dataset.images.nbytes / 2**20:.0f} MiB)"
+    load = Loading(dataset)
+    for _ in range(rounds):
+        load()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - resident
+    load.seconds.clear()
+    works = {"load": timed(load), "step": timed(Stepping(dataset, name))}
+    times = interleaved(works, rounds)
+    share = quartiles(ratios(times["load"], times["step"])).times(100)
+    parts = {"step": times["step"], **load.seconds}
+    stored = dataset.images.nbytes
+    print_table(
+        f"{name}: medians (quartiles) of {rounds}",
+        ["", ""],
+        [
+            ["loading ÷ step, %", share.describe()],
+            *([f"{part}, ms", quartiles(s).times(1000).describe()] for part, s in parts.items()),
+            ["peak memory ÷ prepared file", f"{peak / stored:.2f} of {stored / 2**20:.0f} MiB"],
+        ],
     )
 
 
-def milliseconds(seconds: list[float]) -> str:
-    return f"{spread(seconds[WARM_UP:]).times(1000).describe()} ms"
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument(
-        "names", nargs="+", help="prepared datasets; one a process for exact memory"
-    )
+    names = "prepared datasets; one per process for exact memory"
+    parser.add_argument("names", nargs="+", help=names)
     parser.add_argument("--steps", type=int, default=30)
     chosen = parser.parse_args()
     keep_allocations()
-    for dataset_name in chosen.names:
-        measure(dataset_name, chosen.steps)
+    for name in chosen.names:
+        measure(name, chosen.steps)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,4 +1,4 @@
-"""What each optimization buys: the same work with one of them undone, beside the work as it is.
+"""What each optimization gains: the same work with one of them undone, beside the work as it is.
 
 Each runs in a process of its own, undone from outside, and takes turns with an unchanged one. All
 but a step for each task compute the same numbers. Prints the table and writes optimizations.md.
@@ -21,22 +21,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks import run
-from benchmarks.speed import table
 from vsm.backbones import BACKBONES, Conv4
 from vsm.benchmarking import worker
 from vsm.benchmarking.processes import Worker
-from vsm.benchmarking.timing import Spread, interleaved, ratios, spread
+from vsm.benchmarking.timing import interleaved, quartiles, ratios
 from vsm.benchmarking.workloads import EvaluationWorkload, StepWorkload
-from vsm.cli.output import counting
+from vsm.cli.output import progress_bar
 from vsm.data import EpisodeSampler
 from vsm.errors import SettingsError
 from vsm.evaluation.evaluator import Embedder, embed_images
+from vsm.experiments.document import Block, Heading, Table, Text, to_markdown, write_markdown
 from vsm.model import FewShotModel
 from vsm.nn.networks import MemoryConditionedNetwork
 from vsm.probability import DiagonalGaussian, GaussianMixture
-from vsm.runs.trained_model import TrainingState
+from vsm.runs.checkpoints import TrainingState
 from vsm.seeding import Randomness
-from vsm.system.files import write_text
 from vsm.training import training_step
 
 FOLDER = Path(__file__).parent
@@ -49,7 +48,7 @@ class ChannelsFirstConv4(Conv4):
         self, image_shape: tuple[int, int, int], channels: int = 64, keep_probability: float = 1.0
     ) -> None:
         super().__init__(image_shape, channels, keep_probability)
-        for parameter in self.parameters():  # a copy: see vsm.benchmarking.peers.channels_first
+        for parameter in self.parameters():  # a copy: see vsm.benchmarking.reference.channels_first
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
 
     def forward(self, images: Tensor, random: Randomness | None = None) -> Tensor:
@@ -80,7 +79,7 @@ def one_task_at_a_time(
     class_ids: Tensor,
     state: TrainingState,
 ) -> dict[str, float]:
-    """Take a whole training step for each task of the batch."""
+    """Take a training step for each task of the batch."""
     for task in range(len(inputs)):
         one = slice(task, task + 1)
         measured = training_step(model, optimizer, inputs[one], class_ids[one], state)
@@ -182,11 +181,11 @@ def measure(name: str, image_size: int, pairs: dict[str, int], threads: int | No
             "undone": changed.prepare(undoing.work, **parameters),
         }
         rounds = pairs[undoing.work]
-        with counting(undoing.title, rounds, quiet=False) as advance:
+        with progress_bar(undoing.title, rounds, quiet=False) as bar:
             warm_up = 2 if undoing.work == "step" else 0
-            times = interleaved(works, rounds, warm_up, advance=advance)
-    cells = {key: spread(values).times(1000) for key, values in times.items()}
-    ratio: Spread = spread(ratios(times["undone"], times["as it is"]))
+            times = interleaved(works, rounds, warm_up, progress=bar)
+    cells = {key: quartiles(values).times(1000) for key, values in times.items()}
+    ratio = quartiles(ratios(times["undone"], times["as it is"]))
     return [
         undoing.title,
         undoing.work,
@@ -221,9 +220,14 @@ def main() -> None:
     ]
     columns = ["undone", "work", "as it is, ms", "undone, ms", "undone ÷ as it is", "pairs"]
     size = f"{chosen.image_size}×{chosen.image_size}"
-    page = f"# What each optimization buys\n\nSteps of VSM on {size} images; medians (quartiles).\n"
-    write_text(chosen.output, f"{page}\n{table(columns, rows)}")
-    print(chosen.output.read_text(encoding="utf-8"))
+    introduction = Text(f"Steps of VSM on {size} images; medians (quartiles).")
+    page: list[Block] = [
+        Heading(1, "What each optimization gains"),
+        introduction,
+        Table(columns, rows),
+    ]
+    write_markdown(chosen.output, page)
+    print(to_markdown(page))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Speed of training steps, evaluations and the memory, beside bare and peer-style code.
+"""Speed of training steps, evaluations and the memory, beside the bare backbone and a reference.
 
-Writes results.md, results.json and memory_size.svg. Takes about twenty minutes on two
-quiet cores.
+Writes results.md, results.json and memory_size.svg. Takes about twenty minutes on two quiet cores.
 
     make bench
     python -m benchmarks.speed --data omniglot
@@ -20,20 +19,21 @@ from matplotlib.figure import Figure
 
 from benchmarks import run
 from vsm.benchmarking.suite import MEMORY_WORKS, Plan, measure
-from vsm.benchmarking.timing import Spread
+from vsm.benchmarking.timing import Quartiles
 from vsm.benchmarking.workloads import EvaluationWorkload
-from vsm.cli.output import counting
-from vsm.system.files import atomic_path, write_text
+from vsm.cli.output import ProgressBar
+from vsm.experiments.document import Block, Heading, Picture, Table, Text, write_markdown
+from vsm.experiments.plots import svg
+from vsm.system.files import write_text
 
 FOLDER = Path(__file__).parent
-PICTURE = "memory_size.svg"
-
+PICTURE = "memory_size"
 TARGETS = {
     "vsm_step_vs_backbone_28": 1.35,
     "vsm_step_vs_backbone_32": 1.25,
     "vsm_step_vs_backbone_84": 1.10,
-    "vsm_step_vs_peer_protonet": 0.60,
-    "evaluation_2k_vs_peer_600": 1.00,
+    "vsm_step_vs_reference_protonet": 0.60,
+    "evaluation_2k_vs_reference_600": 1.00,
     "classifying_vs_embedding": 1.30,
     "explaining_vs_predicting": 1.10,
 }
@@ -45,7 +45,7 @@ MEMORY_TITLES = {
 
 
 def commit() -> str | None:
-    """Return the commit that is measured, marked if files were changed since; nothing without git.
+    """Return the commit that is measured, marked if files were changed since; None without git.
 
     Only git's own answer is kept, never where the repository lies.
     """
@@ -59,71 +59,62 @@ def commit() -> str | None:
     return answer.stdout.strip()
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table: names in the first column, then numbers."""
-    rule = ["---", *["---:"] * (len(columns) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, rule, *rows)) + "\n"
-
-
-def markdown(results: dict[str, Any]) -> str:
-    """Return all results as a page."""
-    machine, workload = results["machine"], results["workload"]
-    step, evaluation, classifier = (workload[part] for part in ("step", "evaluation", "classifier"))
+def page(results: dict[str, Any]) -> list[Block]:
+    """Return all results as blocks."""
     ratios = [
         [
             f"`{name}`",
-            Spread(**value).describe(),
+            Quartiles(**value).describe(),
             f"≤ {TARGETS[name]:.2f}" if name in TARGETS else "",
             str(value["count"]),
         ]
-        for name, value in results["spreads"].items()
+        for name, value in results["quartiles"].items()
     ]
     times = [
-        [f"`{name}`", Spread(**value).describe(1)]
+        [f"`{name}`", Quartiles(**value).describe(1)]
         for name, value in results["milliseconds"].items()
     ]
     memory = [
-        [f"{row['slots']:,}", *(Spread(**row[work]).describe(2) for work in MEMORY_WORKS)]
+        [f"{row['slots']:,}", *(Quartiles(**row[work]).describe(2) for work in MEMORY_WORKS)]
         for row in results["memory_size"]
     ]
-    facts = [
+    drawn = svg(draw(results["memory_size"]), PICTURE)
+    caption = "Milliseconds of recall and consolidation against slots"
+    return [
+        Heading(1, "Speed"),
+        Text("Written by `make bench`; what each line means: [benchmarks](../docs/benchmarks.md)."),
+        Text("\n".join(f"- {line}" for line in _conditions(results))),
+        Heading(2, "Ratios"),
+        Table(["", "median (quartiles)", "target", "pairs"], ratios),
+        Heading(2, "Milliseconds"),
+        Table(["", "median (quartiles)"], times),
+        Heading(2, "Cost against the size of the memory, in milliseconds"),
+        Table(["slots", *MEMORY_TITLES.values()], memory),
+        Picture(PICTURE, drawn, caption, ".", ".svg"),
+    ]
+
+
+def _conditions(results: dict[str, Any]) -> list[str]:
+    """Say what was measured where, line by line."""
+    machine, workload = results["machine"], results["workload"]
+    step, evaluation, classifier = (workload[part] for part in ("step", "evaluation", "classifier"))
+    return [
         f"{machine['cores']} cores with {machine['vector_instructions']}, torch's threads: "
         f"{machine['threads']}",
         f"torch {machine['torch']}, Python {machine['python']}, {machine['system']}",
-        f"allocations kept: {machine['keeps_allocations']} (peer: "
-        f"{machine['peer_keeps_allocations']})",
+        f"allocations kept: {machine['keeps_allocations']} (reference: "
+        f"{machine['reference_keeps_allocations']})",
         *([f"commit {results['commit']}"] if results["commit"] else []),
+        f"a step: {step['tasks']} tasks, {step['way']}-way {step['shot']}-shot with "
+        f"{step['queries']} queries per class, conv4-{step['channels']}, J = "
+        f"{step['memory_samples']}, L = {step['prototype_samples']}, {step['remembered']} classes "
+        "remembered",
+        f"an evaluation: {evaluation['data']}, {evaluation['episodes']:,} episodes of VSM with J = "
+        f"{evaluation['memory_samples']} and L = {evaluation['prototype_samples']}, "
+        f"{evaluation['reference_episodes']:,} of the reference",
+        f"a classifier: {classifier['way']} classes of {classifier['shot']} examples each, and "
+        f"{classifier['queries']} pictures to classify",
     ]
-    return "\n".join(
-        [
-            "# Speed",
-            "",
-            "Written by `make bench`; what each line means: [benchmarks](../docs/benchmarks.md).",
-            "",
-            *(f"- {fact}" for fact in facts),
-            f"- a step: {step['tasks']} tasks, {step['way']}-way {step['shot']}-shot with "
-            f"{step['queries']} queries a class, conv4-{step['channels']}, J = "
-            f"{step['memory_samples']}, L = {step['prototype_samples']}, {step['remembered']} "
-            "classes remembered",
-            f"- an evaluation: {evaluation['data']}, {evaluation['episodes']:,} episodes of VSM "
-            f"with J = {evaluation['memory_samples']} and L = {evaluation['prototype_samples']}, "
-            f"{evaluation['peer_episodes']:,} of the peer",
-            f"- a classifier: {classifier['way']} classes of {classifier['shot']} examples each, "
-            f"and {classifier['queries']} pictures to classify",
-            "",
-            "## Ratios",
-            "",
-            table(["", "median (quartiles)", "target", "pairs"], ratios),
-            "## Milliseconds",
-            "",
-            table(["", "median (quartiles)"], times),
-            "## Cost against the size of the memory, in milliseconds",
-            "",
-            table(["slots", *MEMORY_TITLES.values()], memory),
-            f"![Milliseconds of recall and consolidation against slots]({PICTURE})",
-            "",
-        ]
-    )
 
 
 def draw(rows: Sequence[dict[str, Any]]) -> Figure:
@@ -132,14 +123,11 @@ def draw(rows: Sequence[dict[str, Any]]) -> Figure:
     axes = figure.add_subplot()
     slots = [row["slots"] for row in rows]
     for work in MEMORY_WORKS:
-        spreads = [Spread(**row[work]) for row in rows]
-        [line] = axes.plot(slots, [s.median for s in spreads], "o-", label=MEMORY_TITLES[work])
-        low, high = [s.low for s in spreads], [s.high for s in spreads]
+        found = [Quartiles(**row[work]) for row in rows]
+        [line] = axes.plot(slots, [q.median for q in found], "o-", label=MEMORY_TITLES[work])
+        low, high = [q.low for q in found], [q.high for q in found]
         axes.fill_between(slots, low, high, alpha=0.2, color=line.get_color())
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("slots")
-    axes.set_ylabel("milliseconds a batch")
+    axes.set(xscale="log", yscale="log", xlabel="slots", ylabel="milliseconds per batch")
     axes.grid(alpha=0.3)
     axes.legend()
     return figure
@@ -147,10 +135,8 @@ def draw(rows: Sequence[dict[str, Any]]) -> Figure:
 
 def write(results: dict[str, Any], folder: Path) -> None:
     """Write the page, the object and the picture."""
-    with atomic_path(folder / PICTURE) as temporary:
-        draw(results["memory_size"]).savefig(temporary, format="svg", metadata={"Date": None})
     write_text(folder / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-    write_text(folder / "results.md", markdown(results))
+    write_markdown(folder / "results.md", page(results))
 
 
 def main() -> None:
@@ -163,7 +149,8 @@ def main() -> None:
     chosen = parser.parse_args()
     plan = replace(Plan(), evaluation=EvaluationWorkload(data=chosen.data), threads=chosen.threads)
     measured_commit = commit()
-    results = measure(plan, lambda title, total: counting(title, total, quiet=False))
+    with ProgressBar() as bar:
+        results = measure(plan, bar)
     write({**results, "commit": measured_commit}, chosen.output)
     print((chosen.output / "results.md").read_text(encoding="utf-8"))
 

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         method="vsm",
         steps=options.steps,
         model=ModelSettings(adapter="linear", temperature=10.0, learn_temperature=True),
-        sampling=SamplingSettings(20, 20, 50, 50),  # fewer than the paper's, to be quick
+        sampling=SamplingSettings(train_prototypes=20, evaluation_prototypes=50),  # to be quick
         validation=ValidationSettings(every=options.steps),
     )
     vsm.train(settings, options.output / "run")

@@ -39,6 +39,7 @@ from vsm.settings import (
     ObjectiveSettings,
     OptimizerSettings,
     RunSettings,
+    SamplingSettings,
 )
 from vsm.system.distributed import Processes, join_processes
 from vsm.system.interruption import Interrupted
@@ -47,6 +48,7 @@ from vsm.training import build_optimizer, load_inputs, train, training_step
 NUM_STEPS = 5
 CONSTANT = ("--optimizer.schedule", "constant")
 BASE = replace(make_settings(), tasks=4, steps=NUM_STEPS)
+BY_BAYES_RULE = SamplingSettings(train_prototypes=4, evaluation_prototypes=4)
 SCENARIOS: dict[str, RunSettings] = {
     "attention": replace(BASE, model=replace(BASE.model, residual=False, keep_probability=0.8)),
     "mixture": replace(
@@ -58,12 +60,15 @@ SCENARIOS: dict[str, RunSettings] = {
         BASE,
         method="rote",
         model=ModelSettings(backbone="resnet12", channels=2, hidden_units=8, keep_probability=0.9),
+        sampling=BY_BAYES_RULE,
     ),
     "mann": replace(BASE, method="mann"),
     "kanerva": replace(BASE, method="kanerva"),
     "protonet": replace(BASE, method="protonet", optimizer=OptimizerSettings(clip_norm=0.1)),
     "unsynchronized": replace(
-        BASE, model=ModelSettings(channels=4, hidden_units=8, synchronize_batch_norm=False)
+        BASE,
+        model=ModelSettings(channels=4, hidden_units=8, synchronize_batch_norm=False),
+        sampling=BY_BAYES_RULE,
     ),
 }
 

@@ -433,8 +433,7 @@ def test_stored_features_are_measured_the_same_in_parts_and_at_once(
 SHORT = [
     *("--data", "glyphs", "--queries", "2", "--tasks", "1", "--steps", "2"),
     *("--model.channels", "4", "--model.hidden-units", "8"),
-    *("--sampling.train-memory", "4", "--sampling.train-prototypes", "4"),
-    *("--sampling.evaluation-memory", "4", "--sampling.evaluation-prototypes", "4"),
+    *("--sampling.train-prototypes", "4", "--sampling.evaluation-prototypes", "4"),
     *("--validation.episodes", "2"),
 ]
 ALL = ",".join(BASELINE_NAMES)

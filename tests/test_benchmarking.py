@@ -1,4 +1,4 @@
-"""Measuring speed: turns, pairs, peers that compute the same, and processes that leave nobody."""
+"""Measuring speed: turns, pairs, a reference that computes the same, and processes that end."""
 
 import io
 import json
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import classifier as classifier_speed
 from benchmarks import optimizations, speed
+from tiny import RecordedProgress
 from vsm.benchmarking import worker
 from vsm.benchmarking.classifier import (
     _fitted,
@@ -31,14 +31,14 @@ from vsm.benchmarking.classifier import (
 )
 from vsm.benchmarking.evaluation import evaluations
 from vsm.benchmarking.memory_size import consolidations, recalls, recalls_with_gradient
-from vsm.benchmarking.peers import (
-    PeerConv4,
-    channels_first,
-    peer_accuracies,
-    peer_loss,
-    peer_steps,
-)
 from vsm.benchmarking.processes import Worker
+from vsm.benchmarking.reference import (
+    ReferenceConv4,
+    channels_first,
+    reference_accuracies,
+    reference_loss,
+    reference_steps,
+)
 from vsm.benchmarking.step import (
     backbone_passes,
     embeddings,
@@ -48,7 +48,7 @@ from vsm.benchmarking.step import (
     training_steps,
 )
 from vsm.benchmarking.suite import CLASSIFIER_WORKS, Measurements, Plan, _shares, measure
-from vsm.benchmarking.timing import Timed, interleaved, ratios, spread
+from vsm.benchmarking.timing import Timed, interleaved, quartiles, ratios
 from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, StepWorkload
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
@@ -74,7 +74,7 @@ TINY_EVALUATION = EvaluationWorkload(
     prototype_samples=2,
     remembered=3,
     episodes=3,
-    peer_episodes=2,
+    reference_episodes=2,
 )
 TINY_CLASSIFIER = ClassifierWorkload(model="glyphs-5w1s", way=2, shot=2, queries=3)
 TINY_PLAN = Plan(
@@ -91,14 +91,14 @@ TINY_PLAN = Plan(
 SIZES = (28, 32, 84)
 
 
-def peer_of(model: FewShotModel, workload: StepWorkload) -> PeerConv4:
-    """Return a peer's backbone with the weights of ours."""
-    peer = PeerConv4(workload.image_shape, workload.channels)
-    peer.load_state_dict(model.require_backbone().state_dict())
-    return peer
+def reference_of(model: FewShotModel, workload: StepWorkload) -> ReferenceConv4:
+    """Return the reference backbone with the weights of ours."""
+    reference = ReferenceConv4(workload.image_shape, workload.channels)
+    reference.load_state_dict(model.require_backbone().state_dict())
+    return reference
 
 
-# Turns, pairs and spreads
+# Turns, pairs and quartiles
 
 
 def test_works_take_turns_in_every_round_and_warming_up_does_not_count() -> None:
@@ -117,46 +117,47 @@ def test_works_take_turns_in_every_round_and_warming_up_does_not_count() -> None
 
 
 def test_no_round_begins_after_the_time_is_up_but_the_first() -> None:
-    rounds: list[int] = []
-    times = interleaved({"a": lambda: 1.0}, 5, seconds=0.0, advance=rounds.append)
+    progress = RecordedProgress()
+    times = interleaved({"a": lambda: 1.0}, 5, seconds=0.0, progress=progress)
     assert times == {"a": [1.0]}
-    assert rounds == [1]
+    assert [done for _, done, _ in progress.shown] == [1]
 
 
-def test_a_spread_is_the_median_and_the_quartiles() -> None:
-    found = spread([5.0, 1.0, 2.0, 4.0, 3.0])
+def test_quartiles_are_those_of_the_sorted_values_with_the_median() -> None:
+    found = quartiles([5.0, 1.0, 2.0, 4.0, 3.0])
     assert (found.low, found.median, found.high, found.count) == (2.0, 3.0, 4.0, 5)
-    assert spread([7.0]).describe(1) == "7.0 (7.0 … 7.0)"
+    assert quartiles([7.0]).describe(1) == "7.0 (7.0 … 7.0)"
 
 
 def test_a_ratio_is_the_median_over_pairs_not_the_ratio_of_medians() -> None:
     above, below = [1.0, 4.0, 30.0], [2.0, 1.0, 10.0]
     assert ratios(above, below) == [0.5, 4.0, 3.0]
     found = Measurements()
-    found.add_ratio("r", above, below)
-    found.add_ratio("s", below, above)
+    times = {"above": above, "below": below}
+    found.add(times, {"a": "above"}, {"r": ("above", "below"), "s": ("below", "above")})
     found.add_worst("worst", "r", "s")
     written = found.as_dict()
     assert written["ratios"] == {"r": 3.0, "s": statistics.median([2, 1 / 4, 1 / 3]), "worst": 3.0}
-    assert written["spreads"]["r"] == {"low": 1.75, "median": 3.0, "high": 3.5, "count": 3}
+    assert written["milliseconds"]["a"]["median"] == 4000
+    assert written["quartiles"]["r"] == {"low": 1.75, "median": 3.0, "high": 3.5, "count": 3}
 
 
 # What is timed
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_peer_computes_the_loss_of_our_protonet_on_the_same_weights(size: int) -> None:
+def test_the_reference_computes_the_loss_of_our_protonet_on_the_same_weights(size: int) -> None:
     workload = replace(TINY, image_size=size)
     model = FewShotModel(run_settings(workload, "protonet"), workload.image_shape)
     images = episode_images(workload)
-    theirs = peer_loss(peer_of(model, workload), channels_first(images), workload.shot)
+    theirs = reference_loss(reference_of(model, workload), channels_first(images), workload.shot)
     step: Any = training_steps(workload, "protonet")
     torch.testing.assert_close(theirs.item(), step()["loss"], rtol=1e-4, atol=1e-5)
 
 
-def test_the_peer_trains_one_task_at_a_time_or_all_at_once() -> None:
-    one_by_one: Any = peer_steps(TINY, tasks_at_once=1)
-    together: Any = peer_steps(TINY, tasks_at_once=TINY.tasks)
+def test_the_reference_trains_one_task_at_a_time_or_all_at_once() -> None:
+    one_by_one: Any = reference_steps(TINY, tasks_at_once=1)
+    together: Any = reference_steps(TINY, tasks_at_once=TINY.tasks)
     first = one_by_one()
     assert len(first) == TINY.tasks
     assert len(together()) == 1
@@ -165,27 +166,29 @@ def test_the_peer_trains_one_task_at_a_time_or_all_at_once() -> None:
     assert sum(last) < sum(first)
 
 
-def test_the_peers_evaluation_equals_ours_on_the_same_weights(tiny_dataset: ImageDataset) -> None:
+def test_the_evaluation_of_the_reference_equals_ours_on_the_same_weights(
+    tiny_dataset: ImageDataset,
+) -> None:
     workload = replace(TINY, channels=4)
     model = FewShotModel(run_settings(workload, "protonet"), tiny_dataset.image_shape)
     sampler = EpisodeSampler(tiny_dataset, "test", 5, 2, 3)
     [drawn] = sampler.evaluation_episodes(8, seed=0)
     episodes = channels_first(tiny_dataset.normalize(tiny_dataset.load(drawn.image_ids)))
-    theirs = peer_accuracies(peer_of(model, workload), episodes, shot=2)
+    theirs = reference_accuracies(reference_of(model, workload), episodes, shot=2)
     ours = evaluate(model, None, sampler, 8, seed=0).episode_accuracies
     assert theirs == pytest.approx(ours.tolist())
     assert len(set(theirs)) > 1
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_peer_computes_in_the_default_layout_and_we_channels_last(size: int) -> None:
+def test_the_reference_computes_in_the_default_layout_and_we_channels_last(size: int) -> None:
     workload = replace(TINY, image_size=size)
     model = FewShotModel(run_settings(workload, "protonet"), workload.image_shape)
     images = episode_images(workload)
     backbone: Any = model.backbone
     ours = layouts(backbone, backbone.blocks, images.flatten(0, 2))
-    peer = peer_of(model, workload)
-    theirs = layouts(peer, peer.blocks, channels_first(images).flatten(0, 2))
+    reference = reference_of(model, workload)
+    theirs = layouts(reference, reference.blocks, channels_first(images).flatten(0, 2))
     assert set(ours) == {"channels last"}
     assert set(theirs) == {"default"}
 
@@ -359,9 +362,9 @@ def process() -> Iterator[Worker]:
 
 
 def test_a_worker_times_works_and_tells_about_itself(process: Worker) -> None:
-    assert process.facts["torch"] == torch.__version__
-    assert process.facts["threads"] == 1
-    assert process.facts["keeps_allocations"] is False
+    assert process.metadata["torch"] == torch.__version__
+    assert process.metadata["threads"] == 1
+    assert process.metadata["keeps_allocations"] is False
     step = process.prepare("step", method="vsm", **asdict(TINY))
     backbone = process.prepare("backbone", **asdict(TINY))
     times = interleaved({"step": step, "backbone": backbone}, rounds=2, warm_up=0)
@@ -398,9 +401,9 @@ def test_only_a_default_allocator_forgets_how_glibc_was_tuned(
     )
     command = (sys.executable, "-c", reply)
     with Worker(keep_allocations=True, command=command) as kept:
-        assert kept.facts == {"arenas": "7"}
+        assert kept.metadata == {"arenas": "7"}
     with Worker(keep_allocations=False, command=command) as default:
-        assert default.facts == {"arenas": None}
+        assert default.metadata == {"arenas": None}
 
 
 def children_of(process_id: int) -> set[int]:
@@ -463,12 +466,16 @@ def results() -> dict[str, Any]:
 
 PROMISED_RATIOS = {
     *(f"vsm_step_vs_backbone_{size}" for size in SIZES),
-    *("vsm_step_vs_peer_protonet", "vsm_step_vs_peer_protonet_28", "vsm_step_vs_peer_protonet_32"),
-    *("arithmetic_vs_vsm_step_28", "arithmetic_vs_peer_protonet_28"),
-    *("backbone_vs_peer_protonet_28", "backbone_vs_peer_protonet_32"),
-    *("vsm_conjugate_step_vs_peer_protonet_28", "vsm_conjugate_step_vs_peer_protonet_32"),
-    *("evaluation_2k_vs_peer_600", "evaluation_2k_vs_peer_600_1shot"),
-    "evaluation_2k_vs_peer_600_5shot",
+    *(
+        "vsm_step_vs_reference_protonet",
+        "vsm_step_vs_reference_protonet_28",
+        "vsm_step_vs_reference_protonet_32",
+    ),
+    *("arithmetic_vs_vsm_step_28", "arithmetic_vs_reference_protonet_28"),
+    *("backbone_vs_reference_protonet_28", "backbone_vs_reference_protonet_32"),
+    *("vsm_conjugate_step_vs_reference_protonet_28", "vsm_conjugate_step_vs_reference_protonet_32"),
+    *("evaluation_2k_vs_reference_600", "evaluation_2k_vs_reference_600_1shot"),
+    "evaluation_2k_vs_reference_600_5shot",
     *("classifying_vs_embedding", "classifying_vs_embedding_glyphs-5w1s"),
     *("explaining_vs_predicting", "explaining_vs_predicting_glyphs-5w1s"),
 }
@@ -477,23 +484,23 @@ PROMISED_RATIOS = {
 def test_results_have_the_promised_ratios_and_each_is_the_median_of_its_pairs(
     results: dict[str, Any],
 ) -> None:
-    found, spreads = results["ratios"], results["spreads"]
+    found, spans = results["ratios"], results["quartiles"]
     assert set(found) >= PROMISED_RATIOS
-    assert set(found) == set(spreads)
+    assert set(found) == set(spans)
     for name, ratio in found.items():
-        assert 0 < spreads[name]["low"] <= ratio == spreads[name]["median"] <= spreads[name]["high"]
-        assert spreads[name]["count"] == (1 if "evaluation" in name else 2)
-    peers = [found[f"vsm_step_vs_peer_protonet_{size}"] for size in (28, 32)]
-    assert found["vsm_step_vs_peer_protonet"] == max(peers)
-    shots = [found[f"evaluation_2k_vs_peer_600_{shot}shot"] for shot in (1, 5)]
-    assert found["evaluation_2k_vs_peer_600"] == max(shots)
+        assert 0 < spans[name]["low"] <= ratio == spans[name]["median"] <= spans[name]["high"]
+        assert spans[name]["count"] == (1 if "evaluation" in name else 2)
+    sizes = [found[f"vsm_step_vs_reference_protonet_{size}"] for size in (28, 32)]
+    assert found["vsm_step_vs_reference_protonet"] == max(sizes)
+    shots = [found[f"evaluation_2k_vs_reference_600_{shot}shot"] for shot in (1, 5)]
+    assert found["evaluation_2k_vs_reference_600"] == max(shots)
 
 
 @pytest.mark.usefixtures("results")
-def test_a_process_in_which_a_peer_trains_does_nothing_else() -> None:
-    training = [one for one in NotingWorker.made if "peer_steps" in one.prepared]
-    assert all(one.prepared == ["peer_steps"] and not one.keeps for one in training)
-    one_task_at_once_and_all, sizes = 2, len(TINY_PLAN.peer_sizes)
+def test_a_process_in_which_the_reference_trains_does_nothing_else() -> None:
+    training = [one for one in NotingWorker.made if "reference_steps" in one.prepared]
+    assert all(one.prepared == ["reference_steps"] and not one.keeps for one in training)
+    one_task_at_once_and_all, sizes = 2, len(TINY_PLAN.reference_sizes)
     assert len(training) == one_task_at_once_and_all * sizes * TINY_PLAN.pairs
 
 
@@ -510,7 +517,7 @@ def test_results_tell_times_the_machine_and_the_work_but_not_whose_machine(
     assert [row["slots"] for row in results["memory_size"]] == [6, 9]
     assert results["machine"]["torch"] == torch.__version__
     assert results["machine"]["cores"] >= 1
-    assert results["machine"]["peer_keeps_allocations"] is False
+    assert results["machine"]["reference_keeps_allocations"] is False
     assert results["workload"]["evaluation"] == asdict(TINY_EVALUATION)
     written = json.dumps(results)
     assert os.uname().nodename not in written
@@ -524,26 +531,21 @@ def test_results_are_written_as_a_page_an_object_and_a_picture(
     speed.write(results, tmp_path)
     assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8")) == results
     page = (tmp_path / "results.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in page for name in (*results["spreads"], *results["milliseconds"]))
+    assert all(f"`{name}`" in page for name in (*results["quartiles"], *results["milliseconds"]))
     assert "≤ 1.35" in page
-    assert speed.PICTURE in page
-    assert "<svg" in (tmp_path / speed.PICTURE).read_text(encoding="utf-8")
+    assert f"({speed.PICTURE}.svg)" in page
+    assert "<svg" in (tmp_path / f"{speed.PICTURE}.svg").read_text(encoding="utf-8")
+
+
+def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> None:
+    stored = json.loads((speed.FOLDER / "results.json").read_text(encoding="utf-8"))
+    speed.write(stored, tmp_path)
+    page = (speed.FOLDER / "results.md").read_text(encoding="utf-8")
+    assert (tmp_path / "results.md").read_text(encoding="utf-8") == page
 
 
 def test_every_target_is_a_promised_ratio() -> None:
     assert set(speed.TARGETS) <= PROMISED_RATIOS
-
-
-def test_classifiers_are_measured_by_themselves(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["classifier", "--models", "glyphs-5w1s", "--pairs", "1", "--threads", "1"]
-    monkeypatch.setattr(sys, "argv", words)
-    monkeypatch.setenv("COLUMNS", "120")
-    classifier_speed.main()
-    printed = capsys.readouterr().out
-    for words_of_row in ("classifying_vs_embedding_glyphs-5w1s", "≤ 1.30", "≤ 1.10", "explain_gly"):
-        assert words_of_row in printed
 
 
 @pytest.fixture(scope="module")
@@ -560,9 +562,9 @@ def test_bench_prints_one_json_object(printed_json: str) -> None:
     printed = json.loads(line)
     assert set(printed["ratios"]) == {
         *(f"{step}_step_vs_backbone" for step in ("protonet", "vpn", "vsm_conjugate", "vsm")),
-        *("vsm_conjugate_step_vs_peer_protonet", "vsm_step_vs_peer_protonet"),
+        *("vsm_conjugate_step_vs_reference_protonet", "vsm_step_vs_reference_protonet"),
     }
-    for name, found in printed["spreads"].items():
+    for name, found in printed["quartiles"].items():
         assert 0 < found["low"] <= printed["ratios"][name] == found["median"] <= found["high"]
         assert found["count"] == 2
     assert printed["images_per_second"] == pytest.approx(
@@ -580,9 +582,9 @@ def test_bench_prints_a_table_for_people(
     assert main(["bench"]) == 0
     printed = capsys.readouterr().out
     for step, title in (("vsm_conjugate", "vsm"), ("vsm", "vsm with the paper's network")):
-        ratio = result["ratios"][f"{step}_step_vs_peer_protonet"]
-        assert f"training step of {title} ÷ peer-style ProtoNet: {ratio:.2f} (" in printed
-    assert f"images embedded a second: {result['images_per_second']:,.0f}" in printed
+        ratio = result["ratios"][f"{step}_step_vs_reference_protonet"]
+        assert f"training step of {title} ÷ reference ProtoNet: {ratio:.2f} (" in printed
+    assert f"images embedded per second: {result['images_per_second']:,.0f}" in printed
 
 
 @pytest.mark.parametrize(
@@ -617,9 +619,9 @@ def test_every_work_of_the_worker_runs(data_folder: Path) -> None:
     parameters: dict[str, dict[str, Any]] = {
         "step": {"method": "vpn", **step},
         "arithmetic": {"method": "vpn", **step},
-        "peer_steps": {"tasks_at_once": 1, **step},
+        "reference_steps": {"tasks_at_once": 1, **step},
         "evaluation": evaluation,
-        "peer_evaluation": evaluation,
+        "reference_evaluation": evaluation,
         **dict.fromkeys(CLASSIFIER_WORKS, asdict(TINY_CLASSIFIER)),
     }
     bench = worker.Bench()
@@ -627,3 +629,9 @@ def test_every_work_of_the_worker_runs(data_folder: Path) -> None:
         chosen = parameters.get(work, step)
         bench.answer({"do": "prepare", "name": "it", "work": work, "parameters": chosen})
         assert bench.answer({"do": "run", "name": "it"})["seconds"] > 0
+
+
+def test_benchmarks_draw_memories_with_the_network_alone() -> None:
+    workload = StepWorkload(memory_samples=7)
+    assert run_settings(workload, "vsm").sampling.num_memories(training=True) == 7
+    assert run_settings(workload, "vsm", "conjugate").sampling.train_memory is None

@@ -20,14 +20,13 @@ from vsm.cli.launch import with_bare_switches
 from vsm.data import open_dataset
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.experiments.comparison import evaluate_run
-from vsm.report.page import write_report
+from vsm.experiments.demo_report import write_report
 from vsm.settings import RunSettings
 
 TINY = [
     *("--way", "5", "--queries", "2", "--tasks", "1", "--checkpoint-every", "5"),
     *("--model.channels", "4", "--model.hidden-units", "8"),
-    *("--sampling.train-memory", "4", "--sampling.train-prototypes", "4"),
-    *("--sampling.evaluation-memory", "4", "--sampling.evaluation-prototypes", "4"),
+    *("--sampling.train-prototypes", "4", "--sampling.evaluation-prototypes", "4"),
     *("--validation.every", "10", "--validation.episodes", "5"),
 ]
 
@@ -453,6 +452,6 @@ def test_mistakes_with_data_are_named_with_exit_code_2(
 def test_a_bar_that_never_moved_is_not_left_beside_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["ship", str(tmp_path / "absent"), "--name", "mine"]) == 2
+    assert main(["models", "ship", str(tmp_path / "absent"), "--name", "mine"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith("absent is not a run directory: it has no config.yaml")

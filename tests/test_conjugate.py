@@ -45,7 +45,7 @@ def settings_of(method: Method, log_variance: float = -2.0, **memory: object) ->
         ),
         memory=replace(MemorySettings(), **memory),  # type: ignore[arg-type]
         kanerva=KanervaSettings(slots=SLOTS),
-        sampling=SamplingSettings(6, 5, 6, 5),
+        sampling=SamplingSettings(train_prototypes=5, evaluation_prototypes=5),
     )
 
 

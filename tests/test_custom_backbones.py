@@ -345,8 +345,7 @@ def test_an_interrupted_run_says_the_whole_command_to_go_on(
 TINY = [
     *("--way", "3", "--queries", "2", "--tasks", "1", "--checkpoint-every", "2", "--steps", "4"),
     *("--model.channels", "4", "--model.hidden-units", "8"),
-    *("--sampling.train-memory", "4", "--sampling.train-prototypes", "4"),
-    *("--sampling.evaluation-memory", "4", "--sampling.evaluation-prototypes", "4"),
+    *("--sampling.train-prototypes", "4", "--sampling.evaluation-prototypes", "4"),
     *("--validation.every", "4", "--validation.episodes", "4"),
 ]
 OWN = ["--backbone", "encoders:small"]

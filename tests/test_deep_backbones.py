@@ -127,7 +127,9 @@ def test_wrn_28_10_computes_what_its_authors_write() -> None:
     for index, block in enumerate(blocks):
         active = block.first_norm(hidden).relu()
         residual = block.second(block.second_norm(block.first(active)).relu())
-        hidden = residual + (block.shortcut(active) if index % 4 == 0 else hidden)
+        if index % 4 == 0:
+            hidden = F.conv2d(active, block.shortcut.weight, stride=2 if index else 1)
+        hidden = residual + hidden
     expected = F.adaptive_avg_pool2d(backbone.norm(hidden).relu(), 1).flatten(1)
     torch.testing.assert_close(backbone(pictures()), expected)
     assert expected.min() >= 0
@@ -229,7 +231,7 @@ def test_the_width_of_the_features_flows_through_every_method(name: str, method:
     settings = RunSettings(
         method=method,
         model=ModelSettings(backbone=name, channels=2, hidden_units=8),
-        sampling=SamplingSettings(3, 2, 3, 2),
+        sampling=SamplingSettings(train_prototypes=2, evaluation_prototypes=2),
     )
     model = FewShotModel(settings, (1, 28, 28))
     assert model.num_features == 20

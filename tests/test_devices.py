@@ -14,9 +14,9 @@ from vsm.errors import SettingsError
 from vsm.evaluation.evaluator import BatchNormMode
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.experiments.comparison import evaluate_run
+from vsm.experiments.measures import look_at_episodes
 from vsm.memory import SlotMemory
 from vsm.model import FewShotModel
-from vsm.report.showcase import look_at_episodes
 from vsm.runs.trained_model import load
 from vsm.settings import METHODS, MemorySettings, Method, ObjectiveSettings, RunSettings
 from vsm.system.devices import ON_CPU, Placement, choose_placement, send

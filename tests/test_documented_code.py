@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 import vsm
-import vsm.reproduction.execution  # holds the real trainings, whatever is patched below
+import vsm.experiments.execution  # holds the real trainings, whatever is patched below
 from documented_code import (
     ROOT,
     Block,
@@ -26,9 +26,9 @@ from documented_code import (
 from vsm.cli import main
 from vsm.cli.main import open_command
 from vsm.data import ImageDataset, open_dataset
-from vsm.runs.directory import CONFIG_NAME
+from vsm.experiments.study.definition import read_study
+from vsm.runs.directory import CONFIG_NAME, RunDirectory
 from vsm.runs.shipped import find_run, shipped_folder
-from vsm.runs.trained_model import RunDirectory
 from vsm.settings import (
     FewShotValidationSettings,
     PretrainSettings,
@@ -36,7 +36,6 @@ from vsm.settings import (
     SamplingSettings,
     ValidationSettings,
 )
-from vsm.study.plan import read_study
 
 PAGES = pages()
 FEW_EPISODES = ["--queries", "2", "--episodes", "4"]
@@ -179,7 +178,7 @@ def smaller(settings: RunSettings, pictures: str) -> RunSettings:
         tasks=1,
         steps=2,
         model=replace(settings.model, channels=channels, hidden_units=8),
-        sampling=SamplingSettings(4, 4, 4, 4),
+        sampling=SamplingSettings(train_prototypes=4, evaluation_prototypes=4),
         validation=ValidationSettings(every=2, episodes=4),
     )
 
@@ -231,7 +230,7 @@ def start_of(
         for path, kind in TRAINED.get(page, {}).items():
             source = small_run if kind == "small" else shipped_folder("glyphs-5w1s")
             shutil.copytree(source, path)
-        shutil.copytree(ROOT / "studies", "studies", ignore=shutil.ignore_patterns("measured"))
+        shutil.copytree(ROOT / "studies", "studies", ignore=shutil.ignore_patterns("figures"))
 
     yield start
     for name in set(sys.modules) - modules:

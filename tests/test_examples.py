@@ -17,8 +17,7 @@ from vsm.data import ImageDataset
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = [
     *("--queries", "2", "--tasks", "1", "--steps", "2", "--model.hidden-units", "8"),
-    *("--sampling.train-memory", "4", "--sampling.train-prototypes", "4"),
-    *("--sampling.evaluation-memory", "4", "--sampling.evaluation-prototypes", "4"),
+    *("--sampling.train-prototypes", "4", "--sampling.evaluation-prototypes", "4"),
     *("--validation.every", "2", "--validation.episodes", "4"),
 ]
 

@@ -19,10 +19,10 @@ from vsm.data import EpisodeSampler, FeatureDataset, ImageDataset, Split, featur
 from vsm.data.preparation import dealt
 from vsm.errors import DataError, EpisodeError, SettingsError
 from vsm.evaluation.evaluator import evaluate
+from vsm.experiments.demo_report import write_report
 from vsm.memory import MEMORIES, Memory, Observations
 from vsm.model import FewShotModel
 from vsm.objective import objective
-from vsm.report import write_report
 from vsm.runs.trained_model import load
 from vsm.seeding import generator, task_generators
 from vsm.settings import (
@@ -320,7 +320,7 @@ def small_settings(method: Method = "vsm", **model: Any) -> RunSettings:
         steps=8,
         checkpoint_every=4,
         model=ModelSettings(hidden_units=8, **model),
-        sampling=SamplingSettings(5, 4, 5, 4),
+        sampling=SamplingSettings(train_prototypes=4, evaluation_prototypes=4),
         validation=ValidationSettings(every=4, episodes=5),
     )
 
@@ -505,8 +505,7 @@ def test_images_are_not_features(birds: str, tiny_dataset: ImageDataset) -> None
 
 TINY = [
     *("--way", "3", "--queries", "2", "--tasks", "1", "--steps", "4", "--model.hidden-units", "8"),
-    *("--sampling.train-memory", "4", "--sampling.train-prototypes", "4"),
-    *("--sampling.evaluation-memory", "4", "--sampling.evaluation-prototypes", "4"),
+    *("--sampling.train-prototypes", "4", "--sampling.evaluation-prototypes", "4"),
     *("--validation.every", "4", "--validation.episodes", "4"),
 ]
 

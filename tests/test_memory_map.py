@@ -11,9 +11,9 @@ from matplotlib.text import Annotation
 from torch.nn import functional as F
 
 from vsm.errors import MemoryFileError
+from vsm.experiments.memory_map import MOST_NAMES, draw_memory_map, write_memory_map
 from vsm.memory import SlotMemory
-from vsm.report.memory_map import MOST_NAMES, draw_memory_map, write_memory_map
-from vsm.runs.memory_files import EncoderIdentity, NamedMemory
+from vsm.memory.named import EncoderIdentity, NamedMemory
 from vsm.seeding import generator
 
 
@@ -23,7 +23,7 @@ def memory_of(names: list[str], num_features: int = 6) -> NamedMemory:
     content = torch.randn(count, num_features, generator=random) * torch.arange(num_features, 0, -1)
     ids = torch.arange(count)
     slots = SlotMemory(content, ids, ids + 1, ids)
-    return NamedMemory(slots, tuple(names), EncoderIdentity("mine", "0" * 64), (), {})
+    return NamedMemory(slots, tuple(names), EncoderIdentity("mine", "0" * 64), (), "vsm")
 
 
 def test_slots_lie_on_their_principal_axes_and_grow_with_their_samples() -> None:

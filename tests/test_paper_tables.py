@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vsm.reproduction.paper import Column, paper_exhibits
+from vsm.experiments.paper.catalog import Column, tables
 
 EXCERPT = Path(__file__).with_name("paper_tables.tex").read_text(encoding="utf-8")
 PAPER = (
@@ -18,7 +18,7 @@ PAPER = (
     / "paper"
     / "learning-to-learn-variational-semantic-memory.tex"
 )
-TABLES = [name for name in paper_exhibits() if name.startswith("table")]
+TABLES = [name for name in tables() if name.startswith("table")]
 MACROS = {
     r"\mini": "miniImageNet",
     r"\tiered": "tieredImageNet",
@@ -67,12 +67,13 @@ def tex_cell(tex: str) -> str | None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_cell_of_every_table_is_the_papers(name: str) -> None:
-    printed = paper_exhibits()[name]
+    printed = tables()[name]
     _, tabular = tex_table(EXCERPT, printed.label)
     _, body = header_and_body(tabular)
     lines = [line.split("&") for line in body.split(r"\\") if plain(line)]
-    assert len(lines) == len(printed.rows)
-    for (title, *cells), row in zip(lines, printed.rows, strict=True):
+    rows = [row for row in printed.rows if row.in_paper]
+    assert len(lines) == len(rows)
+    for (title, *cells), row in zip(lines, rows, strict=True):
         assert row.title.startswith(plain(title))
         found = [tex_cell(cell) for cell in cells if plain(cell)]  # spacers between columns
         assert [cell.text if cell else None for cell in row.cells] == found
@@ -83,7 +84,7 @@ def test_every_cell_of_every_table_is_the_papers(name: str) -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_column_is_the_papers(name: str) -> None:
-    printed = paper_exhibits()[name]
+    printed = tables()[name]
     caption, tabular = tex_table(EXCERPT, printed.label)
     header = plain(header_and_body(tabular)[0])
     known = "|".join(DATASETS)
@@ -99,7 +100,7 @@ def test_every_column_is_the_papers(name: str) -> None:
 def test_tables_are_numbered_in_the_papers_order() -> None:
     labels = re.findall(r"\\label\{(.*?)\}", EXCERPT)
     assert {f"table-{number}": label for number, label in enumerate(labels, 1)} == {
-        name: paper_exhibits()[name].label for name in TABLES
+        name: tables()[name].label for name in TABLES
     }
 
 
@@ -107,7 +108,7 @@ def test_tables_are_numbered_in_the_papers_order() -> None:
 def test_the_excerpt_captions_and_numbers_are_those_of_the_full_paper() -> None:
     paper = PAPER.read_text(encoding="utf-8")
     for name in TABLES:
-        printed = paper_exhibits()[name]
+        printed = tables()[name]
         caption, tabular = tex_table(paper, printed.label)
         kept, excerpt = tex_table(EXCERPT, printed.label)
         assert excerpt.split() == tabular.split()
@@ -120,5 +121,5 @@ def test_the_excerpt_captions_and_numbers_are_those_of_the_full_paper() -> None:
         captions = [part for block in blocks for part in block.split(r"\caption")[1:]]
         for number, caption in enumerate(captions, 1):
             name = f"{kind}-{number}"
-            if name in paper_exhibits():
-                assert rf"\label{{{paper_exhibits()[name].label}}}" in caption
+            if name in tables():
+                assert rf"\label{{{tables()[name].label}}}" in caption

@@ -21,35 +21,37 @@ from vsm import training
 from vsm.cli import main
 from vsm.errors import DataError, RunError, SettingsError
 from vsm.evaluation.statistics import crossed_estimate, estimate, student_quantile
-from vsm.reproduction import execution, jobs
-from vsm.reproduction.budgets import BUDGETS, FOLDER, Budget, Unavailable, with_changes
-from vsm.reproduction.catalog import Exhibit, Row, exhibit, exhibits
-from vsm.reproduction.costs import duration, forecast, reference_seconds
-from vsm.reproduction.document import Block, Heading, Picture, Table, Text, to_html, to_markdown
-from vsm.reproduction.jobs import Job, evaluate_job, in_order, run_settings, train_job
-from vsm.reproduction.launchers import InProcess, make_launcher
-from vsm.reproduction.paper import Column
-from vsm.reproduction.plan import Plan, Request, check_data, make_plan
-from vsm.reproduction.report import write_report
-from vsm.reproduction.results import collect
-from vsm.reproduction.runner import Outcome, run_jobs
-from vsm.reproduction.separation import separation
-from vsm.reproduction.store import JobStore
-from vsm.reproduction.tables import difference_table, value_table
-from vsm.reproduction.worker import SubmittedWork
+from vsm.experiments import execution, jobs
+from vsm.experiments.changes import with_changes
+from vsm.experiments.document import Block, Heading, Picture, Table, Text, to_html, to_markdown
+from vsm.experiments.jobs import Job, evaluate_job, in_order, run_settings, train_job
+from vsm.experiments.launchers import Handle, InProcess, make_launcher
+from vsm.experiments.measures import separation
+from vsm.experiments.paper.budgets import BUDGETS, FOLDER, Budget, Unavailable
+from vsm.experiments.paper.catalog import Column, PaperTable, Row, table, tables
+from vsm.experiments.paper.plan import Plan, Request, check_data, make_plan, remember, requests
+from vsm.experiments.paper.report import write_report
+from vsm.experiments.paper.results import collect
+from vsm.experiments.paper.tables import difference_table, value_table
+from vsm.experiments.runner import Outcome, run_jobs
+from vsm.experiments.store import JobStore
+from vsm.experiments.study.definition import StudySettings, read_study
+from vsm.experiments.worker import SubmittedWork
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.settings import METHODS, RunSettings, SlurmSettings
 from vsm.system.interruption import Interrupted
+
+STUDIES = Path(__file__).parents[1] / "studies"
 
 # From rows to settings.
 
 
 @pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
-@pytest.mark.parametrize("name", exhibits())
+@pytest.mark.parametrize("name", tables())
 def test_every_row_builds_settings_under_every_budget_or_says_why_not(
     name: str, budget: Budget
 ) -> None:
-    shown = exhibit(name)
+    shown = table(name)
     for row in shown.rows:
         for column in shown.columns:
             settings = settings_or_reason(budget, shown, column, row)
@@ -70,7 +72,7 @@ def test_every_row_builds_settings_under_every_budget_or_says_why_not(
 
 
 def settings_or_reason(
-    budget: Budget, shown: Exhibit, column: Column, row: Row
+    budget: Budget, shown: PaperTable, column: Column, row: Row
 ) -> RunSettings | str:
     try:
         return budget.settings(shown, column, row, seed=2)
@@ -97,14 +99,14 @@ def setting(settings: RunSettings, dotted: str) -> Any:
 
 @pytest.mark.parametrize("shot", [1, 5])
 def test_the_paper_budget_is_the_papers_preset(shot: int) -> None:
-    shown = exhibit("table-5")
+    shown = table("table-5")
     column = Column("cifar-fs", 5, shot)
     settings = BUDGETS["paper"].settings(shown, column, shown.row("vsm"), seed=0)
     assert settings == settings_from_files(*preset_paths(f"paper-cifar-fs-5way-{shot}shot"))
 
 
 def test_a_stand_in_has_the_papers_schedule_too() -> None:
-    shown = exhibit("table-5")
+    shown = table("table-5")
     for data, like in (("glyphs", "omniglot"), ("folder:pictures", "mini-imagenet")):
         settings = BUDGETS["paper"].settings(shown, Column(data, 5, 1), shown.row("vsm"), seed=0)
         preset = settings_from_files(*preset_paths(f"paper-{like}-5way-1shot"))
@@ -112,7 +114,7 @@ def test_a_stand_in_has_the_papers_schedule_too() -> None:
 
 
 def test_deep_rows_are_narrow_under_smoke_and_full_under_paper() -> None:
-    shown = exhibit("table-6")
+    shown = table("table-6")
     widths = {
         name: BUDGETS[name]
         .settings(shown, shown.columns[0], shown.row("vsm"), seed=0)
@@ -133,7 +135,7 @@ def test_under_the_cpu_budget_one_pretraining_serves_all_rows_and_seeds_of_a_dat
     [pretraining] = [job for job in found if job.kind == "pretrain"]
     trainings = [job for job in found if job.kind == "train"]
     assert len(trainings) == 16
-    assert all(job.after == pretraining for job in trainings)
+    assert all(job.after == (pretraining,) for job in trainings)
     other = make_plan(Request("table-1", "cpu", ("omniglot",), seeds=1))
     assert pretraining.key not in {job.key for job in other.jobs}
 
@@ -158,27 +160,35 @@ def leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 def another(kind: Any, value: Any) -> Any:
     """Return a valid value that differs from ``value``."""
+    if type(None) in get_args(kind):  # a setting that may be left out
+        kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
         return next(choice for choice in get_args(kind) if choice != value)
     if isinstance(value, bool):
         return not value
     if value is None:
-        return next(part for part in get_args(kind) if part is not type(None))(3)
+        return kind(3)
     return value + 1 if isinstance(value, int) else value * 0.5 or 0.5
 
 
 def test_every_setting_is_part_of_a_trainings_name_but_how_often_it_saves(
     some_settings: RunSettings,
 ) -> None:
-    key = train_job(some_settings, "pixels").key
-    for name, kind, value in leaves(some_settings):
-        other = f"{value}x" if kind is str else another(kind, value)
-        try:
-            changed = with_changes(some_settings, {name: other})
-        except SettingsError:  # a word that must name something, such as a backbone
-            continue
-        same = train_job(changed, "pixels").key == key
-        assert same == (name in ("checkpoint_every", "init")), name
+    gumbel = with_changes(some_settings, {"memory.recall": "gumbel"})
+    changed_names, all_names = set(), set()
+    for settings in (gumbel, RunSettings()):
+        key = train_job(settings, "pixels").key
+        for name, kind, value in leaves(settings):
+            all_names.add(name)
+            other = f"{value}x" if kind is str else another(kind, value)
+            try:
+                changed = with_changes(settings, {name: other})
+            except SettingsError:  # without effect here, or a word that must name something
+                continue
+            changed_names.add(name)
+            same = train_job(changed, "pixels").key == key
+            assert same == (name in ("checkpoint_every", "init")), name
+    assert all_names - changed_names == {"model.backbone", "freeze_backbone"}
 
 
 def test_the_data_what_it_needs_and_the_version_are_part_of_a_name(
@@ -186,31 +196,33 @@ def test_the_data_what_it_needs_and_the_version_are_part_of_a_name(
 ) -> None:
     first = train_job(some_settings, "pixels")
     assert train_job(some_settings, "other pixels").key != first.key
-    assert train_job(some_settings, "pixels", after=first).key != first.key
+    assert train_job(some_settings, "pixels", first).key != first.key
     monkeypatch.setattr(jobs, "RESULTS_VERSION", jobs.RESULTS_VERSION + 1)
     assert train_job(some_settings, "pixels").key != first.key
 
 
 @pytest.mark.parametrize(
-    "change", [{"episodes": 7}, {"queries": 7}, {"slots": 7}, {"measure": "prototypes"}]
+    "change",
+    [{"protocol": {"episodes": 7}}, {"slots": (7, 0)}, {"slots": (7, 1)}, {"confusions": True}],
 )
-def test_every_part_of_a_protocol_is_part_of_a_measurements_name(
+def test_every_part_of_a_recipe_is_part_of_a_measurements_name(
     some_settings: RunSettings, change: dict[str, Any]
 ) -> None:
-    usual: dict[str, Any] = {"episodes": 4, "queries": 3, "slots": None, "measure": "accuracy"}
-    training_job = train_job(some_settings, "pixels")
-    keys = {evaluate_job(training_job, some_settings, **usual, **{}).key}
-    keys.add(evaluate_job(training_job, some_settings, **{**usual, **change}).key)
+    usual: dict[str, Any] = {"protocol": {"episodes": 4}, "slots": (7, 2)}
+    model = train_job(some_settings, "pixels")
+    keys = {evaluate_job(model, "measure", **more).key for more in (usual, {**usual, **change})}
     assert len(keys) == 2
+    assert evaluate_job(model, "in other words", **usual).key in keys
 
 
 def test_a_name_survives_json_and_the_settings_do_too(some_settings: RunSettings) -> None:
-    job = train_job(some_settings, "pixels", after=train_job(some_settings, "before"))
+    before = train_job(some_settings, "before")
+    job = train_job(some_settings, "pixels", before)
     read = Job.from_dict(json.loads(json.dumps(job.as_dict())))
     assert read.key == job.key
     assert read == replace(job, recipe=read.recipe, after=read.after)
     assert run_settings(read, init="runs/p") == replace(some_settings, init="runs/p")
-    assert run_settings(read.after or read) == some_settings
+    assert run_settings(read.after[0]) == some_settings
 
 
 def test_tables_that_need_the_same_run_share_it() -> None:
@@ -244,7 +256,7 @@ def test_stand_in_data_has_one_column_for_each_way_and_shot() -> None:
 
 def test_without_a_word_about_data_the_paper_budget_takes_the_papers() -> None:
     plan = make_plan(Request("table-1", "paper", seeds=1))
-    assert tuple(one.column for one in plan.columns) == exhibit("table-1").columns
+    assert tuple(one.column for one in plan.columns) == table("table-1").columns
     with pytest.raises(DataError, match=r"table-1: data: mini-imagenet is not prepared.* --data"):
         check_data(plan)
 
@@ -252,7 +264,7 @@ def test_without_a_word_about_data_the_paper_budget_takes_the_papers() -> None:
 def test_rows_this_version_lacks_are_listed_and_the_others_are_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("vsm.reproduction.budgets.METHODS", ("protonet", "vsm"))
+    monkeypatch.setattr("vsm.experiments.paper.budgets.METHODS", ("protonet", "vsm"))
     plan = make_plan(Request("table-4", "tiny", seeds=1))
     assert {row for row, _, _ in plan.cells} == {"vsm"}
     assert plan.unavailable == {
@@ -262,12 +274,12 @@ def test_rows_this_version_lacks_are_listed_and_the_others_are_planned(
 
 def test_two_requests_of_the_same_columns_are_joined(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
-    store.remember(Request("table-2", "tiny", seeds=3, rows=("vpn",)))
-    joined = store.remember(Request("table-2", "tiny", seeds=1, rows=("vsm", "vpn")))
+    remember(store, Request("table-2", "tiny", seeds=3, rows=("vpn",)))
+    joined = remember(store, Request("table-2", "tiny", seeds=1, rows=("vsm", "vpn")))
     assert (joined.seeds, joined.rows) == (3, ("vpn", "vsm"))
-    assert store.requests() == [joined]
-    store.remember(Request("table-2", "tiny"))
-    assert [request.rows for request in store.requests()] == [()]
+    assert requests(store) == [joined]
+    remember(store, Request("table-2", "tiny"))
+    assert [request.rows for request in requests(store)] == [()]
 
 
 def test_results_are_found_after_the_data_has_gone(pictures: str) -> None:
@@ -294,22 +306,21 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"folder:{folder}"
 
 
-class Quiet:
-    """Keeps what a runner tells."""
+class Noting(InProcess):
+    """Keeps the jobs that were begun."""
 
-    def __init__(self) -> None:
-        self.began_jobs: list[Job] = []
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.began: list[Job] = []
 
-    def began(self, job: Job) -> None:
-        self.began_jobs.append(job)
-
-    def ended(self, job: Job, failure: str | None) -> None:
-        pass
+    def begin(self, job: Job) -> Handle:
+        self.began.append(job)
+        return super().begin(job)
 
 
 def run_plan(plan: Plan, root: Path) -> tuple[Outcome, list[Job]]:
-    watcher = Quiet()
-    return run_jobs(plan.jobs, JobStore(root), InProcess(root), watcher), watcher.began_jobs
+    launcher = Noting(root)
+    return run_jobs(plan.jobs, JobStore(root), launcher), launcher.began
 
 
 @pytest.fixture
@@ -319,7 +330,7 @@ def plan(pictures: str) -> Plan:
 
 
 @pytest.fixture
-def table(pictures: str) -> Plan:
+def table_plan(pictures: str) -> Plan:
     """Two rows, two columns and one seed of accuracies."""
     return make_plan(Request("table-1", "tiny", (pictures,), seeds=1))
 
@@ -339,16 +350,15 @@ def test_a_run_begins_with_the_pretraining_it_needs(
 ) -> None:
     frozen = replace(BUDGETS["tiny"], file="cpu.yaml", pretraining_epochs={"": 1})
     monkeypatch.setitem(BUDGETS, "tiny", frozen)
-    monkeypatch.setattr("vsm.reproduction.budgets._base", short_heads)
+    monkeypatch.setattr("vsm.experiments.paper.budgets._base", short_heads)
     plan = make_plan(Request("figure-2", "tiny", (pictures,), seeds=1))
-    assert [job.kind for job in plan.jobs] == ["pretrain", *["train", "evaluate"] * 2]
+    assert [job.kind for job in plan.jobs] == ["pretrain", *["train", "prototypes"] * 2]
     outcome, _ = run_plan(plan, tmp_path)
     assert (len(outcome.done), outcome.failed) == (5, [])
     store, [pretraining, run, *_] = JobStore(tmp_path), plan.jobs
     begun = settings_from_files(store.run_folder(run) / "config.yaml")
     assert begun.init == str(store.run_folder(pretraining))
     assert begun.freeze_backbone
-    assert forecast(plan.jobs, JobStore(tmp_path / "new")).seconds > 0
 
 
 def short_heads(file: str, _: Column) -> RunSettings:
@@ -358,12 +368,12 @@ def short_heads(file: str, _: Column) -> RunSettings:
     return replace(settings, steps=2, tasks=1, queries=2, validation=validation)
 
 
-def test_a_job_is_never_before_what_it_needs(table: Plan) -> None:
+def test_a_job_is_never_before_what_it_needs(table_plan: Plan) -> None:
     seen: set[str] = set()
-    for job in in_order(reversed(table.jobs)):
-        assert job.after is None or job.after.key in seen
+    for job in in_order(reversed(table_plan.jobs)):
+        assert {before.key for before in job.after} <= seen
         seen.add(job.key)
-    assert seen == {job.key for job in table.jobs}
+    assert seen == {job.key for job in table_plan.jobs}
 
 
 def test_a_failing_job_harms_no_other_and_is_tried_again(
@@ -381,7 +391,7 @@ def test_a_failing_job_harms_no_other_and_is_tried_again(
     [(failed, why)] = outcome.failed
     assert (failed.kind, why) == ("train", "RuntimeError: the disk melted")
     assert "vpn" in failed.title
-    assert [job.after.key for job in outcome.blocked if job.after] == [failed.key]
+    assert [job.after[0].key for job in outcome.blocked] == [failed.key]
     assert len(outcome.done) == 2
     assert store.state(failed) == "failed"
     results = collect(plan, store)
@@ -464,28 +474,26 @@ def test_a_job_that_another_process_holds_is_left_to_it(plan: Plan, tmp_path: Pa
 class Endless:
     """A launcher whose jobs never end by themselves; the last one begun presses Ctrl-C."""
 
-    room = 2
+    capacity = 2
 
     def __init__(self) -> None:
         self.running: list[str] = []
         self.stopped: list[str] = []
 
-    def begin(self, job: Job) -> Any:
+    def begin(self, job: Job) -> Handle:
         self.running.append(job.key)
-        if len(self.running) == self.room:
+        if len(self.running) == self.capacity:
             os.kill(os.getpid(), signal.SIGINT)
-        return types.SimpleNamespace(
-            finished=lambda: False, stop=lambda: self.stopped.append(job.key), reason=str
-        )
+        return Handle(lambda: False, stop=lambda: self.stopped.append(job.key))
 
 
 def test_a_request_to_stop_reaches_every_running_job(plan: Plan, tmp_path: Path) -> None:
     launcher = Endless()
     with pytest.raises(Interrupted, match="the same command goes on") as stopped:
-        run_jobs(plan.jobs, JobStore(tmp_path), launcher, Quiet())
+        run_jobs(plan.jobs, JobStore(tmp_path), launcher)
     assert stopped.value.exit_code == 130
     assert launcher.stopped == launcher.running
-    trainings = {job.key for job in plan.jobs if job.after is None}
+    trainings = {job.key for job in plan.jobs if not job.after}
     assert set(launcher.running) == trainings  # a measurement waits for its training
 
 
@@ -538,7 +546,7 @@ def test_jobs_can_be_submitted(plan: Plan, tmp_path: Path, monkeypatch: pytest.M
     fake.AutoExecutor = Executor
     monkeypatch.setitem(sys.modules, "submitit", fake)
     launcher = make_launcher(tmp_path, "slurm", 8, SlurmSettings(hours=1.5))
-    outcome = run_jobs(plan.jobs, JobStore(tmp_path), launcher, Quiet())
+    outcome = run_jobs(plan.jobs, JobStore(tmp_path), launcher)
     assert len(outcome.done) == 4
     assert set(submitted) == {f"vsm-{job.kind}-{job.key}" for job in plan.jobs}
 
@@ -580,7 +588,7 @@ def test_a_process_that_dies_without_a_word_is_a_failure(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     launcher = make_launcher(tmp_path, "none", 2, SlurmSettings())
-    outcome = run_jobs(plan.jobs, JobStore(tmp_path), launcher, Quiet())
+    outcome = run_jobs(plan.jobs, JobStore(tmp_path), launcher)
     assert len(outcome.failed) == len(outcome.blocked) == 2
     assert all("its process ended with code 1; see" in why for _, why in outcome.failed)
 
@@ -653,7 +661,7 @@ def test_separation_equals_plain_loops() -> None:
                 distances = [(sample - middle).norm().item() for middle in means]
                 strayed += distances.index(min(distances)) != n
         assert found.distance[e].item() == pytest.approx(mean(gaps))
-        assert found.spread[e].item() == pytest.approx(mean(squares) ** 0.5)
+        assert found.std[e].item() == pytest.approx(mean(squares) ** 0.5)
         assert found.overlap[e].item() == pytest.approx(strayed / 12)
 
 
@@ -663,7 +671,7 @@ def test_separation_equals_plain_loops() -> None:
 def fill(plan: Plan, root: Path, offsets: Mapping[str, int], episodes: int = 6) -> dict[Any, Any]:
     """Write made-up results; return the correct counts by (row, column, seed)."""
     store = JobStore(root)
-    store.remember(plan.request)
+    remember(store, plan.request)
     random = np.random.default_rng(0)
     shared = random.integers(20, 40, episodes)
     made = {}
@@ -705,9 +713,9 @@ def test_the_report_marks_clear_paired_differences_and_only_those(tmp_path: Path
     for offset, clear in ((20, True), (0, False)):
         root = tmp_path / str(offset)
         made = fill(plan, root, {"protonet": 0, "vpn": offset})
-        table = difference_table(collect(plan, JobStore(root)))
-        assert table is not None
-        [line] = table.rows
+        differences = difference_table(collect(plan, JobStore(root)))
+        assert differences is not None
+        [line] = differences.rows
         gaps = [
             (a - b) / 75
             for seed in range(3)
@@ -757,7 +765,7 @@ def test_quoted_rows_show_the_papers_number_and_a_dash_for_ours(tmp_path: Path) 
 def test_unfinished_seeds_and_missing_methods_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsm.reproduction.budgets.METHODS", ("protonet", "vsm"))
+    monkeypatch.setattr("vsm.experiments.paper.budgets.METHODS", ("protonet", "vsm"))
     plan = make_plan(Request("table-4", "tiny", ("glyphs",), seeds=2))
     fill(plan, tmp_path, {"vsm": 5})
     store = JobStore(tmp_path)
@@ -804,7 +812,7 @@ def test_curves_are_drawn_and_kept_beside_the_report(
 
 def test_prototype_distributions_are_measured_and_drawn(plan: Plan, tmp_path: Path) -> None:
     store = JobStore(tmp_path)
-    store.remember(plan.request)
+    remember(store, plan.request)
     run_plan(plan, tmp_path)
     written = write_report(tmp_path)
     text = written.markdown.read_text(encoding="utf-8")
@@ -829,38 +837,6 @@ def test_both_forms_of_a_report_hold_the_same_words() -> None:
     assert "data:image/png;base64,cG5n" in page
 
 
-# Estimates of time.
-
-
-def test_an_estimate_grows_with_the_work_and_counts_what_is_left() -> None:
-    costs = {}
-    for name in ("tiny", "smoke", "paper"):
-        plan = make_plan(Request("table-1", name, ("glyphs",), seeds=1))
-        costs[name] = sum(map(reference_seconds, plan.jobs))
-    assert costs["tiny"] < costs["smoke"] < costs["paper"] / 1000
-
-
-def test_an_estimate_says_what_it_rests_on(table: Plan, tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    guess = forecast(table.jobs, store)
-    assert guess.describe(1).startswith("about ")
-    assert "a guess" in guess.basis
-    training_job = next(job for job in table.jobs if job.kind == "train")
-    left = sum(reference_seconds(job) for job in table.jobs) - reference_seconds(training_job)
-    store.write_result(training_job, {}, 10 * reference_seconds(training_job))
-    measured = forecast(table.jobs, store)
-    assert measured.basis == "by 1 finished job here"
-    assert measured.seconds == pytest.approx(10 * left)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.1, "1 second"), (80, "80 seconds"), (100, "2 minutes"), (7200, "2 hours"), (2e5, "2 days")],
-)
-def test_durations_are_said_as_people_say_them(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
-
-
 # The command line.
 
 
@@ -880,12 +856,12 @@ def test_a_table_is_reproduced_looked_at_and_reported(
     captured = capsys.readouterr()
     assert "ProtoNet" in captured.out
     assert "±" in captured.out
-    assert "8 of 8 jobs to do, about " in captured.err
-    assert "[8/8] done: " in captured.err
+    assert "8 of 8 jobs to do" in captured.err
+    assert "[8/8] done in " in captured.err
     assert vsm(*asked, *output, "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["jobs"] == {"skipped": 8, "done": 0, "failed": [], "blocked": 0}
-    [one] = printed["exhibits"]
+    [one] = printed["tables"]
     assert [cell["row"] for cell in one["cells"]] == ["protonet", "protonet", "vpn", "vpn"]
     assert all(cell["seeds"] == [0] for cell in one["cells"])
     assert vsm("status", *output, "--json") == 0
@@ -905,7 +881,7 @@ def test_a_dry_run_shows_the_plan_and_leaves_nothing(
     output = ["--output", str(tmp_path / "out")]
     assert vsm("table-3", "--budget", "paper", "--seeds", "1", "--dry-run", *output) == 0
     printed = capsys.readouterr().out
-    assert "24 of 24 jobs to do, about" in " ".join(printed.split())
+    assert "24 of 24 jobs to do; nothing was done" in " ".join(printed.split())
     assert "mini-imagenet is not prepared" in printed
     assert list(tmp_path.iterdir()) == []
 
@@ -924,7 +900,7 @@ def test_the_list_names_every_table_and_figure_with_its_rows_and_needs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert vsm("list", "--json") == 0
-    listed = json.loads(capsys.readouterr().out)["exhibits"]
+    listed = json.loads(capsys.readouterr().out)["tables"]
     assert [one["name"] for one in listed] == [
         *(f"table-{number}" for number in range(1, 12)),
         *("figure-2", "figure-3"),
@@ -974,11 +950,11 @@ def test_mistakes_are_one_line_with_exit_code_2(
 
 
 def test_damaged_files_are_named_in_one_line_and_nothing_is_lost(
-    table: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    table_plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fill(table, tmp_path, {"protonet": 0, "vpn": 3})
+    fill(table_plan, tmp_path, {"protonet": 0, "vpn": 3})
     store = JobStore(tmp_path)
-    damaged = store.result_file(table.cells["vpn", 0, 0])
+    damaged = store.result_file(table_plan.cells["vpn", 0, 0])
     damaged.write_text("{")
     before = sorted(tmp_path.rglob("*"))
     assert vsm("report", "--output", tmp_path) == 2
@@ -1032,3 +1008,42 @@ def test_every_file_of_settings_is_a_budgets() -> None:
     assert {budget.file for budget in BUDGETS.values() if budget.file} == {
         path.name for path in FOLDER.iterdir()
     }
+
+
+# Settings without effect are refused, so none may be left in a table.
+
+
+def test_every_row_of_every_table_is_valid_under_every_budget() -> None:
+    seen = set()
+    for budget in BUDGETS.values():
+        for shown in tables().values():
+            for row in shown.measured_rows:
+                try:
+                    settings = budget.settings(shown, shown.columns[0], row, seed=0)
+                except Unavailable:
+                    continue
+                seen.add((budget.name, settings.inference))
+                wanted = {"tiny": 3, "smoke": 20, "cpu": 20, "paper": 150}[budget.name]
+                if settings.inference == "network":
+                    assert settings.sampling.num_memories(training=True) == wanted
+                    kind = "mixture" if budget.name == "paper" else "soft"
+                    assert settings.memory.recall_kind == (
+                        "gumbel" if row.name == "gumbel" else kind
+                    )
+                    assert settings.objective.kl_m_weight == (1 if budget.name == "paper" else 1e-3)
+    assert seen == {(name, kind) for name in BUDGETS for kind in ("network", "conjugate")}
+
+
+def test_every_ablation_of_the_preset_is_valid() -> None:
+    base = settings_from_files(*preset_paths("cifar-fs"))
+    for name in ("cifar-fs-ablations", "cifar-fs-ablations-network"):
+        study = read_study(STUDIES / f"{name}.yaml").settings
+        assert isinstance(study, StudySettings)
+        for row in study.rows.values():
+            assert isinstance(row, dict)
+            changes = {**study.changes, **row}
+            settings = with_changes(base, changes)
+            if settings.inference == "network":
+                drawn = row.get("sampling.train_memory", 20)
+                assert settings.sampling.num_memories(training=True) == drawn
+                assert settings.sampling.num_memories(training=False) == 50

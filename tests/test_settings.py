@@ -1,20 +1,28 @@
 """Settings: presets load, round trips keep everything, mistakes are named."""
 
 import re
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from vsm.cli import main
 from vsm.errors import SettingsError
 from vsm.runs.configuration import (
     PRESETS,
     preset_paths,
+    settings_from_dict,
     settings_from_files,
     settings_to_yaml,
 )
 from vsm.runs.directory import RunDirectory
 from vsm.settings import (
+    METHODS,
+    NETWORK_SETTINGS,
     MemorySettings,
+    Method,
     ModelSettings,
     ObjectiveSettings,
     OptimizerSettings,
@@ -72,6 +80,7 @@ def test_settings_survive_a_round_trip_through_yaml(tmp_path: Path) -> None:
     )
     (tmp_path / "a.yaml").write_text(settings_to_yaml(settings))
     assert settings_from_files(tmp_path / "a.yaml") == settings
+    assert "  train_memory: null\n" in (tmp_path / "a.yaml").read_text()
 
 
 def test_a_run_directory_with_other_settings_is_named(tmp_path: Path) -> None:
@@ -115,3 +124,114 @@ def test_impossible_values_are_refused_by_name() -> None:
         RunSettings(steps=0)
     with pytest.raises(SettingsError, match="method: expected one of protonet, vpn"):
         RunSettings(method="maml")  # type: ignore[arg-type]
+
+
+# Settings without effect.
+
+GIVEN: dict[str, Any] = {
+    "sampling.train_memory": 150,  # a default that is given is given, too
+    "sampling.evaluation_memory": 20,
+    "objective.beta_m": 0.0,
+    "memory.recall": "soft",
+    "memory.gumbel_temperature": 0.5,
+}
+NETWORK = {"model.inference": "network"}
+
+
+def given(options: dict[str, Any]) -> RunSettings:
+    """Read settings that are given by dotted names, as on a command line."""
+    nested: dict[str, Any] = {}
+    for name, value in options.items():
+        section, _, key = name.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[key] = value
+    return settings_from_dict(nested, Path("given"))
+
+
+@pytest.mark.parametrize("name", NETWORK_SETTINGS)
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "mann"])
+def test_settings_without_effect_are_refused_by_name(name: str, method: str) -> None:
+    message = (
+        f"{name}: has no effect with model.inference conjugate, which integrates m out; "
+        "leave it out (null), or use --model.inference network"
+    )
+    with pytest.raises(SettingsError, match=f"^{re.escape(message)}$"):
+        given({"method": method, name: GIVEN[name]})
+    gumbel = {"memory.recall": "gumbel"} if name == "memory.gumbel_temperature" else {}
+    with_network = given({**NETWORK, **gumbel, name: GIVEN[name]})
+    assert attrgetter(name)(with_network) == GIVEN[name]
+    with pytest.raises(SettingsError, match=r"^[a-z_.]+: has no effect"):
+        replace(with_network, model=ModelSettings())
+
+
+def test_a_strength_is_refused_where_the_network_infers() -> None:
+    with pytest.raises(SettingsError) as refused:
+        given({**NETWORK, "memory.strength": 0.0})
+    assert str(refused.value) == (
+        "memory.strength: has no effect with model.inference network; leave it out (null), or use "
+        "--model.inference conjugate"
+    )
+    with pytest.raises(SettingsError) as refused:
+        given({"method": "mann", "memory.strength": 0.5})
+    assert str(refused.value) == (
+        "memory.strength: has no effect with method mann, which always uses the network; leave it "
+        "out (null), or use another method"
+    )
+
+
+def test_mann_uses_the_network_whatever_the_inference() -> None:
+    settings = given({"method": "mann", "sampling.train_memory": 7})
+    assert settings.model.inference == "conjugate"
+    assert settings.inference == "network"
+    assert settings.sampling.num_memories(training=True) == 7
+
+
+@pytest.mark.parametrize("recall", [None, "soft", "mixture"])
+def test_a_gumbel_temperature_needs_gumbel_recall(recall: str | None) -> None:
+    with pytest.raises(SettingsError) as refused:
+        given({**NETWORK, "memory.recall": recall, "memory.gumbel_temperature": 2.0})
+    assert str(refused.value) == (
+        f"memory.gumbel_temperature: has no effect with memory.recall {recall or 'soft'}; leave it "
+        "out (null), or use --memory.recall gumbel"
+    )
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    settings = RunSettings(model=ModelSettings(inference="network"))
+    assert all(attrgetter(name)(settings) is None for name in NETWORK_SETTINGS)
+    assert settings.sampling.num_memories(training=True) == 150
+    assert settings.sampling.num_memories(training=False) == 150
+    assert settings.objective.kl_m_weight == 1e-3
+    assert ObjectiveSettings(beta_m=0.0).kl_m_weight == 0.0
+    assert settings.memory.recall_kind == "soft"
+    assert settings.memory.gumbel_softmax_temperature == 0.5
+
+
+def test_unknown_values_of_what_may_be_left_out_are_refused() -> None:
+    with pytest.raises(
+        SettingsError, match="recall: expected one of soft, mixture, gumbel, got 's"
+    ):
+        MemorySettings(recall="sharp")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="beta_m: must not be negative, got -1"):
+        ObjectiveSettings(beta_m=-1)
+
+
+def test_the_command_line_names_what_has_no_effect_and_takes_null(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", "--preset", "cifar-fs", "--model.inference", "network"]
+    output = ["--output", str(tmp_path / "run"), "--data", "nowhere"]
+    assert main([*arguments, *output]) == 2
+    assert "memory.strength: has no effect with model.inference network" in capsys.readouterr().err
+    assert main([*arguments, "--memory.strength", "null", *output]) == 2
+    assert "nowhere" in capsys.readouterr().err  # the settings are all right, the data is not
+
+
+# What ships is valid, and every value that has an effect is the one it was.
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_presets_serve_several_methods(name: str) -> None:
+    preset = settings_from_files(*preset_paths(name))
+    methods: list[Method] = ["protonet", "vpn", "rote", "transformed", "vsm", "kanerva"]
+    for method in methods:
+        assert replace(preset, method=method).inference == preset.inference

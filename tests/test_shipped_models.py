@@ -19,13 +19,14 @@ from vsm.cli.launch import _findable
 from vsm.data import open_dataset
 from vsm.errors import RunError
 from vsm.model import FewShotModel
-from vsm.runs.shipped import find_run, shipped_card, shipped_names, temperature_for
-from vsm.runs.trained_model import begin_with_backbone, load_run
+from vsm.runs.calibration import Calibration
+from vsm.runs.checkpoints import begin_with_backbone
+from vsm.runs.shipped import find_run, shipped_card, shipped_names
 from vsm.settings import ModelSettings, RunSettings
 
 NAME = "glyphs-5w1s"
 KNOWN = ", ".join(shipped_names())
-FILES = {"config.yaml", "model.safetensors", "memory.safetensors", "card.json", "rejection.json"}
+FILES = {"config.yaml", "model.safetensors", "memory.safetensors", "card.json", "calibration.json"}
 
 
 @pytest.mark.parametrize("name", shipped_names())
@@ -51,20 +52,32 @@ def test_the_wheel_is_told_to_hold_models_whatever_git_ignores() -> None:
 def test_every_model_loads_by_name_without_data_and_is_what_its_card_says(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsm.runs.trained_model.open_dataset", None)
-    model, memory, facts = vsm.load_model(name)
-    assert facts["name"] == name
-    assert (0 if memory is None else len(memory)) == (facts["memory_slots"] or 0)
-    assert len(facts["slot_names"]) == (facts["memory_slots"] or 0)
+    monkeypatch.setattr("vsm.data.catalog.open_images", no_data)
+    trained = vsm.load(name)
+    card, model = trained.card, trained.model
+    assert card == shipped_card(name)
+    assert card is not None
+    assert card["name"] == trained.name == name
+    assert (0 if trained.state is None else len(trained.state)) == (card["memory_slots"] or 0)
+    names = () if trained.memory is None else trained.memory.names
+    assert len(names) == (card["memory_slots"] or 0)
     assert all(value.dtype == torch.float32 for value in model.parameters())
-    assert sum(value.numel() for value in model.parameters()) == facts["num_parameters"]
-    assert model.embed(torch.zeros(1, *facts["input_shape"])).shape == (1, facts["num_features"])
-    for one in facts["measurements"]:
+    assert sum(value.numel() for value in model.parameters()) == card["num_parameters"]
+    assert model.embed(torch.zeros(1, *card["input_shape"])).shape == (1, card["num_features"])
+    for key, value in json.loads(json.dumps(trained.metadata)).items():
+        assert card[key] == value or key in ("way", "shot"), key
+    fitted = {str(shot): value for shot, value in trained.calibration.temperatures.items()}
+    assert card["temperatures"] == fitted
+    for one in card["measurements"]:
         assert one["episodes"] >= 2000
         assert 0 < one["ci95"] < 0.01
         assert abs(one["difference"]["accuracy"]) <= 0.001
-    assert facts["licenses"].keys() == {"code", "data"}
-    assert facts["commands"][-1].startswith(f"vsm ship runs/{name} ")
+    assert card["licenses"].keys() == {"code", "data"}
+    assert card["commands"][-1].startswith(f"vsm models ship runs/{name} ")
+
+
+def no_data(*_: object) -> None:
+    pytest.fail("a dataset was opened")
 
 
 def test_a_short_measurement_agrees_with_the_card(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +129,7 @@ def test_unknown_names_are_answered_in_one_line_with_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "vsm.evaluation.comparison.measure", lambda *_: pytest.fail("it was measured first")
+        "vsm.experiments.comparison.measure", lambda *_: pytest.fail("it was measured first")
     )
     assert main(arguments) == 2
     [line] = capsys.readouterr().err.splitlines()
@@ -142,16 +155,16 @@ def test_a_directory_that_exists_is_meant_before_a_model_of_the_same_name(
     (tmp_path / NAME).mkdir()
     assert find_run(NAME) == Path(NAME)
     with pytest.raises(RunError, match=f"{NAME} is not a run directory: it has no config.yaml"):
-        vsm.load_model(NAME)
+        vsm.load(NAME)
 
 
 def test_a_shipped_backbone_can_begin_a_run() -> None:
-    channels = load_run(NAME).settings.model.channels
+    channels = vsm.load(NAME).settings.model.channels
     settings = RunSettings(init=NAME, model=ModelSettings(channels=channels, hidden_units=8))
     assert _findable(settings) == settings
     model = FewShotModel(settings, open_dataset("glyphs").input_shape)
     begin_with_backbone(model, Path(NAME))
-    expected = vsm.load_model(NAME).model.require_backbone().state_dict()
+    expected = vsm.load(NAME).model.require_backbone().state_dict()
     for name, value in model.require_backbone().state_dict().items():
         assert torch.equal(value, expected[name]), name
 
@@ -161,24 +174,21 @@ def test_a_shipped_backbone_can_begin_a_run() -> None:
     [(0.5, 1.6), (1, 1.6), (2, 0.8), (2 * 2**0.5, 0.8 / 2**0.5), (4, 0.4), (9, 0.4)],
 )
 def test_a_temperature_between_two_shots_is_in_proportion(shot: float, expected: float) -> None:
-    facts = {"temperatures": {"4": 0.4, "1": 1.6}}
-    assert temperature_for(facts, shot) == pytest.approx(expected, rel=1e-12)
-    assert temperature_for({"temperatures": {"1": 0.9}}, shot) == 0.9
+    assert Calibration({4: 0.4, 1: 1.6}).temperature(shot) == pytest.approx(expected, rel=1e-12)
+    assert Calibration({1: 0.9}).temperature(shot) == 0.9
 
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_every_model_says_none_of_these_without_its_data(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for room in ("vsm.runs.trained_model", "vsm.classify.pretrained"):
-        monkeypatch.setattr(f"{room}.open_dataset", None)
+    monkeypatch.setattr("vsm.data.catalog.open_images", no_data)
     classifier = vsm.FewShotClassifier.from_pretrained(name)
     pixels = torch.rand(7, *shipped_card(name)["input_shape"], generator=torch.manual_seed(0))
     classifier.fit(pixels[:2], ["one", "two"])
     assert set(classifier.predict(pixels, reject=0.9)) <= {"one", "two", "none of these"}
     assert classifier.encoder is not None
-    known = classifier.encoder.known_thresholds
-    assert known is not None
+    known = classifier.encoder.thresholds()
     assert list(known.by_shot) == [1, 2, 5, 10]
     for ways in known.by_shot.values():
         assert list(ways)[:3] == [1, 2, 5]
@@ -189,14 +199,14 @@ def test_every_model_says_none_of_these_without_its_data(
 
 
 def test_without_a_fit_there_is_no_temperature() -> None:
-    assert temperature_for({"temperatures": None}, 1) is None
+    assert Calibration().temperature(1) is None
 
 
 def test_listing_models_needs_no_torch() -> None:
     script = (
         "import sys; from vsm.cli import main\n"
-        "for words in (['models', '--help'], ['ship', '--help'], ['evaluate', '--help']):\n"
-        "    try: main(words)\n"
+        "for words in ('models --help', 'models ship --help', 'evaluate --help'):\n"
+        "    try: main(words.split())\n"
         "    except SystemExit: pass\n"
         "assert main(['models']) == 0\n"
         f"assert main(['models', '{NAME}']) == 0\n"

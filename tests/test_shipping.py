@@ -14,28 +14,23 @@ import torch
 
 import vsm
 from tiny import make_settings
-from vsm import shipping
 from vsm.cli import main, pretrain, train
 from vsm.cli.launch import parse_run
 from vsm.cli.main import _with_underscores
 from vsm.data import ImageDataset
 from vsm.errors import RunError
 from vsm.evaluation.rejection import calibrate_on_validation
+from vsm.experiments import shipping
+from vsm.experiments.provenance import portable, training_commands
+from vsm.experiments.shipping import halved
 from vsm.memory import Observations
+from vsm.memory.named import EncoderIdentity
 from vsm.model import FewShotModel
 from vsm.pretraining.loop import PretrainingDirectory
 from vsm.runs.configuration import settings_to_yaml
-from vsm.runs.memory_files import EncoderIdentity
-from vsm.runs.provenance import portable, training_commands
-from vsm.runs.trained_model import (
-    RunDirectory,
-    TrainedModel,
-    load_model,
-    load_run,
-    save_trained,
-)
+from vsm.runs.directory import RunDirectory
+from vsm.runs.trained_model import TrainedModel, load, save_best, store
 from vsm.settings import Method, ModelSettings, OneCycleSettings, PretrainSettings, RunSettings
-from vsm.shipping import halved
 from vsm.system.files import write_text
 
 BRIEF = ["--queries", "2", "--episodes", "10"]
@@ -46,7 +41,7 @@ SMALLEST_STEP = 2.0**-24
 @pytest.fixture(scope="module", autouse=True)
 def _tiny_data(tiny_dataset: ImageDataset) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("training", "runs", "comparison", "shipping", "serving.pretrained"):
+        for module in ("training", "experiments.comparison", "experiments.shipping"):
             patch.setattr(f"vsm.{module}.open_dataset", lambda name: tiny_dataset)
         yield
 
@@ -63,21 +58,23 @@ def any_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipping, "LARGEST_CHANGE", 1.0)
 
 
-def trained_model(settings: RunSettings, dataset: ImageDataset) -> TrainedModel:
+def trained_model(folder: Path, settings: RunSettings, dataset: ImageDataset) -> TrainedModel:
     """An untrained model whose memory has taken in something, as far as it has one."""
     model = FewShotModel(settings, dataset.input_shape).eval()
     features = torch.randn(6, model.num_features, generator=torch.Generator().manual_seed(1))
     seen = Observations(features, torch.tensor([3, 3, 5, 5, 9, 9]))
     with torch.no_grad():
         memory = model.consolidate(model.empty_memory(), seen, 1)
-    names = () if memory is None else tuple(f"class {i}" for i in memory.slot_classes)
-    return TrainedModel(settings, model, memory, names, 7)
+    run = RunDirectory(folder)
+    write_text(run.config, settings_to_yaml(settings))
+    save_best(run, model, memory, 7, dataset)
+    return load(folder)
 
 
 def stored(folder: Path, trained: TrainedModel) -> RunDirectory:
     run = RunDirectory(folder)
     write_text(run.config, settings_to_yaml(trained.settings))
-    save_trained(run, trained, halved)
+    store(run, trained, halved)
     return run
 
 
@@ -93,7 +90,7 @@ def ship(run: Path, output: Path, *more: str) -> int:
 
 
 def ship_words(run: Path, output: Path) -> list[str]:
-    words = ["ship", str(run), "--name", "small", "--output", str(output), *BRIEF]
+    words = ["models", "ship", str(run), "--name", "small", "--output", str(output), *BRIEF]
     return [*words, "--data-license", "free for research"]
 
 
@@ -125,17 +122,18 @@ def test_only_matrices_that_fit_are_halved() -> None:
 def test_weights_and_memory_come_back_in_their_own_precision_rounded_to_half(
     method: Method, tmp_path: Path, tiny_dataset: ImageDataset, tiny_settings: RunSettings
 ) -> None:
-    before = trained_model(replace(tiny_settings, method=method), tiny_dataset)
-    folder = stored(tmp_path, before).path
-    after = load_run(folder, tiny_dataset)
+    settings = replace(tiny_settings, method=method)
+    before = trained_model(tmp_path / "single", settings, tiny_dataset)
+    after = load(stored(tmp_path / "half", before).path)
     weights = after.model.state_dict()
     for name, value in before.model.state_dict().items():
         assert_rounded(weights[name], value)
     assert (after.memory is None) == (before.memory is None)
     if before.memory is not None and after.memory is not None:
-        for name, value in before.memory.tensors().items():
-            assert_rounded(after.memory.tensors()[name], value)
-    assert (after.slot_names, after.step) == (before.slot_names, 7)
+        for name, value in before.memory.memory.tensors().items():
+            assert_rounded(after.memory.memory.tensors()[name], value)
+        assert after.memory.names == before.memory.names
+    assert after.step == 7
     assert not after.model.training
 
 
@@ -143,13 +141,11 @@ def test_the_files_are_about_half_as_large(
     tmp_path: Path, tiny_dataset: ImageDataset, tiny_settings: RunSettings
 ) -> None:
     wide = replace(tiny_settings, model=ModelSettings(channels=16, hidden_units=64))
-    trained = trained_model(wide, tiny_dataset)
-    save_trained(RunDirectory(tmp_path / "whole"), trained)
-    stored(tmp_path / "half", trained)
-    whole, half = (
-        (tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")
+    stored(tmp_path / "half", trained_model(tmp_path / "single", wide, tiny_dataset))
+    single, half = (
+        (tmp_path / name / "model.safetensors").stat().st_size for name in ("single", "half")
     )
-    assert half < 0.6 * whole
+    assert half < 0.6 * single
 
 
 def test_the_fingerprint_is_that_of_backbone_adapter_and_normalization(
@@ -183,11 +179,12 @@ def test_the_fingerprint_is_that_of_backbone_adapter_and_normalization(
 def test_what_belongs_to_another_encoder_is_named(
     tmp_path: Path, tiny_dataset: ImageDataset, tiny_settings: RunSettings
 ) -> None:
-    one = stored(tmp_path / "one", trained_model(tiny_settings, tiny_dataset))
-    other = stored(tmp_path / "two", trained_model(replace(tiny_settings, seed=1), tiny_dataset))
-    shutil.copy(other.memory, one.memory)
+    one, two = tmp_path / "one", tmp_path / "two"
+    trained_model(one, tiny_settings, tiny_dataset)
+    trained_model(two, replace(tiny_settings, seed=1), tiny_dataset)
+    shutil.copy(two / "memory.safetensors", one / "memory.safetensors")
     with pytest.raises(RunError, match=r"memory\.safetensors belongs to the encoder .* exchanged"):
-        load_run(one.path, tiny_dataset)
+        load(one)
 
 
 def test_the_card_tells_what_was_measured_and_how_it_was_made(
@@ -198,7 +195,7 @@ def test_the_card_tells_what_was_measured_and_how_it_was_made(
     assert (card["name"], card["method"], card["data"]) == ("small", "vsm", "tiny")
     assert (card["way"], card["shot"], card["step"]) == (3, 1, card["step"])
     assert (card["input_shape"], card["backbone"]) == ([1, 28, 28], "conv4")
-    assert card["normalization"].keys() == {"mean", "std"}
+    assert card["preprocessing"].keys() >= {"mean", "std", "side", "channels"}
     assert card["storage"] == "float16"
     assert card["temperatures"] is None
     assert card["licenses"] == {"code": "MIT", "data": "free for research"}
@@ -232,7 +229,7 @@ def test_a_model_that_storing_damaged_is_refused_and_nothing_is_left(
     capsys.readouterr()
     assert ship(run, tmp_path, "--overwrite") == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("vsm ship: storage: float16 changed the 3-way 1-shot accuracy by -")
+    assert line.startswith("vsm models: storage: float16 changed the 3-way 1-shot accuracy by -")
     assert "at most 0.1 are allowed; nothing was written" in line
     assert "--storage float32" in line
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
@@ -266,32 +263,23 @@ def test_a_model_is_replaced_only_on_request_and_nothing_else_ever(
     assert (tmp_path / "small" / "model.safetensors").exists()
 
 
-def test_the_stored_model_loads_by_its_card_without_the_data(
+def test_the_stored_model_loads_without_the_data(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card = shipped(run, tmp_path, "--storage", "float32")
-    monkeypatch.setattr("vsm.runs.trained_model.open_dataset", None)
-    model, memory, facts = vsm.load_model(tmp_path / "small")
-    assert facts == {**card, "slot_names": facts["slot_names"]}
-    assert memory is not None
-    assert len(memory) == len(facts["slot_names"]) == card["memory_slots"]
-    assert model.embed(torch.zeros(2, 1, 28, 28)).shape == (2, card["num_features"])
-    with pytest.raises(RunError, match="the model small has no last state"):
-        load_run(tmp_path / "small", checkpoint="last")
-
-
-def test_a_run_directory_loads_through_the_same_door(run: Path) -> None:
-    trained = load_run(run)
-    model, memory, facts = load_model(str(run))
-    assert memory is not None
+    monkeypatch.setattr("vsm.data.catalog.open_images", lambda *_: pytest.fail("opened data"))
+    trained = vsm.load(tmp_path / "small")
+    assert trained.card == card
     assert trained.memory is not None
-    for name, value in trained.memory.tensors().items():
-        assert torch.equal(memory.tensors()[name], value)
-    assert facts["encoder"] == trained.encoder._asdict()
-    assert facts["slot_names"] == list(trained.slot_names)
-    assert facts["temperatures"] is None
-    for name, value in trained.model.state_dict().items():
-        assert torch.equal(model.state_dict()[name], value)
+    assert len(trained.memory.memory) == len(trained.memory.names) == card["memory_slots"]
+    assert trained.model.embed(torch.zeros(2, 1, 28, 28)).shape == (2, card["num_features"])
+    original = vsm.load(run)
+    assert original.memory is not None
+    assert trained.memory.names == original.memory.names
+    for name, value in original.model.state_dict().items():
+        assert torch.equal(trained.model.state_dict()[name], value)
+    with pytest.raises(RunError, match="the model small has no last state"):
+        load(tmp_path / "small", checkpoint="last")
 
 
 def test_a_card_of_another_model_or_a_damaged_one_is_named(run: Path, tmp_path: Path) -> None:
@@ -302,13 +290,13 @@ def test_a_card_of_another_model_or_a_damaged_one_is_named(run: Path, tmp_path: 
     with pytest.raises(
         RunError, match=r"card\.json belongs to the encoder resnet12 of birds \[0{12}"
     ):
-        load_model(tmp_path / "small")
+        load(tmp_path / "small")
     path.write_text("{")
     with pytest.raises(RunError, match=r"card\.json is damaged"):
-        load_model(tmp_path / "small")
+        load(tmp_path / "small")
     path.write_text('{"name": "small", "way": 5, "shot": 1}')
-    with pytest.raises(RunError, match="not a model's card: it lacks encoder, input_shape"):
-        load_model(tmp_path / "small")
+    with pytest.raises(RunError, match="not a model's card: it lacks encoder"):
+        load(tmp_path / "small")
 
 
 def test_a_fitted_temperature_is_on_the_card_and_evaluations_can_use_it(
@@ -330,7 +318,7 @@ def test_a_fitted_temperature_is_on_the_card_and_evaluations_can_use_it(
     assert main(["evaluate", str(tmp_path / "small"), *BRIEF, "--calibrated"]) == 0
     assert "temperature" in capsys.readouterr().out
     assert main(["evaluate", str(run), *BRIEF, "--calibrated"]) == 2
-    assert "calibrated: a has no fitted temperature" in capsys.readouterr().err
+    assert "a has no fitted temperature" in capsys.readouterr().err
     assert main(["evaluate", str(run), "--classifier", "cosine", "--calibrated"]) == 2
     assert "calibrated: the card's temperature is the model's" in capsys.readouterr().err
 
@@ -364,33 +352,33 @@ def test_the_classifier_of_a_shipped_model_is_calibrated_by_its_card(
 def test_when_to_answer_none_is_shipped_and_can_be_measured_again_alone(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_dataset: ImageDataset
 ) -> None:
-    card = shipped(run, tmp_path, "--storage", "float32")
+    card = shipped(run, tmp_path, "--storage", "float32", "--calibrate")
     folder = tmp_path / "small"
-    first = (folder / "rejection.json").read_bytes()
-    trained = load_run(run)
-    measured = calibrate_on_validation(trained.model, trained.memory, tiny_dataset).by_shot
-    known = vsm.FewShotClassifier.from_pretrained(folder).encoder
-    assert known is not None
-    assert known.known_thresholds is not None
-    assert known.known_thresholds.by_shot.keys() == measured.keys() == {1, 2, 5, 10}
+    first = json.loads((folder / "calibration.json").read_text())
+    trained = load(run)
+    measured = calibrate_on_validation(trained.model, trained.state, tiny_dataset).by_shot
+    known = load(folder).thresholds()
+    assert known.by_shot.keys() == measured.keys() == {1, 2, 5, 10}
     for shot, ways in measured.items():
         for way, values in ways.items():
-            assert known.known_thresholds.by_shot[shot][way] == pytest.approx(values, rel=1e-4)
+            assert known.by_shot[shot][way] == pytest.approx(values, rel=1e-4)
 
-    (folder / "rejection.json").unlink()
+    spoiled = {**first, "thresholds": None}
+    (folder / "calibration.json").write_text(json.dumps(spoiled))
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     capsys.readouterr()
-    assert main(["ship", str(folder), "--rejection-only", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == card
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
-        **before,
-        "rejection.json": first,
-    }
-    for words in (["--rejection-only", "--name", "x"], []):
-        assert main(["ship", str(folder), *words]) == 2
-        assert "name: by which the model is to be loaded" in capsys.readouterr().err
-    assert main(["ship", str(run), "--rejection-only"]) == 2
-    assert "is no shipped model: it has no card.json" in capsys.readouterr().err
+    assert main(["models", "calibrate", str(folder), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {"model": str(folder), "shots": [1, 2, 5, 10]}
+    after = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert json.loads(after["calibration.json"]) == first
+    assert json.loads(after["card.json"]) == card
+    for name in before.keys() - {"calibration.json"}:
+        assert after[name] == before[name], name
+    assert main(["models", "calibrate", str(run)]) == 0
+    assert "rejection thresholds for 1, 2, 5, 10 shots" in capsys.readouterr().out
+    assert main(["models", "calibrate", str(tmp_path / "absent")]) == 2
+    assert "is not a run directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -400,15 +388,15 @@ def test_when_to_answer_none_is_shipped_and_can_be_measured_again_alone(
             {"encoder": "0" * 64},
             "was measured with the encoder 000000000000, but model.safetensors",
         ),
-        ({"thresholds": {"1": {"5": [1.0]}}}, r"rejection.json is damaged: .*expected 199 th"),
-        ({"thresholds": 3}, r"rejection.json is damaged"),
+        ({"thresholds": {"1": {"5": [1.0]}}}, r"calibration.json is damaged: .*199 th"),
+        ({"thresholds": 3}, r"calibration.json is damaged"),
     ],
 )
 def test_thresholds_of_another_model_or_damaged_ones_are_named(
     change: dict[str, Any], named: str, run: Path, tmp_path: Path
 ) -> None:
     shipped(run, tmp_path, "--storage", "float32")
-    path = tmp_path / "small" / "rejection.json"
+    path = tmp_path / "small" / "calibration.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(RunError, match=named):
         vsm.FewShotClassifier.from_pretrained(tmp_path / "small")
@@ -426,8 +414,8 @@ def test_the_table_is_for_people(
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--name", "Not Good"], "name: expected small letters and digits"),
-        (["--name", "../up"], "name: expected small letters and digits"),
+        (["--name", "Not Good"], "name: expected lowercase letters and digits"),
+        (["--name", "../up"], "name: expected lowercase letters and digits"),
         (["--name", "x", "--shots", "one"], "shots: expected numbers by comma, got 'one'"),
         (["--name", "x", "--episodes", "1"], "episodes: an interval needs at least 2"),
         (["--name", "x", "--way", "900"], "way: 900 classes asked for"),
@@ -441,7 +429,15 @@ def test_mistakes_are_named_with_exit_code_2(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["ship", str(run), "--output", str(tmp_path / "new"), "--data-license", "free"]
+    words = [
+        "models",
+        "ship",
+        str(run),
+        "--output",
+        str(tmp_path / "new"),
+        "--data-license",
+        "free",
+    ]
     assert main([*words, *arguments, "--json"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert named in line
@@ -496,7 +492,7 @@ def test_the_commands_of_a_card_make_the_same_settings(
     monkeypatch.chdir(tmp_path)
     assert train_settings(training) == RunDirectory(run).settings()
     assert shipping_command == (
-        "vsm ship runs/small --name small --shots 1,5 --queries 2 --episodes 10 "
+        "vsm models ship runs/small --name small --shots 1,5 --queries 2 --episodes 10 "
         "--data-license 'free for research' --calibrate"
     )
 

@@ -18,18 +18,24 @@ from PIL import Image
 from vsm.cli import main
 from vsm.data import open_dataset
 from vsm.errors import RunError
-from vsm.evaluation.comparison import EpisodeProtocol, load_for, measure
 from vsm.evaluation.evaluator import Evaluation
+from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.statistics import class_bootstrap, estimate
+from vsm.experiments.changes import with_changes
+from vsm.experiments.comparison import load_for, measure
+from vsm.experiments.measures import with_slots
+from vsm.experiments.provenance import command
+from vsm.experiments.study.definition import StudySettings, conditions, read_study
+from vsm.experiments.study.page import read_results, write_page
+from vsm.experiments.study.pictures import chart
+from vsm.experiments.study.training_record import training_record
 from vsm.memory import SlotMemory
-from vsm.runs.provenance import command
+from vsm.runs.configuration import preset_paths, settings_from_files
+from vsm.runs.directory import RunDirectory
+from vsm.runs.shipped import shipped_names
+from vsm.runs.trained_model import load
 from vsm.seeding import generator
 from vsm.settings import MemorySettings, RunSettings
-from vsm.study.charts import draw_chart
-from vsm.study.page import read_results, write_page
-from vsm.study.plan import read_study
-from vsm.study.remembered import chosen_slots
-from vsm.study.training_record import training_record
 
 ROOT = Path(__file__).parents[1]
 TINY = [
@@ -69,10 +75,13 @@ def runs(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def vsm(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    """Run a command; return its exit code and what it printed."""
+def vsm_study(
+    capsys: pytest.CaptureFixture[str], study: Path, *arguments: str | Path
+) -> tuple[int, str, str]:
+    """Run a study with jobs beside it; return the exit code and what was printed."""
     capsys.readouterr()
-    code = main([str(argument) for argument in arguments])
+    words = [study, *arguments, "--output", study.parent / "store"]
+    code = main(["study", *map(str, words)])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 
@@ -105,7 +114,7 @@ def written(path: Path, asked: dict[str, Any]) -> Path:
 def measured(data: str, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a study that was measured."""
     path = written(tmp_path_factory.mktemp("study") / "tiny.yaml", asked_of(data, runs))
-    assert main(["study", str(path), "--json"]) == 0
+    assert main(["study", str(path), "--json", "--output", str(path.parent / "store")]) == 0
     return path
 
 
@@ -173,23 +182,30 @@ def test_the_reference_is_measured_with_none_some_and_all_of_its_slots(
     accuracies = []
     for seed, subset in product(SEEDS, range(2)):
         run = load_for(runs / f"memory-{seed}", protocol)
-        assert run.trained.memory is not None
-        kept = chosen_slots(run.trained.memory, 2, subset, seed=0)
-        cut = replace(run, trained=replace(run.trained, memory=kept))
+        cut = replace(run, trained=with_slots(run.trained, 2, subset, seed=0))
         accuracies.append(measure(cut, protocol).evaluation.accuracy.mean)
     assert some["mean"] == pytest.approx(sum(accuracies) / 4)
     assert whole["mean"] == pytest.approx(condition["rows"]["memory"]["mean"])
 
 
 def test_subsets_of_slots_are_the_first_ones_and_then_others() -> None:
-    content = torch.arange(20.0).view(10, 2)
-    numbers = torch.arange(10)
-    memory = SlotMemory(content, numbers, numbers, numbers)
-    chosen = [chosen_slots(memory, 4, subset, seed=0).slot_classes for subset in range(4)]
-    assert chosen[0] == [0, 1, 2, 3]
-    assert all(len(set(one)) == 4 for one in chosen)
-    assert len(set(map(tuple, chosen))) == 4
-    assert chosen[2] == chosen_slots(memory, 4, 2, seed=0).slot_classes
+    trained = load("glyphs-5w1s")
+    assert trained.memory is not None
+    names = trained.memory.names
+    chosen = [with_slots(trained, 4, subset, seed=0) for subset in range(4)]
+    kept = [one.memory.names for one in chosen if one.memory is not None]
+    assert kept[0] == names[:4]
+    assert all(len(set(one)) == 4 for one in kept)
+    assert len(set(kept)) == 4
+    again = with_slots(trained, 4, 2, seed=0)
+    assert again.memory is not None
+    assert again.memory.names == kept[2]
+    for one in chosen:
+        assert one.memory is not None
+        assert isinstance(one.state, SlotMemory)
+        assert isinstance(trained.state, SlotMemory)
+        for name, content in zip(one.memory.names, one.state.content, strict=True):
+            torch.testing.assert_close(content, trained.state.content[names.index(name)])
 
 
 def test_gains_by_class_add_up_to_the_difference_and_stand_beside_the_nearest_slot(
@@ -206,12 +222,12 @@ def test_gains_by_class_add_up_to_the_difference_and_stand_beside_the_nearest_sl
     nearness = []
     for seed in SEEDS:
         run = load_for(runs / f"memory-{seed}", EpisodeProtocol(data, "test", 5, 1, 3, 2, 0))
-        assert isinstance(run.trained.memory, SlotMemory)
+        assert isinstance(run.trained.state, SlotMemory)
         class_id = dataset.class_names.index("test3")
         images = dataset.normalize(dataset.load(dataset.image_ids(class_id)))
         with torch.no_grad():
             mean = run.trained.model.embed(images).mean(0)
-        slots = run.trained.memory.content
+        slots = run.trained.state.content
         center = slots.mean(0)
         cosines = [torch.cosine_similarity(mean - center, slot - center, 0) for slot in slots]
         nearness.append(max(cosines).item())
@@ -265,14 +281,14 @@ def test_what_was_measured_is_kept_and_what_is_damaged_is_measured_again(
     shutil.copytree(measured.parent, tmp_path / "copy")
     study = tmp_path / "copy" / "tiny.yaml"
     study.write_text(study.read_text() + "pictures: false\n")
-    parts = sorted((tmp_path / "copy" / "tiny" / "measured").iterdir())
-    scores = next(part for part in parts if '"what": "scores"' in part.read_text())
+    results_of_jobs = sorted((tmp_path / "copy" / "store" / "jobs").glob("*/result.json"))
+    scores = next(file for file in results_of_jobs if '"confusions"' in file.read_text())
     scores.write_text(scores.read_text()[:100])
     (tmp_path / "copy" / "tiny" / "results.json").write_text("{")
-    code, printed, _ = vsm(capsys, "study", study, "--json")
+    code, printed, _ = vsm_study(capsys, study, "--json")
     assert code == 0
     [done] = json.loads(printed)["studies"]
-    assert (done["measured"], done["kept"]) == (1, len(parts))
+    assert (done["measured"], done["kept"]) == (1, len(results_of_jobs) - 1)
     assert read_results(read_study(study))["conditions"] == results["conditions"]
 
 
@@ -286,12 +302,50 @@ def test_a_changed_run_is_measured_again(
     study = written(tmp_path / "s.yaml", asked)
     counts = []
     for _ in range(2):
-        _, printed, _ = vsm(capsys, "study", study, "--json")
+        _, printed, _ = vsm_study(capsys, study, "--json")
         counts.append(json.loads(printed)["studies"][0]["measured"])
-        shutil.copyfile(
-            runs / "without-1" / "model.safetensors", tmp_path / "run/model.safetensors"
-        )
-    assert counts == [2, 2]
+        for name in ("model.safetensors", "calibration.json"):
+            shutil.copyfile(runs / "without-1" / name, tmp_path / "run" / name)
+    assert counts == [1 + 3, 1 + 3]  # the row, and the cuts of a memory that it lacks
+
+
+def test_rows_of_settings_are_trained_once_and_measured_as_runs_are(
+    data: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few: dict[str, Any] = {"tasks": 1, "steps": 3, "queries": 2, "model.channels": 4}
+    few["memory.strength"] = 2.0
+    few |= {"sampling.train_prototypes": 4, "sampling.evaluation_prototypes": 4}
+    few |= {"way": 5, "validation.episodes": 2, "model.inference": "conjugate"}
+    asked = asked_of(
+        data,
+        runs,
+        base="demo",
+        changes=few,
+        rows={"memory": {}, "without": {"method": "vpn"}, "given": str(runs / "without-{seed}")},
+        split="validation",
+        **{"episodes": 6, "baselines": [], "memory_sizes": [], "seeds": [0], "pictures": False},
+    )
+    study = written(tmp_path / "s.yaml", asked)
+    assert vsm_study(capsys, study, "--dry-run")[0] == 0
+    assert not (tmp_path / "store").exists()
+    counts = []
+    for _ in range(2):
+        code, printed, error = vsm_study(capsys, study, "--json")
+        assert code == 0, error
+        [done] = json.loads(printed)["studies"]
+        counts.append((done["measured"], done["kept"]))
+    assert counts == [(2 + 3 + 2, 0), (0, 2 + 3 + 2)]  # trainings, evaluations, and what changed
+    found = read_results(read_study(study))
+    [condition] = found["conditions"]
+    assert "temperature" not in condition["rows"]["memory"]
+    [memory, without, _] = found["runs"]
+    assert (memory["steps"], without["method"]) == (3, "vpn")
+    assert "--method vpn" in without["command"]
+    trained = load_for(memory["run"], EpisodeProtocol(data, "validation", 5, 1, 3, 6, 0))
+    assert trained.trained.settings.memory.strength == 2.0
+    direct = measure(trained, EpisodeProtocol(data, "validation", 5, 1, 3, 6, 0)).evaluation
+    assert condition["rows"]["memory"]["mean"] == pytest.approx(direct.accuracy.mean)
+    assert "6 episodes of validation classes" in (tmp_path / "s" / "page.md").read_text()
 
 
 def test_a_page_shows_what_result_files_hold_and_nothing_else(
@@ -305,8 +359,8 @@ def test_a_page_shows_what_result_files_hold_and_nothing_else(
         found["conditions"][0]["rows"]["memory"]["mean"] = 0.1234 if name == "a" else 0.5678
         (tmp_path / name / "results.json").write_text(json.dumps(found))
     page = tmp_path / "docs" / "results.md"
-    code, printed, _ = vsm(
-        capsys, "study", tmp_path / "b.yaml", tmp_path / "a.yaml", "--render", page, "--json"
+    code, printed, _ = vsm_study(
+        capsys, tmp_path / "b.yaml", tmp_path / "a.yaml", "--render", page, "--json"
     )
     assert (code, json.loads(printed)) == (0, {"page": str(page)})
     text = page.read_text()
@@ -334,10 +388,9 @@ def test_a_page_has_charts_of_memory_sizes_and_gains_beside_it(
     assert [chart.read_text(encoding="utf-8") for chart in charts] == drawn, "nothing new to commit"
 
 
-def test_a_condition_without_sizes_and_gains_has_no_chart(tmp_path: Path) -> None:
+def test_a_condition_without_sizes_and_gains_has_no_chart() -> None:
     sizes = [{"slots": [1], "mean": 0.5, "ci95": None}] * 2
-    assert not draw_chart({"memory_sizes": sizes, "gains": None}, tmp_path / "a.svg")
-    assert not (tmp_path / "a.svg").exists()
+    assert chart({"memory_sizes": sizes, "gains": None}, "a") is None
 
 
 def test_pictures_are_linked_where_they_lie_below_the_page_and_only_there(
@@ -345,9 +398,9 @@ def test_pictures_are_linked_where_they_lie_below_the_page_and_only_there(
 ) -> None:
     beside = (measured.parent / "tiny" / "page.md").read_text()
     assert beside.count("](figures/5way-1shot-") == 4
-    assert vsm(capsys, "study", measured, "--render", measured.parent / "page.md")[0] == 0
+    assert vsm_study(capsys, measured, "--render", measured.parent / "page.md")[0] == 0
     assert (measured.parent / "page.md").read_text().count("](tiny/figures/5way-1shot-") == 4
-    assert vsm(capsys, "study", measured, "--render", tmp_path / "page.md")[0] == 0
+    assert vsm_study(capsys, measured, "--render", tmp_path / "page.md")[0] == 0
     assert "figures/" not in (tmp_path / "page.md").read_text()
 
 
@@ -357,7 +410,7 @@ def test_conditions_differ_in_shape_and_batch_norm(
     small = {"seeds": [0], "episodes": 4, "temperature_episodes": 2, "memory_sizes": []}
     shapes = {"pictures": False, "ways": [5, 7], "batch_norms": ["inductive", "transductive"]}
     study = written(tmp_path / "s.yaml", asked_of(data, runs, **small, **shapes))
-    code, printed, _ = vsm(capsys, "study", study)
+    code, printed, _ = vsm_study(capsys, study)
     assert code == 0
     assert "7-way 1-shot, transductive batch norm" in printed
     found = read_results(read_study(study))["conditions"]
@@ -388,6 +441,9 @@ def test_conditions_differ_in_shape_and_batch_norm(
         ({"rows": {"memory": "nowhere-{seed}"}}, "nowhere-0 is not a run directory"),
         ({"data": "omniglot"}, "but the study is of omniglot"),
         ({"episodes": 1}, "episodes: an interval needs at least 2"),
+        ({"rows": {"memory": {"method": "vpn"}}}, "'memory' changes settings, but of no base"),
+        ({"rows": {"memory": {"a.b": 1}}, "base": "demo"}, "setting a.b"),
+        ({"rows": {"memory": {"init": "no/p"}}, "base": "demo"}, "init: there is no no/p; make it"),
     ],
 )
 def test_mistakes_are_named_in_one_line(
@@ -401,7 +457,7 @@ def test_mistakes_are_named_in_one_line(
     asked = {**asked_of(data, runs), **changes}
     if "rows" in changes:
         asked["without_memory"] = None
-    code, _, error = vsm(capsys, "study", written(tmp_path / "s.yaml", asked))
+    code, _, error = vsm_study(capsys, written(tmp_path / "s.yaml", asked))
     assert code == 2
     assert named in error
     assert error.count("\n") == 1
@@ -411,40 +467,38 @@ def test_mistakes_are_named_in_one_line(
 def test_a_study_that_is_no_file_and_results_that_are_none_are_named(
     measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "nowhere.yaml is none" in vsm(capsys, "study", tmp_path / "nowhere.yaml")[2]
+    assert "nowhere.yaml is none" in vsm_study(capsys, tmp_path / "nowhere.yaml")[2]
     study, page = tmp_path / "s.yaml", tmp_path / "page.md"
     shutil.copy(measured, study)
-    code, _, error = vsm(capsys, "study", study, "--render", page)
+    code, _, error = vsm_study(capsys, study, "--render", page)
     assert (code, error.count("\n")) == (2, 1)
     assert "is not there yet; run vsm study" in error
     (tmp_path / "s").mkdir()
     for damaged in ('{"study": {', "[]", "{}"):
         (tmp_path / "s" / "results.json").write_text(damaged)
-        code, _, error = vsm(capsys, "study", study, "--render", page)
+        code, _, error = vsm_study(capsys, study, "--render", page)
         assert (code, error.count("\n")) == (2, 1)
         assert "is half-written or damaged; run vsm study" in error
     assert not page.exists()
 
 
-def test_a_training_that_is_not_at_its_end_is_refused(
-    data: str, runs: Path, tmp_path: Path
-) -> None:
+def test_a_training_that_is_not_at_its_end_is_refused(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "memory-0", tmp_path / "run")
     config = tmp_path / "run" / "config.yaml"
     config.write_text(config.read_text().replace("steps: 3\n", "steps: 9\n", 1))
     with pytest.raises(RunError, match=r"is at step 3 of 9; finish it with vsm train .* --resume"):
-        training_record(tmp_path / "run", data)
+        training_record(tmp_path / "run", RunDirectory(tmp_path / "run").settings())
 
 
 def test_the_record_of_a_training_adds_up_the_time_of_all_its_parts(
-    data: str, runs: Path, tmp_path: Path
+    runs: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(runs / "memory-0", tmp_path / "run")
     times = [1.0, 5.0, 2.0, 3.0, 0.5]  # resumed twice
     rows = [{"step": step, "seconds": time} for step, time in enumerate(times)]
     log = "".join(json.dumps(row) + "\n" for row in [*rows, {"step": 5, "validation": {}}])
     (tmp_path / "run" / "metrics.jsonl").write_text(log)
-    record = training_record(tmp_path / "run", data)
+    record = training_record(tmp_path / "run", RunDirectory(tmp_path / "run").settings())
     assert record["seconds"] == 5.0 + 3.0 + 0.5
     assert record["init_seconds"] is None
 
@@ -460,10 +514,15 @@ def test_the_command_of_a_run_names_what_is_not_a_default() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_shipped_study_can_be_read(path: Path) -> None:
-    study = read_study(path)
-    for label, condition in product(study.settings.rows, study.conditions):
-        paths = {study.run(label, condition, seed) for seed in study.settings.seeds}
-        assert len(paths) == len(study.settings.seeds)
+    settings = read_study(path).settings
+    if not isinstance(settings, StudySettings):
+        assert set(settings.models) <= set(shipped_names())
+        return
+    assert conditions(settings)
+    for row in settings.rows.values():
+        if not isinstance(row, str):
+            base = settings_from_files(*preset_paths(settings.base or ""))
+            with_changes(base, {**settings.changes, **row})
 
 
 def test_help_and_pages_need_no_torch(measured: Path, tmp_path: Path) -> None:

@@ -20,14 +20,14 @@ from PIL import Image
 from torch import Tensor
 
 import vsm
-from vsm.colors import COLORS
 from vsm.data import ImageDataset
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.statistics import estimate
 from vsm.experiments.comparison import ModelOnData, load_for, measure
+from vsm.experiments.episode_plots import recall_sheet
+from vsm.experiments.measures import ShownEpisode, look_at_episodes
+from vsm.experiments.plots import COLORS, show_image
 from vsm.memory import SlotMemory
-from vsm.report.figures import recall_sheet, show_image
-from vsm.report.showcase import ShownEpisode, look_at_episodes
 from vsm.seeding import generator
 
 MODEL = "glyphs-5w1s"

@@ -269,10 +269,8 @@ class FewShotModel(nn.Module):
         In evaluation no KL is taken over the J components, and L < J prototypes come from L
         distinct ones; samples of m that no prototype would use are not drawn.
         """
-        sampling = self.settings.sampling
-        if self.training:
-            return sampling.train_memory
-        return min(sampling.evaluation_memory, sampling.evaluation_prototypes)
+        num_memories = self.settings.sampling.num_memories(self.training)
+        return num_memories if self.training else min(num_memories, self.num_prototype_samples)
 
 
 def _mirrored(images: Tensor) -> Tensor:
@@ -295,7 +293,7 @@ def _inference_for(
 ) -> GaussianNetwork | MemoryConditionedNetwork | ConjugateInference | None:
     if settings.method == "protonet":
         return None
-    if settings.model.inference == "conjugate" and settings.method != "mann":
+    if settings.inference == "conjugate":
         return ConjugateInference(width, settings.model, settings.memory)
     if settings.method == "vpn":
         return GaussianNetwork(width, settings.model)

@@ -53,7 +53,7 @@ def objective(
             ).mean()
     if prediction.recollection is not None:
         kl_m = prediction.recollection.divergence.mean()
-    total = entropy + settings.beta_z * kl_z + settings.beta_m * kl_m / queries_per_class
+    total = entropy + settings.beta_z * kl_z + settings.kl_m_weight * kl_m / queries_per_class
     return ObjectiveTerms(total, entropy, kl_z, kl_m)
 
 

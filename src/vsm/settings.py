@@ -5,19 +5,31 @@ paper's symbols.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args, get_origin, get_type_hints
+from operator import attrgetter
+from types import UnionType
+from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 from vsm.errors import SettingsError
 
 Method = Literal["protonet", "vpn", "rote", "transformed", "vsm", "mann", "kanerva"]
 METHODS: tuple[Method, ...] = get_args(Method)
 Inference = Literal["conjugate", "network"]
+RecallKind = Literal["soft", "mixture", "gumbel"]
 BACKBONE_NAMES = ("conv4", "resnet12", "wrn28_10")
 
 BaselineName = Literal[
     "simpleshot", "simpleshot_l2n", "simpleshot_un", "cosine", "logistic", "calibration"
 ]
 BASELINE_NAMES: tuple[BaselineName, ...] = get_args(BaselineName)
+
+NETWORK_SETTINGS = (
+    "sampling.train_memory",
+    "sampling.evaluation_memory",
+    "objective.beta_m",
+    "memory.recall",
+    "memory.gumbel_temperature",
+)
+"""What has an effect only where the latent memory m is drawn; refused with conjugate inference."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,7 @@ class ModelSettings:
     normalize_features: bool = False
     """Scale every feature vector to length one, after the adapter."""
     synchronize_batch_norm: bool = True
-    """Batch norm of the whole batch where several processes share it, as one process has it."""
+    """Batch norm of the full batch where several processes share it, as one process has it."""
     distance: Literal["squared_euclidean", "cosine"] = "squared_euclidean"
     """d of Eq. 1 between a query's features and a prototype."""
     temperature: float = 1.0
@@ -68,7 +80,7 @@ class ModelSettings:
 
     @property
     def own_backbone(self) -> str | None:
-        """The backbone, if it is the user's own code ``module:attribute``; else nothing."""
+        """The backbone, if it is the user's own code ``module:attribute``; else None."""
         return own_code(self.backbone)
 
 
@@ -76,12 +88,12 @@ class ModelSettings:
 class MemorySettings:
     """How the memory is addressed, recalled, updated and bounded."""
 
-    recall: Literal["soft", "mixture", "gumbel"] = "soft"
-    """How the network's memory m is drawn: from one Gaussian, ancestrally, or by Gumbel-softmax."""
+    recall: RecallKind | None = None
+    """How the network draws m: soft (one Gaussian), mixture (ancestral), gumbel; unset: soft."""
     soft_variance: Literal["moment_matched", "averaged"] = "moment_matched"
     """Variance of soft recall: the mixture's, or the plain average of the slots' variances."""
-    gumbel_temperature: float = 0.5
-    """Temperature of the relaxed one-hot weights of Gumbel recall."""
+    gumbel_temperature: float | None = None
+    """Temperature of the relaxed one-hot weights of Gumbel recall; unset: 0.5."""
     addressing: Literal["cosine", "dot"] = "cosine"
     """Similarity g of Eq. 9 between a slot and the support mean."""
     center_addressing: bool = True
@@ -105,7 +117,7 @@ class MemorySettings:
     strength: float | None = None
     """Support images that a recollection counts for in conjugate inference (κ); unset: learned."""
     mask: Literal["none", "own", "task"] = "task"
-    """Slots hidden from a class in training: none, its own, or those of its whole task."""
+    """Slots hidden from a class in training: none, its own, or those of its entire task."""
     refresh_steps: int = 0
     """Before a validation, rebuild the memory from so many steps of episodes, seen as at test."""
     capacity: int | None = None
@@ -116,10 +128,18 @@ class MemorySettings:
     def __post_init__(self) -> None:
         _require_known_choices(self)
         _require_positive(self, "gumbel_temperature", "addressing_scale", "top_k", "capacity")
-        _require_not_negative(self, "refresh_steps")
-        if self.strength is not None:
-            _require_not_negative(self, "strength")
+        _require_not_negative(self, "refresh_steps", "strength")
         _require_between(self, 0.0, 1.0, "retention")
+
+    @property
+    def recall_kind(self) -> RecallKind:
+        """``recall``, or its default."""
+        return self.recall or "soft"
+
+    @property
+    def gumbel_softmax_temperature(self) -> float:
+        """``gumbel_temperature``, or its default."""
+        return 0.5 if self.gumbel_temperature is None else self.gumbel_temperature
 
 
 @dataclass(frozen=True)
@@ -162,12 +182,12 @@ class KanervaSettings:
 class SamplingSettings:
     """Monte Carlo samples, separately for training and for evaluation."""
 
-    train_memory: int = 150
-    """Memories m drawn for a class in training (J); conjugate inference draws none."""
+    train_memory: int | None = None
+    """Memories m that the network draws for a class in training (J); unset: 150."""
     train_prototypes: int = 100
     """Prototypes z drawn for a class in training (L)."""
-    evaluation_memory: int = 150
-    """J at validation and test."""
+    evaluation_memory: int | None = None
+    """J at validation and test; unset: 150."""
     evaluation_prototypes: int = 100
     """L at validation and test."""
 
@@ -176,6 +196,10 @@ class SamplingSettings:
             self, "train_memory", "train_prototypes", "evaluation_memory", "evaluation_prototypes"
         )
 
+    def num_memories(self, training: bool) -> int:
+        """J, or its default."""
+        return (self.train_memory if training else self.evaluation_memory) or 150
+
 
 @dataclass(frozen=True)
 class ObjectiveSettings:
@@ -183,8 +207,8 @@ class ObjectiveSettings:
 
     beta_z: float = 1e-3
     """Weight of the KL of the prototypes (its KL is summed over features)."""
-    beta_m: float = 1e-3
-    """Weight of the KL of the latent memory, which conjugate inference does not have."""
+    beta_m: float | None = None
+    """Weight of the KL of the network's latent memory m; unset: 1e-3."""
     kl: Literal["bound", "monte_carlo"] = "bound"
     """KL of a mixture: the convexity bound, or an unbiased Monte Carlo estimate."""
     likelihood: Literal["mean_of_logs", "log_of_mean"] = "mean_of_logs"
@@ -193,6 +217,11 @@ class ObjectiveSettings:
     def __post_init__(self) -> None:
         _require_known_choices(self)
         _require_not_negative(self, "beta_z", "beta_m")
+
+    @property
+    def kl_m_weight(self) -> float:
+        """``beta_m``, or its default."""
+        return 1e-3 if self.beta_m is None else self.beta_m
 
 
 @dataclass(frozen=True)
@@ -278,6 +307,35 @@ class RunSettings:
             raise SettingsError(
                 "freeze_backbone: only a trained backbone is worth keeping; name one with --init"
             )
+        self._require_effects()
+
+    def _require_effects(self) -> None:
+        """Refuse settings that were given but change nothing under the inference that is used."""
+        if self.inference == "conjugate":
+            for name in NETWORK_SETTINGS:
+                if attrgetter(name)(self) is not None:
+                    raise SettingsError(
+                        f"{name}: has no effect with model.inference conjugate, which integrates m "
+                        "out; leave it out (null), or use --model.inference network"
+                    )
+        elif self.memory.strength is not None:
+            cause, way_out = "model.inference network", "use --model.inference conjugate"
+            if self.method == "mann":
+                cause, way_out = "method mann, which always uses the network", "use another method"
+            raise SettingsError(
+                f"memory.strength: has no effect with {cause}; leave it out (null), or {way_out}"
+            )
+        kind = self.memory.recall_kind
+        if self.memory.gumbel_temperature is not None and kind != "gumbel":
+            raise SettingsError(
+                f"memory.gumbel_temperature: has no effect with memory.recall {kind}; leave it out "
+                "(null), or use --memory.recall gumbel"
+            )
+
+    @property
+    def inference(self) -> Inference:
+        """How prototypes are inferred: ``model.inference``, except that mann needs the network."""
+        return "network" if self.method == "mann" else self.model.inference
 
     @property
     def uses_memory(self) -> bool:
@@ -408,7 +466,7 @@ class PretrainSettings:
     batch_size: int = 128
     """Images of one step; the rest of an epoch that fills no batch is left out of it."""
     classifier: Literal["linear", "cosine"] = "linear"
-    """Scores of the training classes: a linear layer, or scaled cosines to one weight a class."""
+    """Scores of the training classes: a linear layer, or scaled cosines to one weight per class."""
     cosine_scale: float = 10.0
     """Factor on the cosines before the softmax."""
     label_smoothing: float = 0.1
@@ -479,100 +537,8 @@ class SlurmSettings:
 
     @property
     def processes(self) -> int:
-        """Processes of the whole job."""
+        """Processes of the job on all machines."""
         return self.nodes * self.processes_per_node
-
-
-@dataclass(frozen=True)
-class StudySettings:
-    """Which trained runs `vsm study` measures, and what it asks of them."""
-
-    title: str
-    """Heading of its part of the page."""
-    data: str
-    """What all runs were trained on."""
-    rows: dict[str, str]
-    """Label of a row to its run directories, with {seed}, {shot} and {way} where they differ."""
-    reference: str
-    """Label of the row that the others are compared with."""
-    controls: tuple[str, ...] | None = None
-    """Labels of rows that are subtracted from it; unset: all others."""
-    without_memory: str | None = None
-    """The control that lacks memory alone: what each class gains, and which answers changed."""
-    seeds: tuple[int, ...] = (0,)
-    """What {seed} stands for."""
-    ways: tuple[int, ...] = (5,)
-    """Classes of an episode."""
-    shots: tuple[int, ...] = (1, 5)
-    """Support images of a class."""
-    batch_norms: tuple[Literal["inductive", "transductive"], ...] = ("inductive",)
-    """Running statistics, or each episode's own (queries then see each other)."""
-    queries: int = 15
-    """Query images of a class."""
-    episodes: int = 2000
-    """Test episodes, the same for all rows."""
-    episode_seed: int = 0
-    """Seed of the list of episodes."""
-    temperature_episodes: int = 600
-    """Validation episodes to which a temperature is fitted."""
-    baselines: tuple[BaselineName, ...] = ("cosine", "simpleshot", "logistic", "calibration")
-    """Simple classifiers on the features of the reference."""
-    memory_sizes: tuple[int, ...] = (0, 1, 4, 16, 32)
-    """Slots that the reference is left with; all of them are always measured."""
-    memory_subsets: int = 3
-    """Choices of slots for each size: the first ones, and others at random."""
-    pictures: bool = True
-    """Draw episodes in which the memory changed an answer; needs the extra `plots`."""
-
-    def __post_init__(self) -> None:
-        _require_positive(self, "queries", "memory_subsets")
-        _require_episodes(self.episodes)
-        _require_episodes(self.temperature_episodes)
-        for name, least in (("ways", 2), ("shots", 1), ("seeds", 0)):
-            numbers = getattr(self, name)
-            if not numbers or min(numbers) < least or len(set(numbers)) < len(numbers):
-                raise SettingsError(
-                    f"{name}: expected different numbers of at least {least}, got {list(numbers)}"
-                )
-        if not self.batch_norms:
-            raise SettingsError("batch_norms: expected inductive, transductive or both, got none")
-        if min(self.memory_sizes, default=0) < 0:
-            raise SettingsError(f"memory_sizes: must not be negative, got {self.memory_sizes}")
-        for name, label in self._labels():
-            if label not in self.rows:
-                known = ", ".join(map(repr, self.rows))
-                raise SettingsError(f"{name}: {label!r} is none of the rows {known}")
-        if self.reference in (*self.compared, self.without_memory):
-            raise SettingsError(f"controls: {self.reference!r} is the reference itself")
-        for label, pattern in self.rows.items():
-            if label in self.baselines:
-                raise SettingsError(f"rows: {label!r} is the name of a baseline; choose another")
-            self._require_pattern(label, pattern)
-
-    def _labels(self) -> list[tuple[str, str]]:
-        """Every label that is mentioned, after the setting that does."""
-        listed = [("reference", self.reference)]
-        listed += [("controls", label) for label in self.controls or ()]
-        return listed + [("without_memory", label) for label in (self.without_memory,) if label]
-
-    def _require_pattern(self, label: str, pattern: str) -> None:
-        try:
-            pattern.format(seed=0, shot=0, way=0)
-        except (KeyError, IndexError, ValueError):
-            raise SettingsError(
-                f"rows: {label!r} may hold {{seed}}, {{shot}} and {{way}}, got {pattern!r}"
-            ) from None
-        if len(self.seeds) > 1 and "{seed}" not in pattern:
-            raise SettingsError(
-                f"rows: {label!r} is the same run for all of {len(self.seeds)} seeds; put {{seed}} "
-                f"into {pattern!r}"
-            )
-
-    @property
-    def compared(self) -> tuple[str, ...]:
-        """The rows that are subtracted from the reference."""
-        others = tuple(label for label in self.rows if label != self.reference)
-        return others if self.controls is None else self.controls
 
 
 def _require_episodes(episodes: int) -> None:
@@ -583,13 +549,16 @@ def _require_episodes(episodes: int) -> None:
 def _require_known_choices(settings: object) -> None:
     """Check every field that is a choice among words, for settings that are built in Python."""
     for name, kind in get_type_hints(type(settings)).items():
-        if get_origin(kind) is Literal and getattr(settings, name) not in get_args(kind):
-            known = ", ".join(map(str, get_args(kind)))
-            raise SettingsError(f"{name}: expected one of {known}, got {getattr(settings, name)!r}")
+        value = getattr(settings, name)
+        may_be_left_out = get_origin(kind) in (Union, UnionType)
+        choice = get_args(kind)[0] if may_be_left_out and value is not None else kind
+        if get_origin(choice) is Literal and value not in get_args(choice):
+            known = ", ".join(map(str, get_args(choice)))
+            raise SettingsError(f"{name}: expected one of {known}, got {value!r}")
 
 
 def own_code(backbone: str) -> str | None:
-    """Return ``backbone`` if it is the user's own code ``module:attribute``; else nothing."""
+    """Return ``backbone`` if it is the user's own code ``module:attribute``; else None."""
     return backbone if ":" in backbone else None
 
 
@@ -605,8 +574,9 @@ def _require_backbone(backbone: str) -> None:
 
 def _require_not_negative(settings: object, *names: str) -> None:
     for name in names:
-        if getattr(settings, name) < 0:
-            raise SettingsError(f"{name}: must not be negative, got {getattr(settings, name)}")
+        value = getattr(settings, name)
+        if value is not None and value < 0:
+            raise SettingsError(f"{name}: must not be negative, got {value}")
 
 
 def _require_positive(settings: object, *names: str) -> None:

@@ -1,4 +1,4 @@
-"""Feature extractors. This room imports no sibling; its randomness is handed in."""
+"""Feature extractors. The package imports no sibling; its randomness is passed in."""
 
 from vsm.backbones.conv4 import Conv4
 from vsm.backbones.custom import CustomBackbone

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vsm.backbones.parts import subsample_strided_1x1
 from vsm.errors import BackboneError
 from vsm.seeding import Randomness, default_generator, integers
 
@@ -45,6 +46,7 @@ class CustomBackbone(nn.Module):
         with current_folder_on_path():
             self.network = _build(name, image_shape)
             self.num_features = _dry_run(self.network, name, image_shape)
+        subsample_strided_1x1(self.network)  # after the dry run, which makes lazy layers
         _require_tensors(self.network, name)
 
     def forward(self, images: Tensor, random: Randomness | None = None) -> Tensor:
@@ -65,7 +67,10 @@ class CustomBackbone(nn.Module):
             return self._features(images)
 
     def _features(self, images: Tensor) -> Tensor:
-        features: Tensor = self.network(images.contiguous())  # so that `view` works in it
+        # In the default layout, so that `view` works. `contiguous` is not enough: channels-last
+        # strides of images of one channel count as contiguous and would stay.
+        images = images.flatten().view(images.shape)
+        features: Tensor = self.network(images)
         return features.to(images.dtype)
 
 

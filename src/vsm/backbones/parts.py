@@ -1,4 +1,4 @@
-"""What several backbones are made of: dropping, widths and initialization."""
+"""What several backbones are made of: convolutions, dropping, widths and initialization."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,6 +17,38 @@ def scaled_width(width: int, channels: int) -> int:
 def convolution3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
     """Make a convolution that keeps the size but for its stride; a batch norm brings the bias."""
     return nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
+
+
+class SubsampledConv2d(nn.Conv2d):
+    """A 1×1 convolution that takes every s-th pixel first and then convolves with stride 1.
+
+    The same function as ``nn.Conv2d`` with stride s, with the same parameters and state. oneDNN's
+    weight gradient of a strided 1×1 convolution of channels-last images writes past its buffer
+    where there are fewer input channels than a vector holds (docs/design/speed.md); with
+    stride 1 that code is never reached.
+    """
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding = self._reversed_padding_repeated_twice
+        if any(padding):
+            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+            input = F.pad(input, padding, mode)
+        rows, columns = self.stride
+        return F.conv2d(input[..., ::rows, ::columns], weight, bias, groups=self.groups)
+
+
+def subsample_strided_1x1(network: nn.Module) -> None:
+    """Turn every strided 1×1 convolution of a network into a :class:`SubsampledConv2d`, in place.
+
+    A subclass of ``nn.Conv2d``, such as a parametrized one, keeps what it adds.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d) and max(module.kernel_size) == 1 < max(module.stride):
+            kind = type(module)
+            if kind is nn.Conv2d:
+                module.__class__ = SubsampledConv2d
+            elif not isinstance(module, SubsampledConv2d):
+                module.__class__ = type(kind.__name__, (SubsampledConv2d, kind), {})
 
 
 def initialize_convolutions(network: nn.Module) -> None:
@@ -53,7 +85,7 @@ def drop_blocks(
         hidden: maps ``[B, C, H, W]``; their memory layout is kept.
         keep_probability: share of activations to survive, but for squares that overlap; at 1
             nothing is drawn.
-        block_size: side of a square; smaller maps are dropped as a whole.
+        block_size: side of a square; smaller maps are dropped entirely.
         random: source of the pattern; needed if anything is dropped.
     """
     if keep_probability == 1:

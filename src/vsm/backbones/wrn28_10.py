@@ -7,7 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.backbones.parts import convolution3x3, drop, initialize_convolutions, scaled_width
+from vsm.backbones.parts import (
+    SubsampledConv2d,
+    convolution3x3,
+    drop,
+    initialize_convolutions,
+    scaled_width,
+)
 from vsm.seeding import Randomness
 
 STEM_WIDTH = 16
@@ -75,9 +81,9 @@ class _Block(nn.Module):
         self.first = convolution3x3(in_channels, out_channels, stride)
         self.second_norm = nn.BatchNorm2d(out_channels)
         self.second = convolution3x3(out_channels, out_channels)
-        self.shortcut: nn.Conv2d | None = None
+        self.shortcut: SubsampledConv2d | None = None
         if in_channels != out_channels or stride != 1:
-            self.shortcut = nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False)
+            self.shortcut = SubsampledConv2d(in_channels, out_channels, 1, stride, bias=False)
 
     def forward(self, hidden: Tensor, keep_probability: float, random: Randomness | None) -> Tensor:
         active = F.relu(self.first_norm(hidden))

@@ -1,5 +1,5 @@
-"""Measuring speed: what a step, an evaluation and a memory cost, beside bare and peer-style code.
+"""Measuring speed: what a step, an evaluation and a memory cost, beside reference code.
 
-Works are timed in processes of their own (:mod:`vsm.benchmarking.processes`), because the allocator
-is set for a whole process. They take turns, never run at once, and ratios are taken pair by pair.
+Works are timed in separate processes (:mod:`vsm.benchmarking.processes`), because the allocator is
+set per process. They take turns, never run at once, and ratios are taken pair by pair.
 """

@@ -10,19 +10,19 @@ from torch import Tensor
 from vsm.benchmarking.timing import Work
 from vsm.benchmarking.workloads import ClassifierWorkload
 from vsm.classify import Explanation, FewShotClassifier
+from vsm.runs.trained_model import load
 
 
 def embedding_alone(workload: ClassifierWorkload) -> Work:
     """Return the embedding of examples and questions at once, prepared as the model wants them."""
-    encoder = FewShotClassifier.from_pretrained(workload.model).encoder
-    assert encoder is not None
-    assert encoder.pictures is not None
-    support, queries = pictures(workload, encoder.pictures.input_shape)
-    prepared = encoder.pictures.normalize(encoder.pictures.pixels([*support, *queries]))
+    trained = load(workload.model)
+    assert trained.preprocessing is not None
+    support, queries = pictures(workload, trained.input_shape)
+    prepared = trained.preprocessing.normalize(trained.preprocessing.pixels([*support, *queries]))
 
     def embed() -> Tensor:
         with torch.no_grad():
-            return encoder.model.embed(prepared)
+            return trained.model.embed(prepared)
 
     return embed
 
@@ -70,9 +70,7 @@ def pictures(
 def _fitted(
     workload: ClassifierWorkload,
 ) -> tuple[FewShotClassifier, list[Pixels], list[Pixels], list[str]]:
-    classifier = FewShotClassifier.from_pretrained(workload.model)
-    assert classifier.encoder is not None
-    assert classifier.encoder.pictures is not None
-    support, queries = pictures(workload, classifier.encoder.pictures.input_shape)
+    trained = load(workload.model)
+    support, queries = pictures(workload, trained.input_shape)
     labels = [f"class {number}" for number in range(workload.way) for _ in range(workload.shot)]
-    return classifier.fit(support, labels), support, queries, labels
+    return FewShotClassifier(trained).fit(support, labels), support, queries, labels

@@ -1,11 +1,11 @@
-"""Thousands of VSM episodes from features embedded once, and a peer's, embedded anew each."""
+"""Thousands of VSM episodes from features embedded once, and the reference's, embedded anew."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from vsm.benchmarking.peers import build_peer, channels_first, peer_accuracies
+from vsm.benchmarking.reference import build_reference, channels_first, reference_accuracies
 from vsm.benchmarking.step import remembered, run_settings
 from vsm.benchmarking.timing import Work
 from vsm.benchmarking.workloads import EvaluationWorkload
@@ -13,7 +13,7 @@ from vsm.data import EpisodeSampler, ImageDataset, open_images
 from vsm.evaluation.evaluator import Evaluation, evaluate
 from vsm.model import FewShotModel
 
-SEED = 0  # of the list of episodes; the peer's are the first of the same list
+SEED = 0  # of the list of episodes; the reference's are the first of the same list
 
 
 def evaluations(workload: EvaluationWorkload) -> Work:
@@ -28,16 +28,19 @@ def evaluations(workload: EvaluationWorkload) -> Work:
     return measure
 
 
-def peer_evaluations(workload: EvaluationWorkload) -> Work:
-    """Return the evaluation of a peer's ProtoNet; its episodes are drawn beforehand."""
+def reference_evaluations(workload: EvaluationWorkload) -> Work:
+    """Return the evaluation of the reference ProtoNet; its episodes are drawn beforehand."""
     dataset, sampler = _test_classes(workload)
-    backbone = build_peer(dataset.image_shape, workload.channels)
+    backbone = build_reference(dataset.image_shape, workload.channels)
     drawn = torch.cat(
-        [batch.image_ids for batch in sampler.evaluation_episodes(workload.peer_episodes, SEED)]
+        [
+            batch.image_ids
+            for batch in sampler.evaluation_episodes(workload.reference_episodes, SEED)
+        ]
     )
 
     def measure() -> list[float]:
-        return peer_accuracies(backbone, _batches(dataset, drawn), workload.shot)
+        return reference_accuracies(backbone, _batches(dataset, drawn), workload.shot)
 
     return measure
 
@@ -45,7 +48,7 @@ def peer_evaluations(workload: EvaluationWorkload) -> Work:
 def _batches(dataset: ImageDataset, image_ids: Tensor) -> Iterator[Tensor]:
     """Yield the images of each episode ``[N, K + Q, C, H, W]``, copied into a batch of their own.
 
-    Peers' loaders do the same after reading files; here everything comes out of memory.
+    Public libraries' loaders do the same after reading files; here all comes out of memory.
     """
     for episode in image_ids:
         yield channels_first(dataset.normalize(dataset.load(episode)))

@@ -1,6 +1,6 @@
-"""Works in processes of their own; nothing here imports torch.
+"""Works in separate processes; nothing here imports torch.
 
-Settings of the allocator hold for a whole process, so ours and a peer's cannot share one. A worker
+Settings of the allocator hold for a process, so ours and the reference cannot share one. A worker
 waits on a pipe while another computes.
 """
 
@@ -30,7 +30,7 @@ class Worker:
         command: what to start, with :mod:`vsm.benchmarking.worker` at its end.
 
     Attributes:
-        facts: what the process told about itself.
+        metadata: what the process reports about itself.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Worker:
         threads: int | None = None,
         command: Sequence[str] = COMMAND,
     ) -> None:
-        self.facts: dict[str, Any] = {}
+        self.metadata: dict[str, Any] = {}
         self._begin = {"keep_allocations": keep_allocations, "threads": threads}
         self._command = command
         self._environment = (
@@ -58,7 +58,7 @@ class Worker:
             start_new_session=True,  # Ctrl-C is for the parent, which stops its workers
         )
         try:
-            self.facts = self._ask(do="begin", **self._begin)
+            self.metadata = self._ask(do="begin", **self._begin)
         except BaseException:
             self.stop()
             raise

@@ -11,7 +11,7 @@ from vsm.benchmarking.timing import Work
 from vsm.benchmarking.workloads import EvaluationWorkload, StepWorkload
 from vsm.memory import Memory, Observations
 from vsm.model import FewShotModel
-from vsm.runs.trained_model import TrainingState
+from vsm.runs.checkpoints import TrainingState
 from vsm.seeding import generator, normal, uniform
 from vsm.settings import (
     Inference,
@@ -34,7 +34,8 @@ def run_settings(
 
     The paper's network is the dearer of the two inferences, and the one that draws J memories.
     """
-    samples = (workload.memory_samples, workload.prototype_samples)
+    num_memories = workload.memory_samples if inference == "network" else None
+    samples = (num_memories, workload.prototype_samples)
     return RunSettings(
         method=method,
         way=workload.way,
@@ -59,7 +60,7 @@ def episode_images(workload: StepWorkload) -> Tensor:
 
 
 def remembered(model: FewShotModel, num_classes: int) -> Memory | None:
-    """Return the model's memory of ``num_classes`` made-up classes; nothing if it has none."""
+    """Return the model's memory of ``num_classes`` made-up classes; None if it has none."""
     features = uniform(generator(0, "memory"), num_classes, model.num_features)
     observations = Observations(features, torch.arange(num_classes))
     with torch.no_grad():
@@ -91,7 +92,7 @@ def training_steps(
 
 
 def backbone_passes(workload: StepWorkload) -> Work:
-    """Return forward and backward of the step's backbone on the step's images, and nothing else."""
+    """Return forward and backward of the step's backbone alone on the step's images."""
     backbone, images = _backbone_and_images(workload)
     backbone.train()
 

@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from vsm.system.progress import NULL_PROGRESS, Progress
+
 Work = Callable[[], object]
 """What is timed."""
 Timed = Callable[[], float]
 """Does a work and returns the seconds it took."""
-Advance = Callable[[int], None]
 
 
 def timed(work: Work) -> Timed:
@@ -28,7 +29,7 @@ def interleaved(
     rounds: int,
     warm_up: int = 2,
     seconds: float | None = None,
-    advance: Advance = lambda _: None,
+    progress: Progress = NULL_PROGRESS,
 ) -> dict[str, list[float]]:
     """Let works take turns, so that whatever else the machine does falls on all of them.
 
@@ -37,7 +38,7 @@ def interleaved(
         rounds: how often each is timed.
         warm_up: rounds before those, which do not count.
         seconds: no round begins after this time, except the first; unset: all rounds are done.
-        advance: told of every round that counted.
+        progress: told of every round that counted.
 
     Returns:
         The seconds of each work, round by round; equal positions belong together.
@@ -52,12 +53,12 @@ def interleaved(
             break
         for name, work in works.items():
             times[name].append(work())
-        advance(1)
+        progress.advance()
     return times
 
 
 @dataclass(frozen=True)
-class Spread:
+class Quartiles:
     """A median between its quartiles, over ``count`` values."""
 
     low: float
@@ -65,9 +66,9 @@ class Spread:
     high: float
     count: int
 
-    def times(self, factor: float) -> "Spread":
+    def times(self, factor: float) -> "Quartiles":
         """Return the same in another unit."""
-        return Spread(self.low * factor, self.median * factor, self.high * factor, self.count)
+        return Quartiles(self.low * factor, self.median * factor, self.high * factor, self.count)
 
     def describe(self, digits: int = 2) -> str:
         """Return the median and quartiles for people."""
@@ -75,12 +76,12 @@ class Spread:
         return f"{median} ({low} … {high})"
 
 
-def spread(values: Sequence[float]) -> Spread:
+def quartiles(values: Sequence[float]) -> Quartiles:
     """Return the median and quartiles of ``values``, inclusive of the smallest and largest."""
     if len(values) == 1:
-        return Spread(values[0], values[0], values[0], 1)
+        return Quartiles(values[0], values[0], values[0], 1)
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Spread(low, median, high, len(values))
+    return Quartiles(low, median, high, len(values))
 
 
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:

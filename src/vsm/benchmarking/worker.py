@@ -1,9 +1,9 @@
 """The other end of :class:`vsm.benchmarking.processes.Worker`: do works when told, and time them.
 
-One JSON object a line comes in on standard input, and one goes out on standard output for each:
+One JSON object per line comes in on standard input, and one goes out on standard output for each:
 
-    {"do": "begin", "keep_allocations": true, "threads": null}   facts about this process
-    {"do": "prepare", "name": "a", "work": "step", "parameters": {…}}   nothing
+    {"do": "begin", "keep_allocations": true, "threads": null}   metadata of this process
+    {"do": "prepare", "name": "a", "work": "step", "parameters": {…}}   an empty object
     {"do": "run", "name": "a"}   seconds
 
 When standard input ends, so does this process, whatever it is doing: it cannot outlive its parent.
@@ -25,9 +25,9 @@ from vsm.benchmarking.classifier import (
     fits_and_predictions,
     predictions,
 )
-from vsm.benchmarking.evaluation import evaluations, peer_evaluations
+from vsm.benchmarking.evaluation import evaluations, reference_evaluations
 from vsm.benchmarking.memory_size import consolidations, recalls, recalls_with_gradient
-from vsm.benchmarking.peers import peer_steps
+from vsm.benchmarking.reference import reference_steps
 from vsm.benchmarking.step import backbone_passes, embeddings, equal_arithmetic, training_steps
 from vsm.benchmarking.timing import Timed, Work, timed
 from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, StepWorkload
@@ -41,9 +41,11 @@ WORKS: dict[str, Callable[..., Work]] = {
     "backbone": lambda **sizes: backbone_passes(StepWorkload(**sizes)),
     "arithmetic": lambda method, **sizes: equal_arithmetic(StepWorkload(**sizes), method),
     "embedding": lambda **sizes: embeddings(StepWorkload(**sizes)),
-    "peer_steps": lambda tasks_at_once, **sizes: peer_steps(StepWorkload(**sizes), tasks_at_once),
+    "reference_steps": lambda tasks_at_once, **sizes: reference_steps(
+        StepWorkload(**sizes), tasks_at_once
+    ),
     "evaluation": lambda **sizes: evaluations(EvaluationWorkload(**sizes)),
-    "peer_evaluation": lambda **sizes: peer_evaluations(EvaluationWorkload(**sizes)),
+    "reference_evaluation": lambda **sizes: reference_evaluations(EvaluationWorkload(**sizes)),
     "recall": lambda **sizes: recalls(StepWorkload(**sizes)),
     "recall_with_gradient": lambda **sizes: recalls_with_gradient(StepWorkload(**sizes)),
     "consolidation": lambda **sizes: consolidations(StepWorkload(**sizes)),

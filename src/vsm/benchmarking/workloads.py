@@ -43,7 +43,7 @@ class StepWorkload:
 
 @dataclass(frozen=True)
 class EvaluationWorkload:
-    """Episodes of the test classes of ``data``; the peer is given fewer of them."""
+    """Episodes of the test classes of ``data``; the reference is given fewer of them."""
 
     data: str = "glyphs"
     channels: int = 64
@@ -54,7 +54,7 @@ class EvaluationWorkload:
     prototype_samples: int = 100
     remembered: int = 512
     episodes: int = 2000
-    peer_episodes: int = 600
+    reference_episodes: int = 600
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jsonargparse
 
 from vsm.cli.arguments import add_json_argument
-from vsm.cli.output import counting, print_json, print_table
+from vsm.cli.output import ProgressBar, print_json, print_table
 
 STEP_TITLES = {
     "protonet": "training step of protonet",
@@ -22,7 +22,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         "--image_size",
         type=Literal[28, 32, 84],
         default=28,
-        help="Pixels a side: 28 as Omniglot (gray), 32 as CIFAR-FS, 84 as miniImageNet.",
+        help="Pixels per side: 28 as Omniglot (gray), 32 as CIFAR-FS, 84 as miniImageNet.",
     )
     parser.add_argument("--channels", type=int, default=64, help="Width of the conv4 backbone.")
     parser.add_argument("--repeats", type=int, default=10, help="How often each work is timed.")
@@ -40,13 +40,9 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from vsm.benchmarking.suite import measure_briefly
     from vsm.benchmarking.workloads import StepWorkload
 
-    result = measure_briefly(
-        StepWorkload(image_size=parsed.image_size, channels=parsed.channels),
-        parsed.repeats,
-        parsed.seconds,
-        parsed.threads,
-        lambda title, total: counting(title, total, quiet=parsed.json),
-    )
+    workload = StepWorkload(image_size=parsed.image_size, channels=parsed.channels)
+    with ProgressBar(quiet=parsed.json) as bar:
+        result = measure_briefly(workload, parsed.repeats, parsed.seconds, parsed.threads, bar)
     if parsed.json:
         print_json(result)
     else:
@@ -54,11 +50,11 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _print_times(result: dict[str, Any]) -> None:
-    from vsm.benchmarking.timing import Spread
+    from vsm.benchmarking.timing import Quartiles
 
     work, machine = result["workload"], result["machine"]
-    milliseconds = {name: Spread(**value) for name, value in result["milliseconds"].items()}
-    ratios = {name: Spread(**value) for name, value in result["spreads"].items()}
+    milliseconds = {name: Quartiles(**value) for name, value in result["milliseconds"].items()}
+    ratios = {name: Quartiles(**value) for name, value in result["quartiles"].items()}
 
     def row(title: str, name: str, ratio: str | None = None) -> list[str]:
         beside = ratios[ratio].describe() if ratio else "–"
@@ -66,7 +62,7 @@ def _print_times(result: dict[str, Any]) -> None:
 
     print_table(
         f"{work['tasks']} tasks of {work['way']}-way {work['shot']}-shot with {work['queries']} "
-        f"queries a class, {work['image_size']}×{work['image_size']} pixels, "
+        f"queries per class, {work['image_size']}×{work['image_size']} pixels, "
         f"conv4-{work['channels']}, {machine['threads']} threads; medians (quartiles) of "
         f"{milliseconds['backbone'].count}",
         ["", "milliseconds", "÷ bare backbone"],
@@ -76,10 +72,10 @@ def _print_times(result: dict[str, Any]) -> None:
                 row(title, f"{name}_step", f"{name}_step_vs_backbone")
                 for name, title in STEP_TITLES.items()
             ),
-            row("peer-style ProtoNet, task by task", "peer_protonet"),
+            row("reference ProtoNet, task by task", "reference_protonet"),
         ],
     )
     for name, title in STEP_TITLES.items():
-        if ratio := ratios.get(f"{name}_step_vs_peer_protonet"):
-            print(f"{title} ÷ peer-style ProtoNet: {ratio.describe()}")
-    print(f"images embedded a second: {result['images_per_second']:,.0f}")
+        if ratio := ratios.get(f"{name}_step_vs_reference_protonet"):
+            print(f"{title} ÷ reference ProtoNet: {ratio.describe()}")
+    print(f"images embedded per second: {result['images_per_second']:,.0f}")

@@ -62,9 +62,10 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
     keep_allocations()
     placement = choose_placement(parsed.device, parsed.precision)
+    # Read all settings first: a run that is missing is named before anything is measured.
+    backbones = [RunDirectory(find_run(path)).settings().model.backbone for path in parsed.runs]
     measured: list[MeasuredRun] = []
-    for path in parsed.runs:
-        backbone = RunDirectory(find_run(path)).settings().model.backbone
+    for path, backbone in zip(parsed.runs, backbones, strict=True):
         named = backbone if backbone in parsed.backbone else None
         trained = load(path, backbone=named, placement=placement)
         protocol = measured[0].protocol if measured else episode_protocol(trained, parsed)

@@ -8,7 +8,7 @@ import jsonargparse
 
 from vsm.cli.arguments import add_json_argument
 from vsm.cli.launch import exit_when_stopped
-from vsm.cli.output import TrainingBar, console, counting, need_matplotlib, print_json
+from vsm.cli.output import ProgressBar, console, need_matplotlib, print_json, progress_bar
 from vsm.errors import RunError
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.settings import Method
@@ -37,8 +37,9 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
     from vsm.cli.compare import comparison_json, print_comparison
     from vsm.data import open_images
-    from vsm.evaluation.comparison import EpisodeProtocol, evaluate_run
-    from vsm.report import write_report
+    from vsm.evaluation.protocol import EpisodeProtocol
+    from vsm.experiments.comparison import evaluate_run
+    from vsm.experiments.demo_report import write_report
     from vsm.system.allocator import keep_allocations
     from vsm.training import train
 
@@ -52,10 +53,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         base = replace(base, steps=parsed.steps)
     paths = [parsed.output / method for method in METHODS_SHOWN]
     for method, path in zip(METHODS_SHOWN, paths, strict=True):
-        with (
-            exit_when_stopped("demo"),
-            TrainingBar(method, base.steps, quiet=parsed.json) as bar,
-        ):
+        with exit_when_stopped("demo"), ProgressBar(quiet=parsed.json) as bar:
             train(replace(base, method=method), path, progress=bar)
     protocol = EpisodeProtocol(
         data=base.data,
@@ -68,8 +66,8 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     )
     measured = []
     for path in paths:
-        with counting(f"test {path.name}", parsed.episodes, quiet=parsed.json) as advance:
-            measured.append(evaluate_run(path, protocol, advance=advance))
+        with progress_bar(f"test {path.name}", parsed.episodes, quiet=parsed.json) as bar:
+            measured.append(evaluate_run(path, protocol, progress=bar))
     report = write_report(measured, open_images(base.data), parsed.output / "report.html")
     if parsed.json:
         print_json({**comparison_json(measured), "report": str(report)})

@@ -111,7 +111,7 @@ def _show(chosen: jsonargparse.Namespace) -> None:
 
 
 def _plot(memory: "NamedMemory", path: Path) -> None:
-    from vsm.report.memory_map import write_memory_map
+    from vsm.experiments.memory_map import write_memory_map
 
     write_memory_map(memory, path, _title(memory))
     print(f"{path}: {len(memory.memory):,} slots")

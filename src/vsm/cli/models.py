@@ -1,60 +1,93 @@
 """``vsm models``."""
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import jsonargparse
 
-from vsm.cli.arguments import add_json_argument
+from vsm.cli.arguments import add_json_argument, add_protocol_arguments
 from vsm.cli.evaluate import SCORE_COLUMNS, score_cells
-from vsm.cli.output import print_json, print_table
+from vsm.cli.output import ProgressBar, print_json, print_table
+from vsm.cli.processes import add_placement_arguments
+from vsm.errors import SettingsError
 from vsm.runs.shipped import Card, shipped_card, shipped_names
+
+ACTIONS = {
+    "list": "List the models that ship with the package; `vsm models` is the same.",
+    "show": "Show the card of one; `vsm models NAME` is the same.",
+    "ship": "Store a run's model small, if that leaves it as good as it was, with a card.",
+    "calibrate": "Measure again when a model answers 'none of these'; no weight changes.",
+}
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
-    """Declare whose card is wanted."""
+    """Declare what can be done with models."""
+    actions = parser.add_subcommands(dest="action", required=False)
+    declare = {"show": _add_show, "ship": _add_ship, "calibrate": _add_calibrate}
+    for name, purpose in ACTIONS.items():
+        action = jsonargparse.ArgumentParser(description=purpose)
+        if name in declare:
+            declare[name](action)
+        add_json_argument(action)
+        actions.add_subcommand(name, action, help=purpose)
+
+
+def _add_show(parser: jsonargparse.ArgumentParser) -> None:
+    parser.add_argument("name", type=str, help="A shipped model.")
+
+
+def _add_ship(parser: jsonargparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="A run directory.")
+    parser.add_argument("--name", type=str, required=True, help="By which the model is loaded.")
     parser.add_argument(
-        "name", type=str | None, nargs="?", help="Show this model's card; unset: list all models."
+        "--output",
+        type=Path,
+        default=Path("models"),
+        help="Folder that the model's own folder goes to; those in src/vsm/models ship.",
     )
-    add_json_argument(parser)
+    parser.add_argument(
+        "--shots", type=str, default="", help="Support images, by comma; unset: the run's."
+    )
+    add_protocol_arguments(parser)
+    parser.add_argument(
+        "--storage",
+        type=Literal["float16", "float32"],
+        default="float16",
+        help="Precision of stored kernels, matrices and memory contents.",
+    )
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="Fit a temperature of the probabilities on validation classes, for each of the shots.",
+    )
+    parser.add_argument(
+        "--data_license", type=str | None, help="Of the data; needed unless they are built in."
+    )
+    parser.add_argument("--overwrite", action="store_true", help="Replace the model of that name.")
+    add_placement_arguments(parser)
+
+
+def _add_calibrate(parser: jsonargparse.ArgumentParser) -> None:
+    parser.add_argument("name", type=str, help="A shipped model, or a run directory.")
+    add_placement_arguments(parser)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """List the models that ship with the package, or show the card of one."""
-    parsed = parser.parse_args(arguments)
-    if parsed.name is None:
-        _list([shipped_card(name) for name in shipped_names()], parsed.json)
-        return
-    card = shipped_card(parsed.name)
-    if parsed.json:
-        print_json(card)
-        return
-    facts = [[key, _words(card[key])] for key in card if key != "measurements"]
-    print_table(card["name"], ["", ""], facts, words=True)
-    print_measurements(card)
+    """List models, show the card of one, make one, or calibrate one."""
+    words = list(arguments)
+    if not words or words[0] == "--json":
+        words = ["list", *words]
+    elif words[0] not in ACTIONS and not words[0].startswith("-"):
+        words = ["show", *words]
+    parsed = parser.parse_args(words)
+    chosen = parsed[parsed.action]
+    {"list": _list, "show": _show, "ship": _ship, "calibrate": _calibrate}[parsed.action](chosen)
 
 
-def print_measurements(card: Card) -> None:
-    """Print what the run and the stored model reached, and by how much they differ."""
-    rows = []
-    for one in card["measurements"]:
-        gap = one["difference"]
-        change = f"{100 * gap['accuracy']:+.3f} ± {100 * gap['ci95']:.3f}"
-        rows.append([f"{one['way']}-way {one['shot']}-shot, run", *score_cells(one["run"]), ""])
-        rows.append(["  stored", *score_cells(one), change])
-        if "calibrated" in one:
-            rows.append(["  calibrated", *score_cells(one["calibrated"]), ""])
-    first = card["measurements"][0]
-    print_table(
-        f"{card['data']}, {first['split']} classes, {first['queries']} queries a class, "
-        f"{first['episodes']} episodes, seed {first['seed']}",
-        [*SCORE_COLUMNS, "change, points"],
-        rows,
-    )
-
-
-def _list(cards: Sequence[Card], as_json: bool) -> None:
-    if as_json:
+def _list(chosen: jsonargparse.Namespace) -> None:
+    cards = [shipped_card(name) for name in shipped_names()]
+    if chosen.json:
         print_json({"models": cards})
         return
     print_table(
@@ -75,6 +108,75 @@ def _list(cards: Sequence[Card], as_json: bool) -> None:
     )
 
 
+def _show(chosen: jsonargparse.Namespace) -> None:
+    card = shipped_card(chosen.name)
+    if chosen.json:
+        print_json(card)
+        return
+    lines = [[key, _words(card[key])] for key in card if key != "measurements"]
+    print_table(card["name"], ["", ""], lines, words=True)
+    print_measurements(card)
+
+
+def _ship(chosen: jsonargparse.Namespace) -> None:
+    shots = _numbers(chosen.shots)
+
+    from vsm.experiments.shipping import Shipment, ship
+    from vsm.system.allocator import keep_allocations
+    from vsm.system.devices import choose_placement
+
+    keep_allocations()
+    kept = ("name", "output", "way", "queries", "episodes", "seed", "storage", "calibrate")
+    shipment = Shipment(
+        shots=shots, **{key: chosen[key] for key in (*kept, "data_license", "overwrite")}
+    )
+    placement = choose_placement(chosen.device, chosen.precision)
+    with ProgressBar(quiet=chosen.json) as bar:
+        card = ship(chosen.run, shipment, placement, bar)
+    if chosen.json:
+        print_json(card)
+        return
+    print_measurements(card)
+    for shot, temperature in (card["temperatures"] or {}).items():
+        print(f"{shot}-shot temperature, fitted on validation classes: {temperature:.3f}")
+    where = f"vsm.load({str(shipment.folder)!r})"
+    print(f"{shipment.folder}: {card['bytes'] / 1000:,.0f} kB; load it with {where}")
+
+
+def _calibrate(chosen: jsonargparse.Namespace) -> None:
+    from vsm.experiments.shipping import calibrate
+    from vsm.system.allocator import keep_allocations
+    from vsm.system.devices import choose_placement
+
+    keep_allocations()
+    found = calibrate(chosen.name, choose_placement(chosen.device, chosen.precision))
+    assert found.thresholds is not None
+    shots = list(found.thresholds.by_shot)
+    if chosen.json:
+        print_json({"model": chosen.name, "shots": shots})
+    else:
+        print(f"{chosen.name}: rejection thresholds for {', '.join(map(str, shots))} shots")
+
+
+def print_measurements(card: Card) -> None:
+    """Print what the run and the stored model reached, and by how much they differ."""
+    rows = []
+    for one in card["measurements"]:
+        gap = one["difference"]
+        change = f"{100 * gap['accuracy']:+.3f} ± {100 * gap['ci95']:.3f}"
+        rows.append([f"{one['way']}-way {one['shot']}-shot, run", *score_cells(one["run"]), ""])
+        rows.append(["  stored", *score_cells(one), change])
+        if "calibrated" in one:
+            rows.append(["  calibrated", *score_cells(one["calibrated"]), ""])
+    first = card["measurements"][0]
+    print_table(
+        f"{card['data']}, {first['split']} classes, {first['queries']} queries per class, "
+        f"{first['episodes']} episodes, seed {first['seed']}",
+        [*SCORE_COLUMNS, "change, points"],
+        rows,
+    )
+
+
 def _accuracy(measurement: dict[str, Any]) -> str:
     return (
         f"{measurement['way']}-way {measurement['shot']}-shot {measurement['accuracy']:.2%} "
@@ -92,3 +194,10 @@ def _words(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.5g}"
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _numbers(listed: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in listed.split(",") if word.strip())
+    except ValueError:
+        raise SettingsError(f"shots: expected numbers by comma, got {listed!r}") from None

@@ -7,13 +7,25 @@ from typing import TYPE_CHECKING, Any
 import jsonargparse
 
 from vsm.cli.arguments import add_backbones_argument, add_json_argument
-from vsm.cli.output import console, counting, print_json, print_table
+from vsm.cli.output import console, print_json, print_table
 from vsm.cli.processes import add_placement_arguments
-from vsm.study.page import difference_table, score_table, write_page
-from vsm.study.plan import Condition, Study, read_study
+from vsm.cli.running import (
+    add_output_argument,
+    add_running_arguments,
+    chosen_launcher,
+    require_success,
+    show_plan,
+)
+from vsm.cli.running import run as run_jobs
+from vsm.experiments.study.definition import Condition, Study, StudySettings, read_study
+from vsm.experiments.study.page import difference_table, score_table, write_page
 
 if TYPE_CHECKING:
-    from vsm.system.devices import Placement
+    from vsm.experiments.store import JobStore
+    from vsm.experiments.study.plan import StudyPlan
+    from vsm.experiments.uncertainty import UncertaintyPlan
+
+OUTPUT = Path("runs/study")
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -26,6 +38,8 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         type=Path | None,
         help="Write this Markdown page from the result files, in this order; measure nothing.",
     )
+    add_output_argument(parser, OUTPUT)
+    add_running_arguments(parser)
     add_backbones_argument(parser)
     add_placement_arguments(parser)
     add_json_argument(parser)
@@ -43,59 +57,94 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
             print(parsed.render)
         return
 
+    from vsm.experiments.jobs import in_order
+    from vsm.experiments.store import JobStore
     from vsm.system.allocator import keep_allocations
     from vsm.system.devices import choose_placement
 
     keep_allocations()
-    placement = choose_placement(parsed.device, parsed.precision)
-    done = [_measure(study, placement, parsed.backbone, parsed.json) for study in studies]
+    choose_placement(parsed.device, parsed.precision)  # says if there is no such device
+    plans = [_plan(study, parsed) for study in studies]
+    store, launcher = JobStore(parsed.output), chosen_launcher(parsed)
+    jobs = in_order(job for plan in plans for job in plan.jobs)
+    if parsed.dry_run:
+        show_plan(jobs, store, {}, parsed.json)
+        return
+    outcome = run_jobs("study", jobs, launcher, parsed.output, parsed.json)
+    require_success(outcome)
+    made = {job.key for job in outcome.done}
+    done = [_write(plan, store, made, parsed.json) for plan in plans]
     if parsed.json:
         print_json({"studies": done})
 
 
-def _measure(
-    study: Study, placement: "Placement", backbones: Sequence[str], quiet: bool
-) -> dict[str, Any]:
-    """Measure one study, write its result file, pictures and page, and print what came out."""
-    from vsm.study.measuring import Measurer
+def _plan(study: Study, parsed: jsonargparse.Namespace) -> "StudyPlan | UncertaintyPlan":
+    options = {"device": parsed.device, "precision": parsed.precision}
+    if isinstance(study.settings, StudySettings):
+        from vsm.experiments.study.plan import make_plan
 
-    measurer = Measurer(
-        study, placement, lambda title, total: counting(title, total, quiet), backbones
-    )
-    results = measurer.write_results()
-    pictures = _draw(study, results, quiet) if study.settings.pictures else 0
+        return make_plan(study, parsed.backbone, **options)
+    from vsm.experiments.uncertainty import make_plan as make_uncertainty_plan
+
+    return make_uncertainty_plan(study, parsed.backbone, **options)
+
+
+def _write(
+    plan: "StudyPlan | UncertaintyPlan", store: "JobStore", made: set[str], quiet: bool
+) -> dict[str, Any]:
+    """Write the result file, pictures and page of a study, and print what was found."""
+    from vsm.experiments.study.plan import StudyPlan
+    from vsm.experiments.study.results import write_results
+    from vsm.experiments.uncertainty import write_results as write_uncertainty_results
+
+    study, pictures = plan.study, 0
+    if isinstance(plan, StudyPlan):
+        results = write_results(plan, store)
+        pictures = _draw(plan.study, results, quiet)
+        if not quiet:
+            _print_conditions(study, results)
+    else:
+        write_uncertainty_results(plan, store)
     page = study.folder / "page.md"
     write_page([study], page)
-    parts = measurer.parts
+    measured = sum(job.key in made for job in plan.jobs)
+    kept = len(plan.jobs) - measured
     if not quiet:
-        for found in results["conditions"]:
-            title = str(Condition(found["way"], found["shot"], found["batch_norm"]))
-            scores, differences = score_table(found), difference_table(found)
-            print_table(f"{study.settings.title}: {title}", scores.columns, scores.rows)
-            if differences.rows:
-                heading = f"{study.settings.reference} minus each other, in points"
-                print_table(heading, differences.columns, differences.rows)
-        made = f"{parts.measured} measurements made and {parts.kept} kept"
-        console().print(f"{made}; {study.results}, {page}", highlight=False, soft_wrap=True)
+        line = f"{measured} measurements made and {kept} kept; {study.results}, {page}"
+        console().print(line, highlight=False, soft_wrap=True)
     return {
         "study": str(study.path),
         "results": str(study.results),
         "page": str(page),
         "pictures": pictures,
-        "measured": parts.measured,
-        "kept": parts.kept,
+        "measured": measured,
+        "kept": kept,
     }
 
 
+def _print_conditions(study: Study, results: dict[str, Any]) -> None:
+    asked = study.settings
+    assert isinstance(asked, StudySettings)
+    for found in results["conditions"]:
+        title = str(Condition(found["way"], found["shot"], found["batch_norm"]))
+        scores, differences = score_table(found), difference_table(found)
+        print_table(f"{asked.title}: {title}", scores.columns, scores.rows)
+        if differences.rows:
+            heading = f"{asked.reference} minus each other, in points"
+            print_table(heading, differences.columns, differences.rows)
+
+
 def _draw(study: Study, results: dict[str, Any], quiet: bool) -> int:
-    """Draw pictures where there are images and matplotlib, or say why there are none."""
+    """Draw pictures where they are wanted and there are images and matplotlib."""
     from vsm.data import ImageDataset, open_dataset
 
-    dataset = open_dataset(study.settings.data)
-    if not isinstance(dataset, ImageDataset):
+    asked = study.settings
+    assert isinstance(asked, StudySettings)
+    dataset = open_dataset(asked.data)
+    if not asked.pictures or not isinstance(dataset, ImageDataset):
         return 0
     try:
-        from vsm.study.pictures import draw_pictures
+        from vsm.experiments.study.pictures import draw_pictures
     except ImportError:
         if not quiet:
             hint = (

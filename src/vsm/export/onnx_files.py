@@ -162,8 +162,8 @@ def _require_exportable(trained: TrainedModel) -> None:
             f"onnx: the memory of {trained.name} is empty, and a graph needs at least one slot; "
             "give one with --memory"
         )
-    draws_memories = settings.method == "vsm" and settings.model.inference == "network"
-    both = settings.memory.recall == "gumbel" and settings.objective.kl == "monte_carlo"
+    draws_memories = settings.method == "vsm" and settings.inference == "network"
+    both = settings.memory.recall_kind == "gumbel" and settings.objective.kl == "monte_carlo"
     if draws_memories and both:
         raise ExportError(
             f"onnx: {trained.name} draws Gumbel recall and a Monte Carlo KL together, which is not "

@@ -41,9 +41,9 @@ class VariationalRecall(SlotRecall):
     ) -> None:
         super().__init__(memory)
         self.network = GaussianNetwork(num_features, model)  # ψ, shared by prior and posterior
-        self.kind = memory.recall
+        self.kind = memory.recall_kind
         self.soft_variance = memory.soft_variance
-        self.gumbel_temperature = memory.gumbel_temperature
+        self.gumbel_temperature = memory.gumbel_softmax_temperature
         self.kl = objective.kl
 
     @torch.no_grad()

@@ -3,16 +3,19 @@
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import jsonargparse
 import yaml
 
 from vsm.errors import SettingsError
-from vsm.settings import PretrainSettings, RunSettings, StudySettings
+from vsm.settings import PretrainSettings, RunSettings
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 AnySettings = TypeVar("AnySettings", RunSettings, PretrainSettings)
-ReadSettings = TypeVar("ReadSettings", RunSettings, PretrainSettings, StudySettings)
+ReadSettings = TypeVar("ReadSettings", bound="DataclassInstance")
 
 PRESETS = Path(__file__).parents[1] / "presets"
 _READERS: dict[type, jsonargparse.ArgumentParser] = {}

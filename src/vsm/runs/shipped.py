@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vsm.runs.directory import CONFIG_NAME
 from vsm.errors import RunError
+from vsm.runs.directory import CONFIG_NAME
 
 MODELS = Path(__file__).parents[1] / "models"
 CARD_NAME = "card.json"

@@ -1,0 +1,172 @@
+"""The demo's report: tables and pictures about runs in one HTML file that needs no other."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from vsm.data import Dataset, ImageDataset
+from vsm.errors import DataError
+from vsm.experiments import episode_plots
+from vsm.experiments.comparison import MeasuredRun, paired_differences
+from vsm.experiments.document import Block, Heading, Picture, Table, Text, to_html
+from vsm.experiments.measures import ShownEpisode, look_at_episodes
+from vsm.experiments.plots import png
+from vsm.runs.directory import RunDirectory
+from vsm.system.files import write_text
+
+TITLE = "Few-shot learning with a long-term memory"
+NUM_EPISODES_SHOWN = 2
+QUERIES_SHOWN = 3
+CLOUD_QUERIES = 10
+
+
+def write_report(measured: Sequence[MeasuredRun], dataset: Dataset, output: Path) -> Path:
+    """Write an HTML report about runs measured on identical episodes and return its path.
+
+    Pictures of single episodes are of the last run that remembers classes, else of the last run.
+    """
+    if not isinstance(dataset, ImageDataset):
+        raise DataError(f"report: its pictures need images, but {dataset.name} holds features")
+    runs = dict(zip(unique_names(measured), measured, strict=True))
+    chosen = next((one for one in reversed(measured) if _num_classes(one)), measured[-1])
+    episodes = look_at_episodes(chosen, dataset, NUM_EPISODES_SHOWN, QUERIES_SHOWN)
+    blocks: list[Block] = [
+        *_introduction(chosen, dataset),
+        Heading(2, "How well"),
+        *_scores(runs),
+        Heading(2, "Episodes"),
+        *_episodes(episodes, dataset, next(name for name in runs if runs[name] is chosen)),
+        *_recalled(chosen, episodes[0], dataset),
+        Heading(2, "Prototype distributions"),
+        _prototypes(runs, dataset),
+        Heading(2, "Learning"),
+        *_learning(runs, chosen),
+        Heading(2, "Calibration"),
+        _picture(
+            episode_plots.reliability_diagram(measured, list(runs)),
+            "Accuracy of predictions against their confidence; on the dashed line a model knows "
+            "exactly how often it is right.",
+        ),
+    ]
+    write_text(output, to_html("VSM report", blocks))
+    return output
+
+
+def unique_names(measured: Sequence[MeasuredRun]) -> list[str]:
+    """Name runs by their method; where two share one, by their directory too."""
+    methods = [one.trained.settings.method for one in measured]
+    return [
+        method if methods.count(method) == 1 else f"{method} ({Path(one.trained.name).name})"
+        for method, one in zip(methods, measured, strict=True)
+    ]
+
+
+def _introduction(measured: MeasuredRun, dataset: ImageDataset) -> list[Block]:
+    protocol = measured.protocol
+    text = (
+        f"{dataset.name}: {len(dataset.classes(protocol.split))} {protocol.split} classes never "
+        f"seen in training, {protocol.way}-way {protocol.shot}-shot, {protocol.queries} queries "
+        f"per class, {protocol.episodes} identical episodes for every method (seed "
+        f"{protocol.seed}, {protocol.batch_norm} batch norm)."
+    )
+    return [Heading(1, TITLE), Text(text)]
+
+
+def _scores(runs: dict[str, MeasuredRun]) -> list[Block]:
+    columns = ["method", "accuracy, 95% interval", "NLL", "calibration error", "classes remembered"]
+    rows = []
+    for name, one in runs.items():
+        result = one.as_dict()
+        rows.append(
+            [
+                name,
+                f"{result['accuracy']:.2%} ± {result['ci95']:.2%}",
+                f"{result['nll']:.3f}",
+                f"{result['ece']:.2%}",
+                str(_num_classes(one) or "–"),
+            ]
+        )
+    named = {one.label: name for name, one in runs.items()}
+    differences = []
+    for difference in paired_differences(list(runs.values())):
+        mean, ci95 = difference.estimate.mean, difference.estimate.ci95
+        differences.append(
+            [
+                f"{named[difference.a]} − {named[difference.b]}",
+                f"{100 * mean:+.2f} ± {100 * ci95:.2f}",
+                "clear of zero" if abs(mean) > ci95 else "not clear of zero",
+            ]
+        )
+    blocks: list[Block] = [Table(columns, rows)]
+    if differences:
+        blocks.append(Table(["paired difference", "points of accuracy", ""], differences))
+    return blocks
+
+
+def _episodes(episodes: Sequence[ShownEpisode], dataset: ImageDataset, name: str) -> list[Block]:
+    caption = (
+        f"An episode of {name}. On top the labeled image of each new class (the first, if there "
+        "are more), below it queries of that class with the predicted class, its probability, and "
+        "the probability of every class."
+    )
+    return [
+        _picture(episode_plots.episode_sheet(episode, dataset), caption) for episode in episodes
+    ]
+
+
+def _recalled(chosen: MeasuredRun, episode: ShownEpisode, dataset: ImageDataset) -> list[Block]:
+    if chosen.trained.state is None or not _num_classes(chosen):
+        return []
+    slot_ids = chosen.trained.state.slot_classes
+    picture = _picture(
+        episode_plots.recall_sheet(episode, dataset, slot_ids),
+        "Each new class, and the remembered classes it recalled most strongly (Eq. 9). The memory "
+        f"holds {len(slot_ids)} classes, none of which is in the test.",
+    )
+    return [Heading(2, "What was recalled"), picture]
+
+
+def _prototypes(runs: dict[str, MeasuredRun], dataset: ImageDataset) -> Block:
+    clouds = {
+        f"{name}: {'without' if one.trained.model.recall is None else 'with'} memory": (
+            look_at_episodes(one, dataset, 1, CLOUD_QUERIES)[0]
+        )
+        for name, one in runs.items()
+        if one.trained.settings.method != "protonet"
+    }
+    return _picture(
+        episode_plots.prototype_clouds(clouds),
+        "The same episode under each method: samples of each class's prototype with their "
+        "two-standard-deviation ellipse, and the queries, projected on the plane of greatest "
+        "variance of that panel.",
+    )
+
+
+def _learning(runs: dict[str, MeasuredRun], chosen: MeasuredRun) -> list[Block]:
+    metrics = {name: RunDirectory(Path(one.label)).read_metrics() for name, one in runs.items()}
+    blocks: list[Block] = [
+        _picture(
+            episode_plots.learning_curves(metrics),
+            "Training cross entropy (smoothed), and accuracy on the validation classes with 95% "
+            "intervals.",
+        )
+    ]
+    if _num_classes(chosen):
+        growth = _picture(
+            episode_plots.memory_growth(RunDirectory(Path(chosen.label)).read_metrics()),
+            "The memory while it was built: classes remembered, how sharply it is addressed, and "
+            "the gradient that teaches the attention vector.",
+        )
+        blocks.append(growth)
+    return blocks
+
+
+def _num_classes(measured: MeasuredRun) -> int:
+    """Return how many classes the memory has slots for; 0 where slots do not stand for classes."""
+    memory = measured.trained.memory
+    return 0 if memory is None else len(memory.names)
+
+
+def _picture(figure: Figure, caption: str) -> Picture:
+    return Picture("", png(figure), caption)

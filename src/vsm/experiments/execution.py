@@ -1,0 +1,191 @@
+"""Doing one job, in this process: under its lock, from wherever it was left."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from vsm.errors import EpisodeError, RunError
+from vsm.evaluation.evaluator import Evaluation
+from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.experiments.comparison import ModelOnData, load_for, measure, measure_baseline
+from vsm.experiments.jobs import Job, pretrain_settings, run_settings
+from vsm.experiments.measures import (
+    changed_answers,
+    measure_separation,
+    nearness_to_slots,
+    with_slots,
+)
+from vsm.experiments.store import JobStore
+from vsm.experiments.uncertainty import measure_uncertainty
+from vsm.pretraining.loop import pretrain
+from vsm.settings import BaselineSettings
+from vsm.system.devices import Placement, choose_placement
+from vsm.system.interruption import Interrupted
+from vsm.training import train
+
+Outcome = dict[str, Any]
+Recipe = Mapping[str, Any]
+
+
+class JobError(RunError):
+    """A job failed; its folder says why."""
+
+
+def execute(root: Path, job: Job) -> None:
+    """Do ``job`` and record its result, or why it failed.
+
+    Raises:
+        JobError: if it failed.
+        Interrupted: after saving, when the process was asked to stop.
+    """
+    store = JobStore(root)
+    with store.lock(job):
+        if store.is_done(job):
+            return
+        resumed = store.run_folder(job).is_dir()
+        store.begin(job)
+        started = time.monotonic()
+        try:
+            outcome = KINDS[job.kind](store, job)
+        except Interrupted:
+            raise
+        except Exception as error:
+            store.write_failure(job, error)
+            raise JobError(str(error)) from error
+        store.write_result(job, outcome, None if resumed else time.monotonic() - started)
+
+
+def _pretrain(store: JobStore, job: Job) -> Outcome:
+    finished = pretrain(pretrain_settings(job), store.run_folder(job), resume=True)
+    validations = [row for row in finished.read_metrics() if "validation" in row]
+    best = max(validations, key=lambda row: row["validation"]["mean_accuracy"])
+    return {"best_epoch": best["epoch"], "validation": best["validation"]}
+
+
+def _train(store: JobStore, job: Job) -> Outcome:
+    inits = [str(store.run_folder(before).resolve()) for before in job.after]
+    settings, placement = run_settings(job, *inits), _placement(job)
+    finished = train(settings, store.run_folder(job), resume=True, placement=placement)
+    validations = [row for row in finished.read_metrics() if "validation" in row]
+    best = max(validations, key=lambda row: row["validation"]["accuracy"])
+    return {"best_step": best["step"], "validation": best["validation"]}
+
+
+def _evaluate(store: JobStore, job: Job) -> Outcome:
+    """Return right answers by episode, calibration, and what else the recipe asks for."""
+    recipe, protocol, model = job.recipe, protocol_of(job), _load(store, job)
+    if "slots" in recipe:
+        if not _num_slots(model):
+            return {"memory_slots": 0}
+        size, subset = recipe["slots"]
+        model = replace(model, trained=with_slots(model.trained, size, subset, protocol.seed))
+    evaluation = _measured(model, protocol, recipe)
+    found = {
+        "correct": evaluation.correct.sum(1).tolist(),
+        "queries": evaluation.correct.shape[1],
+        "memory_slots": _num_slots(model),
+        "accuracy": evaluation.accuracy.mean,
+        "ci95": evaluation.accuracy.ci95,
+        **_calibration(evaluation),
+    }
+    if recipe.get("confusions"):
+        found["confusions"] = evaluation.confusions.tolist()
+    if validation := recipe.get("temperature"):
+        found |= _calibrated(model, evaluation, EpisodeProtocol(**validation), recipe)
+    return found
+
+
+def _measured(model: ModelOnData, protocol: EpisodeProtocol, recipe: Recipe) -> Evaluation:
+    """Measure the model, or a baseline on its features."""
+    baseline = recipe.get("baseline")
+    if baseline is None:
+        return measure(model, protocol).evaluation
+    settings = BaselineSettings(**baseline["settings"])
+    return measure_baseline(model, baseline["name"], protocol, settings).evaluation
+
+
+def _calibration(evaluation: Evaluation) -> Outcome:
+    error = evaluation.reliability.expected_calibration_error
+    return {"nll": evaluation.nll, "ece": error}
+
+
+def _calibrated(
+    model: ModelOnData, evaluation: Evaluation, validation: EpisodeProtocol, recipe: Recipe
+) -> Outcome:
+    """Fit a temperature to validation episodes; empty if there are too few classes for them."""
+    try:
+        validation.sampler(model.dataset)
+    except EpisodeError:
+        return {}
+    temperature = _measured(model, validation, recipe).best_temperature()
+    after = _calibration(evaluation.scale_by_temperature(temperature))
+    return {
+        "temperature": temperature,
+        **{f"calibrated_{name}": value for name, value in after.items()},
+    }
+
+
+def _prototypes(store: JobStore, job: Job) -> Outcome:
+    found = measure_separation(_load(store, job), protocol_of(job))
+    return {name: values.tolist() for name, values in found._asdict().items()}
+
+
+def _nearness(store: JobStore, job: Job) -> Outcome:
+    protocol = protocol_of(job)
+    near = nearness_to_slots(_load(store, job), protocol.split)
+    return {str(class_id): cosine for class_id, cosine in near.items()}
+
+
+def _changes(store: JobStore, job: Job) -> Outcome:
+    """Return the answers that memory changed; empty for a model without slots."""
+    with_memory, without = (_load(store, job, position) for position in range(2))
+    if not _num_slots(with_memory):
+        return {}
+    return changed_answers(with_memory, without, protocol_of(job))
+
+
+def _uncertainty(store: JobStore, job: Job) -> Outcome:
+    return measure_uncertainty(_load(store, job), protocol_of(job), job.recipe["way"])
+
+
+def _num_slots(model: ModelOnData) -> int:
+    return 0 if model.trained.state is None else len(model.trained.state)
+
+
+def protocol_of(job: Job) -> EpisodeProtocol:
+    """Return the episodes of a measurement."""
+    return EpisodeProtocol(**job.recipe["protocol"])
+
+
+def _load(store: JobStore, job: Job, position: int = 0) -> ModelOnData:
+    """Return one of the models that a measurement is of, with its data."""
+    model = job.after[position]
+    data, backbone = protocol_of(job).data, model.options.get("backbone")
+    return _loaded(store.run_folder(model), model.key, data, backbone, _placement(model))
+
+
+@lru_cache(maxsize=2)  # a model and its features serve one measurement after another
+def _loaded(
+    folder: Path, _key: str, data: str, backbone: str | None, placement: Placement
+) -> ModelOnData:
+    of_data = EpisodeProtocol(data, "test", way=2, shot=1, queries=1, episodes=2, seed=0)
+    return load_for(folder, of_data, backbone=backbone, placement=placement)
+
+
+def _placement(job: Job) -> Placement:
+    """Return where to compute, as the options of a trained model say."""
+    return choose_placement(job.options.get("device", "auto"), job.options.get("precision", "auto"))
+
+
+KINDS: dict[str, Callable[[JobStore, Job], Outcome]] = {
+    "pretrain": _pretrain,
+    "train": _train,
+    "evaluate": _evaluate,
+    "prototypes": _prototypes,
+    "nearness": _nearness,
+    "changes": _changes,
+    "uncertainty": _uncertainty,
+}

@@ -1,0 +1,242 @@
+"""What is measured of models besides accuracy: episodes in detail, prototypes, changed answers."""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vsm.data import Dataset, EpisodeSampler, Split
+from vsm.evaluation.evaluator import Evaluation, embed_images, evaluation_mode
+from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.experiments.comparison import MeasuredRun, ModelOnData, measure
+from vsm.memory import SlotMemory
+from vsm.nn.prototype_classifier import predictive
+from vsm.runs.trained_model import TrainedModel
+from vsm.seeding import generator, task_generators
+
+NUM_TURNED_RIGHT = 3
+NUM_MISLED = 1
+NUM_RECALLED = 4
+
+
+@dataclass(frozen=True)
+class ShownEpisode:
+    """One episode under one model; N classes, K support images, Q queries per class.
+
+    Attributes:
+        class_names: N names.
+        support_ids: image ids ``[N, K]``.
+        query_ids: image ids ``[N, Q]``.
+        query_features: ``[N, Q, D]``.
+        probabilities: ``[N, Q, N]``.
+        prototypes: samples of z ``[N, L, D]``.
+        weights: λ ``[N, A]``, or None for methods without memory.
+    """
+
+    class_names: list[str]
+    support_ids: Tensor
+    query_ids: Tensor
+    query_features: Tensor
+    probabilities: Tensor
+    prototypes: Tensor
+    weights: Tensor | None
+
+
+@torch.no_grad()
+def look_at_episodes(
+    measured: MeasuredRun, dataset: Dataset, num_episodes: int, queries: int
+) -> list[ShownEpisode]:
+    """Run the first episodes of the protocol's list, with few queries, keeping every detail."""
+    protocol, trained = measured.protocol, measured.trained
+    sampler = EpisodeSampler(dataset, protocol.split, protocol.way, protocol.shot, queries)
+    [batch] = sampler.evaluation_episodes(num_episodes, protocol.seed)
+    features = embed_images(trained.model, dataset, batch.image_ids.flatten())
+    features = features.unflatten(0, batch.image_ids.shape)
+    support, query_features = features.split([protocol.shot, queries], 2)
+    with evaluation_mode(trained.model):
+        random = generator(protocol.seed, "report")
+        prediction = trained.model(support, query_features, trained.state, random)
+    probabilities = predictive(prediction.log_probabilities).exp()
+    probabilities = probabilities.unflatten(1, (protocol.way, queries))
+    weights = None if prediction.recollection is None else prediction.recollection.weights.cpu()
+    return [
+        ShownEpisode(
+            [dataset.class_names[class_id] for class_id in batch.class_ids[t].tolist()],
+            batch.image_ids[t, :, : protocol.shot],
+            batch.image_ids[t, :, protocol.shot :],
+            query_features[t].cpu(),
+            probabilities[t].cpu(),
+            prediction.prototypes[t].cpu(),
+            None if weights is None else weights[t],
+        )
+        for t in range(num_episodes)
+    ]
+
+
+class Separation(NamedTuple):
+    """How far apart prototype distributions lie in E episodes, each ``[E]``.
+
+    Attributes:
+        distance: mean distance between the prototype means of two classes.
+        std: root mean square distance of a class's prototype samples to their mean.
+        overlap: share of prototype samples that lie nearer to another class's mean.
+    """
+
+    distance: Tensor
+    std: Tensor
+    overlap: Tensor
+
+
+def separation(prototypes: Tensor) -> Separation:
+    """Measure prototype samples ``[E, N, L, D]``."""
+    way = prototypes.shape[1]
+    means = prototypes.mean(2)  # [E, N, D]
+    between = torch.cdist(means, means)  # [E, N, N]
+    std = (prototypes - means.unsqueeze(2)).square().sum(-1).mean((1, 2)).sqrt()
+    nearest = torch.cdist(prototypes.flatten(1, 2), means).argmin(-1).unflatten(1, (way, -1))
+    strayed = nearest != torch.arange(way).unsqueeze(-1)  # [E, N, L]
+    return Separation(between.sum((1, 2)) / (way * (way - 1)), std, strayed.double().mean((1, 2)))
+
+
+@torch.no_grad()
+def measure_separation(subject: ModelOnData, protocol: EpisodeProtocol) -> Separation:
+    """Measure the prototypes that a model infers on the protocol's episodes: Figure 2."""
+    trained, dataset = subject.trained, subject.dataset
+    found: list[Separation] = []
+    done = 0
+    with evaluation_mode(trained.model):
+        for batch in protocol.sampler(dataset).evaluation_episodes(
+            protocol.episodes, protocol.seed
+        ):
+            shown = batch.image_ids[:, :, : protocol.shot + 1]  # the support, and one query
+            features = embed_images(trained.model, dataset, shown.flatten())
+            support, query = features.unflatten(0, shown.shape).split([protocol.shot, 1], 2)
+            tasks = range(done, done + len(shown))
+            random = task_generators(protocol.seed, "evaluation-noise", 0, tasks)
+            prediction = trained.model(support, query, trained.state, random)
+            found.append(separation(prediction.prototypes.cpu()))
+            done += len(shown)
+    return Separation(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def with_slots(trained: TrainedModel, size: int, subset: int, seed: int) -> TrainedModel:
+    """Return the model with the first slots of its memory for subset 0, else with random ones.
+
+    A memory whose slots do not stand for classes has no subset but its first slots.
+    """
+    memory = trained.state
+    if subset == 0 or trained.memory is None or not isinstance(memory, SlotMemory):
+        return trained.with_slots(size)
+    order = torch.randperm(len(memory), generator=generator(seed, "slots", size, subset))
+    kept = order[:size].sort().values
+    names = tuple(trained.memory.names[slot] for slot in kept.tolist())
+    slots = memory.keep(kept.to(memory.class_ids.device))
+    return replace(trained, memory=replace(trained.memory, memory=slots, names=names))
+
+
+@torch.no_grad()
+def nearness_to_slots(subject: ModelOnData, split: Split) -> dict[int, float]:
+    """Return, by class of a split, the cosine of its mean feature to the nearest slot.
+
+    Both are relative to the mean of all slots if ``memory.center_addressing`` is true. Empty for a
+    memory whose slots do not stand for classes.
+    """
+    memory = subject.trained.state
+    if not isinstance(memory, SlotMemory) or not len(memory):
+        return {}
+    embed = subject.embedder(EpisodeSampler(subject.dataset, split, 2, 1, 1))
+    classes = subject.dataset.classes(split).tolist()
+    means = [embed(torch.from_numpy(subject.dataset.image_ids(c))).mean(0) for c in classes]
+    features, content = torch.stack(means), memory.content
+    if subject.trained.settings.memory.center_addressing:
+        center = content.mean(0)
+        features, content = features - center, content - center
+    cosines = F.normalize(features, dim=-1) @ F.normalize(content, dim=-1).mT  # [C, A]
+    return dict(zip(classes, cosines.amax(-1).tolist(), strict=True))
+
+
+def changed_answers(
+    with_memory: ModelOnData, without: ModelOnData, protocol: EpisodeProtocol
+) -> dict[str, Any]:
+    """Return how many answers the memory turned right and wrong, and the most drastic of them.
+
+    Those shown are of different episodes, and the true class's probability changed most in them:
+    they are extremes, not examples of what is usual.
+    """
+    before = measure(without, protocol).evaluation
+    after = measure(with_memory, protocol).evaluation
+    gain = after.log_likelihood.exp() - before.log_likelihood.exp()  # [E, B]
+    turned, misled = after.correct & ~before.correct, before.correct & ~after.correct
+    chosen = [("turned right", *place) for place in _largest(gain, turned, NUM_TURNED_RIGHT)]
+    chosen += [("misled", *place) for place in _largest(-gain, misled, NUM_MISLED)]
+    return {
+        "turned_right": turned.double().mean().item(),
+        "misled": misled.double().mean().item(),
+        "shown": [
+            _described(kind, episode, query, with_memory, protocol, before, after)
+            for kind, episode, query in chosen
+        ],
+    }
+
+
+def _largest(scores: Tensor, allowed: Tensor, count: int) -> list[tuple[int, int]]:
+    """Return (episode, query) of the largest allowed scores ``[E, B]``, one per episode."""
+    best, queries = scores.masked_fill(~allowed, -torch.inf).max(1)
+    episodes = best.argsort(descending=True)[:count].tolist()
+    return [(e, int(queries[e])) for e in episodes if best[e] > -torch.inf]
+
+
+@torch.no_grad()
+def _described(
+    kind: str,
+    episode: int,
+    query: int,
+    subject: ModelOnData,
+    protocol: EpisodeProtocol,
+    before: Evaluation,
+    after: Evaluation,
+) -> dict[str, Any]:
+    """Return everything that is needed to understand one answer."""
+    sampler, names = protocol.sampler(subject.dataset), subject.dataset.class_names
+    blocks = list(sampler.evaluation_episodes(episode + 1, protocol.seed))
+    image_ids = blocks[-1].image_ids[-1]  # [N, K + Q]
+    true, place = divmod(query, protocol.queries)
+    return {
+        "kind": kind,
+        "episode": episode,
+        "classes": [names[c] for c in after.class_ids[episode].tolist()],
+        "support": image_ids[:, : protocol.shot].tolist(),
+        "query": int(image_ids[true, protocol.shot + place]),
+        "true": true,
+        "before": before.log_probabilities[episode, query].exp().tolist(),
+        "after": after.log_probabilities[episode, query].exp().tolist(),
+        "recalled": _recalled(subject, subject.embedder(sampler)(image_ids.unsqueeze(0)), protocol),
+    }
+
+
+def _recalled(
+    subject: ModelOnData, features: Tensor, protocol: EpisodeProtocol
+) -> list[list[dict[str, Any]]]:
+    """Return the slots that each class of ``features [1, N, K + Q, D]`` recalled most."""
+    trained, dataset = subject.trained, subject.dataset
+    slots = [] if trained.state is None else trained.state.slot_classes
+    if not slots:
+        return []
+    support, queries = features.split([protocol.shot, protocol.queries], 2)
+    with evaluation_mode(trained.model):
+        random = generator(protocol.seed, "changes")
+        recollection = trained.model(support, queries, trained.state, random).recollection
+    best = recollection.weights[0].topk(min(NUM_RECALLED, len(slots)))  # [N, R]
+    return [
+        [
+            {
+                "class": dataset.class_names[slots[slot]],
+                "image": int(dataset.image_ids(slots[slot])[0]),
+                "weight": weight,
+            }
+            for weight, slot in zip(weights, chosen, strict=True)
+        ]
+        for weights, chosen in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    ]

@@ -1,0 +1,177 @@
+"""A picture of a memory: its slots in the plane. Needs matplotlib."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from torch import Tensor
+from torch.nn import functional as F
+
+from vsm.errors import MemoryFileError
+from vsm.experiments.episode_plots import principal_plane
+from vsm.experiments.plots import COLORS, QUIET
+from vsm.memory.named import NamedMemory
+from vsm.system.files import atomic_path
+
+WIDTH, DPI = 10.0, 150  # inches, dots per inch
+SUFFIXES = (".png", ".svg", ".pdf")
+DOTS, LARGEST_DOT, SMALLEST_DOT = 20_000.0, 90.0, 7.0  # square points: all together, and each
+MOST_LINES, MOST_NAMES = 1000, 120
+NAME_SIZE = 7.0  # points
+LETTER_WIDTH, BOLD_LETTER_WIDTH, LINE_HEIGHT = 0.58, 0.68, 1.2  # of a name's size
+Points = npt.NDArray[np.float64]
+
+
+def write_memory_map(memory: NamedMemory, path: Path, title: str) -> None:
+    """Draw a memory to a file, whose ending says how; atomically.
+
+    Raises:
+        MemoryFileError: for another ending, or a memory with fewer than three slots of classes.
+    """
+    if path.suffix not in SUFFIXES:
+        raise MemoryFileError(
+            f"plot: expected a file that ends in {', '.join(SUFFIXES)}, got {path}"
+        )
+    figure = draw_memory_map(memory, title)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:], dpi=DPI)
+
+
+def draw_memory_map(memory: NamedMemory, title: str) -> Figure:
+    """Show every slot as a dot, and names where there is room.
+
+    Places are the two principal axes of the slots' directions from their mean, which is how
+    ``vsm memory show`` and the addressing compare them. A dot's area is in proportion to the
+    samples that went into it. A line leads to each slot's nearest neighbor in all dimensions, if
+    there are not too many to be told apart. Names of the form ``group/class`` give a color to
+    every group, and groups are named as well.
+    """
+    slots = memory.slots
+    if len(slots) < 3:
+        raise MemoryFileError(f"plot: a map needs at least three slots, got {len(slots)}")
+    directions = F.normalize(slots.content - slots.content.mean(0), dim=-1)
+    center, plane, shares = principal_plane(directions)
+    places = ((directions - center) @ plane).double().numpy()
+    extent = np.ptp(places, 0)
+    height = WIDTH * min(max(extent[1] / max(extent[0], 1e-12), 0.5), 1.3)
+    figure = Figure(figsize=(WIDTH, height + 0.5), layout="constrained")
+    axes = figure.add_subplot()
+    if len(slots) <= MOST_LINES:
+        _draw_neighbors(axes, places, directions)
+    areas, colors = _areas(slots.counts.double().numpy()), _colors(_groups(memory.names))
+    across, up = places.T
+    axes.scatter(across, up, s=areas, c=colors, alpha=0.75, linewidths=0.3, edgecolors="white")
+    _frame(axes, shares, title)
+    figure.draw_without_rendering()  # settles the size of the axes, in which there is room or not
+    _write_names(axes, places, memory.names, areas, colors)
+    return figure
+
+
+def _frame(axes: Axes, shares: Sequence[float], title: str) -> None:
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.margins(0.08, 0.03)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for axis, share in zip((axes.xaxis, axes.yaxis), shares, strict=True):
+        axis.set_label_text(f"{share:.0%} of the variance", fontsize=8, color="#666666")
+    for spine in axes.spines.values():
+        spine.set_color(QUIET)
+    axes.set_title(title, fontsize=11, parse_math=False)
+
+
+def _areas(counts: Points) -> Points:
+    """Return the dots' areas in square points, in proportion to counts but for the smallest."""
+    largest = min(DOTS / len(counts), LARGEST_DOT)
+    areas: Points = np.maximum(counts / max(counts.max(), 1) * largest, SMALLEST_DOT)
+    return areas
+
+
+def _groups(names: Sequence[str]) -> list[str]:
+    """Return the group of every name; the empty one if names are not of the form group/class."""
+    if not all("/" in name for name in names):
+        return [""] * len(names)
+    return [name.partition("/")[0] for name in names]
+
+
+def _colors(groups: Sequence[str]) -> list[str]:
+    place = {group: n for n, group in enumerate(sorted(set(groups)))}
+    return [COLORS[place[group] % (len(COLORS) - 1)] for group in groups]
+
+
+def _draw_neighbors(axes: Axes, places: Points, directions: Tensor) -> None:
+    cosines = (directions @ directions.mT).fill_diagonal_(-torch.inf)
+    nearest = cosines.argmax(1).numpy()
+    lines = np.stack([places, places[nearest], np.full_like(places, np.nan)], 1)  # [A, 3, 2]
+    axes.plot(*lines.reshape(-1, 2).T, color="#999999", lw=0.5, alpha=0.5, zorder=0)
+
+
+def _write_names(
+    axes: Axes, places: Points, names: Sequence[str], areas: Points, colors: Sequence[str]
+) -> None:
+    """Write names of groups at their middles, then of slots, largest first, where there is room."""
+    labels, groups = _Labels(axes), _groups(names)
+    for group in sorted(set(groups) - {""}, key=lambda one: -groups.count(one)):
+        members = [n for n, other in enumerate(groups) if other == group]
+        middle = np.median(places[members], 0)
+        labels.write(
+            middle, 0.0, group, {"size": NAME_SIZE + 2, "weight": "bold"}, colors[members[0]]
+        )
+    for slot in np.argsort(-areas, kind="stable").tolist():
+        if labels.num_written >= MOST_NAMES:
+            return
+        labels.write(places[slot], areas[slot], names[slot], {"size": NAME_SIZE}, "#333333")
+
+
+class _Labels:
+    """Where names stand already; one that would touch another is left out."""
+
+    def __init__(self, axes: Axes) -> None:
+        self._axes = axes
+        self._dots_per_point = axes.figure.dpi / 72
+        self._boxes = np.zeros((0, 4))  # left, bottom, right, top, in dots
+        self._extent = axes.get_window_extent().extents
+
+    @property
+    def num_written(self) -> int:
+        return len(self._boxes)
+
+    def write(
+        self, place: Points, area: float, name: str, font: dict[str, Any], color: str
+    ) -> None:
+        """Write right of, left of, above or below a dot, wherever there is room first."""
+        text = name.replace("_", " ")
+        letter = BOLD_LETTER_WIDTH if "weight" in font else LETTER_WIDTH
+        dots = font["size"] * self._dots_per_point
+        size = np.asarray([letter * len(text), LINE_HEIGHT]) * dots
+        gap = math.sqrt(area / math.pi) * self._dots_per_point + 0.3 * dots
+        middle = self._axes.transData.transform(place)
+        for direction in ((1, 0), (-1, 0), (0, 1), (0, -1)):
+            at = middle + np.asarray(direction) * (size / 2 + gap)
+            box = np.concatenate([at - size / 2, at + size / 2])
+            if self._is_free(box):
+                break
+        else:
+            return
+        self._boxes = np.vstack([self._boxes, box])
+        self._axes.annotate(
+            text,
+            tuple(self._axes.transData.inverted().transform(at)),
+            ha="center",
+            va="center",
+            color=color,
+            path_effects=[withStroke(linewidth=2, foreground="white")],
+            parse_math=False,  # a dollar sign in a name is just that
+            **font,
+        )
+
+    def _is_free(self, box: Points) -> bool:
+        inside = (box[:2] > self._extent[:2]).all() and (box[2:] < self._extent[2:]).all()
+        apart = (self._boxes[:, :2] > box[2:]) | (self._boxes[:, 2:] < box[:2])
+        return bool(inside and apart.any(1).all())

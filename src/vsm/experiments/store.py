@@ -1,0 +1,194 @@
+"""What experiments leave on disk: one folder for each job, and what was asked for.
+
+``jobs/<key>/`` holds ``job.json`` (what it is), the run directory ``run`` of a training,
+``result.json`` when it is done, and ``failure.json`` when it failed. A result is written last and
+atomically: a job without a readable one is not done, and is taken up again. ``requests/`` holds
+what was asked for, so that a later command knows what belongs in a report.
+"""
+
+import json
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from vsm import __version__
+from vsm.errors import RunError, VsmError
+from vsm.experiments.jobs import Job
+from vsm.system.files import write_text
+
+State = Literal["done", "running", "failed", "interrupted", "damaged", "waiting"]
+STATES: tuple[State, ...] = ("done", "running", "failed", "interrupted", "damaged", "waiting")
+
+
+class JobStore:
+    """The folder of an experiment."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def folder(self, job: Job) -> Path:
+        """Return the folder of a job."""
+        return self.root / "jobs" / job.key
+
+    def run_folder(self, job: Job) -> Path:
+        """Return the directory of a trained model: where a job writes it, or where it is given."""
+        return Path(job.options["path"]) if job.is_given else self.folder(job) / "run"
+
+    def result_file(self, job: Job) -> Path:
+        """Return the file that says that a job is done, and what it found."""
+        return self.folder(job) / "result.json"
+
+    def failure_file(self, job: Job) -> Path:
+        """Return the file that says why a job failed."""
+        return self.folder(job) / "failure.json"
+
+    def state(self, job: Job) -> State:
+        """Return how far a job is."""
+        if job.is_given:
+            return "done"
+        if self.result_file(job).is_file():
+            return "done" if self._read_result(job) is not None else "damaged"
+        if self._is_locked(job):
+            return "running"
+        if self.failure_file(job).is_file():
+            return "failed"
+        return "interrupted" if self.run_folder(job).is_dir() else "waiting"
+
+    def is_done(self, job: Job) -> bool:
+        """Return whether a job has a readable result, or needs none."""
+        return job.is_given or self._read_result(job) is not None
+
+    def result(self, job: Job) -> dict[str, Any] | None:
+        """Return what a finished job wrote, or None if it is not done.
+
+        Raises:
+            RunError: if its result cannot be read; says how to fix it.
+        """
+        if not self.result_file(job).is_file():
+            return None
+        found = self._read_result(job)
+        if found is None:
+            raise RunError(
+                f"{self.result_file(job)} is half-written or damaged ({job.title}); the command "
+                "that asked for it does it again"
+            )
+        return found
+
+    def outcome(self, job: Job) -> dict[str, Any]:
+        """Return what a job that is done found."""
+        found = self.result(job)
+        if found is None:
+            raise RunError(f"{job.title} is not done: {self.result_file(job)} is missing")
+        outcome: dict[str, Any] = found["outcome"]
+        return outcome
+
+    def _read_result(self, job: Job) -> dict[str, Any] | None:
+        try:
+            found = json.loads(self.result_file(job).read_text(encoding="utf-8"))
+            complete = found["key"] == job.key and isinstance(found["outcome"], dict)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found if complete else None
+
+    def failure(self, job: Job) -> str | None:
+        """Return why a job failed, in one line, if it did."""
+        try:
+            return str(json.loads(self.failure_file(job).read_text(encoding="utf-8"))["error"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def progress(self, job: Job) -> int:
+        """Return the last step that a training logged."""
+        log = self.run_folder(job) / "metrics.jsonl"
+        if not log.is_file():
+            return 0
+        for line in reversed(log.read_text(encoding="utf-8").splitlines()):
+            try:
+                return int(json.loads(line)["step"])
+            except (ValueError, KeyError, TypeError):
+                continue
+        return 0
+
+    def describe(self, job: Job) -> Path:
+        """Make the folder of a job with its description, and return it."""
+        write_text(self.folder(job) / "job.json", _pretty(job.as_dict()))
+        return self.folder(job)
+
+    def begin(self, job: Job) -> None:
+        """Describe a job and remove what an earlier attempt left."""
+        self.failure_file(job).unlink(missing_ok=True)
+        self.result_file(job).unlink(missing_ok=True)
+        self.describe(job)
+
+    def write_result(self, job: Job, outcome: dict[str, Any], seconds: float | None) -> None:
+        """Record that a job is done, what it found, and how long it took unless it was resumed."""
+        found = {
+            "key": job.key,
+            "title": job.title,
+            "package": __version__,
+            "seconds": seconds,
+            "outcome": outcome,
+        }
+        write_text(self.result_file(job), json.dumps(found, ensure_ascii=False))
+
+    def write_failure(self, job: Job, error: Exception) -> None:
+        """Record why a job failed."""
+        line = str(error) if isinstance(error, VsmError) else f"{type(error).__name__}: {error}"
+        found = {
+            "title": job.title,
+            "error": " ".join(line.split()),
+            "traceback": "".join(traceback.format_exception(error)),
+        }
+        write_text(self.failure_file(job), _pretty(found))
+
+    @contextmanager
+    def lock(self, job: Job) -> Iterator[None]:
+        """Hold a job while the block runs, so that no other process works on it.
+
+        Raises:
+            RunError: if another process holds it.
+        """
+        folder = self.folder(job)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("w", encoding="utf-8") as file:
+            if not _try_lock(file):
+                raise RunError(f"{job.title}: another process is working on {folder}")
+            yield
+
+    def _is_locked(self, job: Job) -> bool:
+        path = self.folder(job) / "lock"
+        if not path.is_file():
+            return False
+        with path.open("r+", encoding="utf-8") as file:
+            return not _try_lock(file)
+
+    def request_file(self, name: str) -> Path:
+        """Return where a request is kept."""
+        return self.root / "requests" / f"{name}.json"
+
+    def write_request(self, name: str, request: dict[str, Any]) -> None:
+        """Keep what was asked for."""
+        write_text(self.request_file(name), _pretty(request))
+
+    def request_files(self) -> list[Path]:
+        """Return the files of all requests."""
+        return sorted((self.root / "requests").glob("*.json"))
+
+
+def _pretty(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+
+
+def _try_lock(file: Any) -> bool:
+    """Lock an open file until it is closed; return whether that worked. Without flock it does."""
+    try:
+        import fcntl  # noqa: PLC0415 - not on every system
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

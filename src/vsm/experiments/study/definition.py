@@ -1,0 +1,210 @@
+"""What a study asks for, read from its YAML file, and where its results go."""
+
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import yaml
+
+from vsm.errors import SettingsError
+from vsm.runs.configuration import read_settings
+from vsm.runs.shipped import shipped_names
+from vsm.settings import BaselineName
+
+BatchNorm = Literal["inductive", "transductive"]
+
+
+@dataclass(frozen=True)
+class StudySettings:
+    """Which runs `vsm study` compares, trained or to be trained, and what it asks of them."""
+
+    title: str
+    """Heading of its part of the page."""
+    data: str
+    """What all runs are trained on."""
+    rows: dict[str, str | dict[str, Any]]
+    """Label of a row to its run directories, with {seed}, {shot} and {way} where they differ; or to
+    settings that are trained, as changes of the base by their dotted names."""
+    reference: str
+    """Label of the row that the others are compared with."""
+    kind: Literal["runs"] = "runs"
+    """Which kind of study this is."""
+    base: str | None = None
+    """Preset that rows of settings change."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Settings that all rows of settings share, by their dotted names."""
+    controls: tuple[str, ...] | None = None
+    """Labels of rows that are subtracted from the reference; unset: all others."""
+    without_memory: str | None = None
+    """The control that lacks memory alone: what each class gains, and which answers changed."""
+    seeds: tuple[int, ...] = (0,)
+    """Training seeds, and what {seed} stands for."""
+    split: Literal["test", "validation"] = "test"
+    """Whose classes are measured; choices are made on validation classes."""
+    ways: tuple[int, ...] = (5,)
+    """Classes of an episode."""
+    shots: tuple[int, ...] = (1, 5)
+    """Support images per class."""
+    batch_norms: tuple[BatchNorm, ...] = ("inductive",)
+    """Running statistics, or each episode's own (queries then see each other)."""
+    queries: int = 15
+    """Query images per class."""
+    episodes: int = 2000
+    """Episodes, the same for all rows."""
+    episode_seed: int = 0
+    """Seed of the list of episodes."""
+    temperature_episodes: int = 600
+    """Validation episodes to which a temperature is fitted, if test classes are measured."""
+    baselines: tuple[BaselineName, ...] = ("cosine", "simpleshot", "logistic", "calibration")
+    """Simple classifiers on the features of the reference."""
+    memory_sizes: tuple[int, ...] = (0, 1, 4, 16, 32)
+    """Slots that the reference is left with; all of them are always measured."""
+    memory_subsets: int = 3
+    """Choices of slots for each size: the first ones, and others at random."""
+    pictures: bool = True
+    """Draw episodes in which the memory changed an answer; needs the extra `plots`."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("ways", 2), ("shots", 1), ("seeds", 0)):
+            numbers = getattr(self, name)
+            if not numbers or min(numbers) < least or len(set(numbers)) < len(numbers):
+                raise SettingsError(
+                    f"{name}: expected different numbers of at least {least}, got {list(numbers)}"
+                )
+        for name in ("queries", "memory_subsets"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        for episodes in (self.episodes, self.temperature_episodes):
+            _require_episodes(episodes)
+        if not self.batch_norms:
+            raise SettingsError("batch_norms: expected inductive, transductive or both, got none")
+        if min(self.memory_sizes, default=0) < 0:
+            raise SettingsError(f"memory_sizes: must not be negative, got {self.memory_sizes}")
+        self._check_labels()
+        for label, row in self.rows.items():
+            if label in self.baselines:
+                raise SettingsError(f"rows: {label!r} is the name of a baseline; choose another")
+            if isinstance(row, str):
+                self._check_pattern(label, row)
+            elif self.base is None:
+                raise SettingsError(
+                    f"rows: {label!r} changes settings, but of no base; name a preset as base"
+                )
+
+    def _check_labels(self) -> None:
+        mentioned = [("reference", self.reference), ("without_memory", self.without_memory)]
+        mentioned += [("controls", label) for label in self.controls or ()]
+        for name, label in mentioned:
+            if label is not None and label not in self.rows:
+                known = ", ".join(map(repr, self.rows))
+                raise SettingsError(f"{name}: {label!r} is none of the rows {known}")
+        if self.reference in (*self.compared, self.without_memory):
+            raise SettingsError(f"controls: {self.reference!r} is the reference itself")
+
+    def _check_pattern(self, label: str, pattern: str) -> None:
+        try:
+            pattern.format(seed=0, shot=0, way=0)
+        except (KeyError, IndexError, ValueError):
+            raise SettingsError(
+                f"rows: {label!r} may hold {{seed}}, {{shot}} and {{way}}, got {pattern!r}"
+            ) from None
+        if len(self.seeds) > 1 and "{seed}" not in pattern:
+            raise SettingsError(
+                f"rows: {label!r} is the same run for all of {len(self.seeds)} seeds; put {{seed}} "
+                f"into {pattern!r}"
+            )
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The rows that are subtracted from the reference."""
+        others = tuple(label for label in self.rows if label != self.reference)
+        return others if self.controls is None else self.controls
+
+
+@dataclass(frozen=True)
+class UncertaintySettings:
+    """Whose uncertainty `vsm study` measures."""
+
+    kind: Literal["uncertainty"]
+    """Which kind of study this is."""
+    title: str
+    """Title of the page."""
+    models: tuple[str, ...] = field(default_factory=lambda: tuple(shipped_names()))
+    """Names of shipped models, or run directories."""
+    episodes: int = 500
+    """Episodes of each split."""
+
+    def __post_init__(self) -> None:
+        _require_episodes(self.episodes)
+
+
+def _require_episodes(episodes: int) -> None:
+    if episodes < 2:
+        raise SettingsError(f"episodes: an interval needs at least 2, got {episodes}")
+
+
+class Condition(NamedTuple):
+    """The shape of episodes, and how batch norm is used in them."""
+
+    way: int
+    shot: int
+    batch_norm: BatchNorm
+
+    def __str__(self) -> str:
+        unusual = ", transductive batch norm" if self.batch_norm == "transductive" else ""
+        return f"{self.way}-way {self.shot}-shot{unusual}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study and its folder, which has the name of its file and lies beside it."""
+
+    path: Path
+    settings: StudySettings | UncertaintySettings
+
+    @property
+    def folder(self) -> Path:
+        """Where results, pictures and the page go."""
+        return self.path.with_suffix("")
+
+    @property
+    def results(self) -> Path:
+        """The result file; written last and atomically."""
+        return self.folder / "results.json"
+
+    @property
+    def figures(self) -> Path:
+        """Pictures; they show images of the dataset, which may not be ours to publish."""
+        return self.folder / "figures"
+
+
+def conditions(settings: StudySettings) -> list[Condition]:
+    """Return every condition of a study, those of one batch norm together."""
+    return [
+        Condition(way, shot, batch_norm)
+        for batch_norm, way, shot in product(settings.batch_norms, settings.ways, settings.shots)
+    ]
+
+
+def read_study(path: Path) -> Study:
+    """Read a study, or say what is wrong with it in one line."""
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        raise SettingsError(f"study: expected a YAML file, and {path} is none")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if isinstance(values, dict) and values.get("kind") == "uncertainty":
+            return Study(path, read_settings(UncertaintySettings, path))
+        return Study(path, read_settings(StudySettings, path))
+    except (SettingsError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).removeprefix(f"{path}: ").split())
+        raise SettingsError(f"{path}: {reason}") from error
+
+
+MOST_CLASSES_DRAWN = 10  # an episode of more does not fit a picture
+
+
+def picture_name(condition: Condition, position: int, kind: str) -> str:
+    """Return the name of the file of a picture, without its ending."""
+    words = kind.replace(" ", "-")
+    return f"{condition.way}way-{condition.shot}shot-{position + 1}-{words}"
