@@ -46,7 +46,14 @@ from vsm.benchmarking.step import (
     run_settings,
     training_steps,
 )
-from vsm.benchmarking.suite import CLASSIFIER_WORKS, Measurements, Plan, _shares, measure
+from vsm.benchmarking.suite import (
+    CLASSIFIER_WORKS,
+    REFERENCE_SIZES,
+    Measurements,
+    Plan,
+    _shares,
+    measure,
+)
 from vsm.benchmarking.timing import Timed, interleaved, quartiles
 from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, StepWorkload
 from vsm.cli import main
@@ -429,7 +436,7 @@ def test_results_have_the_promised_ratios_and_each_is_the_median_of_its_pairs(
 def test_a_process_in_which_the_reference_trains_does_nothing_else() -> None:
     training = [one for one in NotingWorker.made if "reference_steps" in one.prepared]
     assert all(one.prepared == ["reference_steps"] and not one.keeps for one in training)
-    one_task_at_once_and_all, sizes = 2, len(TINY_PLAN.reference_sizes)
+    one_task_at_once_and_all, sizes = 2, len(REFERENCE_SIZES)
     assert len(training) == one_task_at_once_and_all * sizes * TINY_PLAN.pairs
 
 

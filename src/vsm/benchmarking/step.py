@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vsm.backbones import Backbone
 from vsm.benchmarking.timing import Work
-from vsm.benchmarking.workloads import EvaluationWorkload, StepWorkload
+from vsm.benchmarking.workloads import EpisodeWorkload, StepWorkload
 from vsm.memory import Memory, Observations
 from vsm.model import FewShotModel
 from vsm.runs.checkpoints import TrainingState
@@ -28,7 +28,7 @@ PRODUCT_WIDTH = 1024  # of matrices so large that arithmetic alone decides how l
 
 
 def run_settings(
-    workload: StepWorkload | EvaluationWorkload, method: Method, inference: Inference = "network"
+    workload: EpisodeWorkload, method: Method, inference: Inference = "network"
 ) -> RunSettings:
     """Return the defaults of a run with the sizes of ``workload``.
 

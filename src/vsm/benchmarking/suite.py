@@ -30,20 +30,27 @@ CLASSIFIER_RATIOS = {
     "classifying_vs_embedding": ("fit_and_predict", "embedding_alone"),
     "explaining_vs_predicting": ("explain", "predict"),
 }
+OUR_STEP, REFERENCE_STEPS = "vsm_step_beside_reference", "reference_protonet"
 REFERENCE_RATIOS = {
-    "vsm_step_vs_reference_protonet": ("vsm_step_beside_reference", "reference_protonet"),
-    "vsm_step_vs_reference_protonet_batched": (
-        "vsm_step_beside_reference",
-        "reference_protonet_batched",
-    ),
+    "vsm_step_vs_reference_protonet": (OUR_STEP, REFERENCE_STEPS),
+    "vsm_step_vs_reference_protonet_batched": (OUR_STEP, "reference_protonet_batched"),
     "vsm_conjugate_step_vs_reference_protonet": (
         "vsm_conjugate_step_beside_reference",
-        "reference_protonet",
+        REFERENCE_STEPS,
     ),
-    "backbone_vs_reference_protonet": ("backbone_beside_reference", "reference_protonet"),
-    "arithmetic_vs_vsm_step": ("arithmetic_of_a_step", "vsm_step_beside_reference"),
-    "arithmetic_vs_reference_protonet": ("arithmetic_of_a_step", "reference_protonet"),
+    "backbone_vs_reference_protonet": ("backbone_beside_reference", REFERENCE_STEPS),
+    "arithmetic_vs_vsm_step": ("arithmetic_of_a_step", OUR_STEP),
+    "arithmetic_vs_reference_protonet": ("arithmetic_of_a_step", REFERENCE_STEPS),
 }
+BACKBONE_SIZES = (28, 32, 84)  # of images, for steps beside the bare backbone
+REFERENCE_SIZES = (28, 32)
+SHOTS = (1, 5)  # of evaluations
+REFERENCE_PROCESSES = 10
+"""Among which the turns of a reference step are shared; each trains and does nothing else.
+
+How much memory glibc gives back and asks for again differs from process to process, and leftovers
+of other work can keep it from doing so.
+"""
 
 
 @dataclass
@@ -90,30 +97,21 @@ class Plan:
     """All of the measurement.
 
     Attributes:
-        step: one training step; its image size is set to each of ``sizes``.
-        evaluation: the episodes; their shot is set to each of ``shots``.
-        sizes: images compared with the bare backbone.
-        reference_sizes: images compared with the reference ProtoNet.
-        slots: sizes of the memory whose cost is measured.
+        step: one training step; its image size is set to each that is compared.
+        evaluation: the episodes; their shot is set to each of ``SHOTS``.
         classifier: what the classifiers of the shipped ``models`` are asked.
+        slots: sizes of the memory whose cost is measured.
         pairs: turns of a training step.
-        reference_processes: among which the turns of a reference step are shared; each trains
-            and does nothing else. How much memory glibc gives back and asks for again differs from
-            process to process, and leftovers of other work can keep it from doing so.
         warm_up: turns of a training step, a recall or a consolidation that do not count.
         threads: of torch; None: torch's own choice.
     """
 
     step: StepWorkload = field(default_factory=StepWorkload)
     evaluation: EvaluationWorkload = field(default_factory=EvaluationWorkload)
-    sizes: tuple[int, ...] = (28, 32, 84)
-    reference_sizes: tuple[int, ...] = (28, 32)
-    shots: tuple[int, ...] = (1, 5)
-    slots: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     classifier: ClassifierWorkload = field(default_factory=ClassifierWorkload)
     models: tuple[str, ...] = ("cifar-fs-vsm", "omniglot-vsm")
+    slots: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     pairs: int = 20
-    reference_processes: int = 10
     evaluation_pairs: int = 3
     memory_rounds: int = 7
     warm_up: int = 4
@@ -124,7 +122,7 @@ def measure(plan: Plan, progress: Progress = NULL_PROGRESS) -> dict[str, Any]:
     """Measure all of ``plan`` in one run; return what ``benchmarks/results.json`` holds."""
     found = Measurements()
     with _two_workers(plan.threads) as (ours, reference):
-        for shot in plan.shots:  # first, so that a mistake in the data shows at once
+        for shot in SHOTS:  # first, so that a mistake in the data shows at once
             episodes = replace(plan.evaluation, shot=shot)
             works = {
                 "evaluation_2k": ours.prepare("evaluation", episodes),
@@ -136,7 +134,7 @@ def measure(plan: Plan, progress: Progress = NULL_PROGRESS) -> dict[str, Any]:
                 "evaluation_2k_vs_reference_600": ("evaluation_2k", "reference_evaluation_600")
             }
             found.add(times, ratio, f"_{shot}shot")
-        for size in plan.reference_sizes:
+        for size in REFERENCE_SIZES:
             times = _beside_reference(plan, size, ours, progress)
             found.add(times, REFERENCE_RATIOS, f"_{size}")
         for model in plan.models:
@@ -146,7 +144,7 @@ def measure(plan: Plan, progress: Progress = NULL_PROGRESS) -> dict[str, Any]:
             times = interleaved(works, plan.pairs, plan.warm_up, progress=progress)
             found.add(times, CLASSIFIER_RATIOS, f"_{model}")
         memory = _memory_sizes(plan, ours, progress)
-        for size in plan.sizes:  # the largest images last: the allocator keeps what they took
+        for size in BACKBONE_SIZES:  # the largest images last: the allocator keeps what they took
             step = replace(plan.step, image_size=size)
             works = {
                 "vsm_step": ours.prepare("step", step, "vsm"),
@@ -156,10 +154,8 @@ def measure(plan: Plan, progress: Progress = NULL_PROGRESS) -> dict[str, Any]:
             times = interleaved(works, plan.pairs, plan.warm_up, progress=progress)
             found.add(times, {"vsm_step_vs_backbone": ("vsm_step", "backbone")}, f"_{size}")
         machine = _machine(ours, reference)
-    found.add_worst("evaluation_2k_vs_reference_600", *(f"_{shot}shot" for shot in plan.shots))
-    found.add_worst(
-        "vsm_step_vs_reference_protonet", *(f"_{size}" for size in plan.reference_sizes)
-    )
+    found.add_worst("evaluation_2k_vs_reference_600", *(f"_{shot}shot" for shot in SHOTS))
+    found.add_worst("vsm_step_vs_reference_protonet", *(f"_{size}" for size in REFERENCE_SIZES))
     for name in CLASSIFIER_RATIOS:
         found.add_worst(name, *(f"_{model}" for model in plan.models))
     workload = {name: asdict(plan)[name] for name in ("step", "evaluation", "classifier")}
@@ -172,7 +168,7 @@ def _beside_reference(
     """Time a VSM step and the reference on the same tasks, one or all of them at once."""
     step = replace(plan.step, image_size=size)
     own = {
-        "vsm_step_beside_reference": ours.prepare("step", step, "vsm"),
+        OUR_STEP: ours.prepare("step", step, "vsm"),
         "arithmetic_of_a_step": ours.prepare("arithmetic", step, "vsm"),
         "vsm_conjugate_step_beside_reference": ours.prepare("step", step, "vsm", "conjugate"),
         "backbone_beside_reference": ours.prepare("backbone", step),
@@ -180,10 +176,10 @@ def _beside_reference(
     interleaved(own, 0, plan.warm_up)
     times: dict[str, list[float]] = {}
     progress.start(f"step and reference ProtoNet, {size}×{size}", plan.pairs)
-    for rounds in _shares(plan.pairs, plan.reference_processes):
+    for rounds in _shares(plan.pairs, REFERENCE_PROCESSES):
         with Worker(False, plan.threads) as one, Worker(False, plan.threads) as other:
             references = {
-                "reference_protonet": one.prepare("reference_steps", step, 1),
+                REFERENCE_STEPS: one.prepare("reference_steps", step, 1),
                 "reference_protonet_batched": other.prepare("reference_steps", step, step.tasks),
             }
             interleaved(references, 0, plan.warm_up // 2)
