@@ -84,10 +84,8 @@ def is_honest(reason: str, backbone: str, budget: str) -> bool:
     """Whether a row is refused because of what this version lacks, or because it is deep."""
     if budget == "cpu" and backbone != "conv4":
         return "a deep network takes days on a CPU" in reason
-    lacking = reason.removeprefix("not available in this version: ")
-    if lacking.startswith("method "):
-        return lacking.split()[1] not in METHODS
-    return lacking == "setting model.inference" and not hasattr(RunSettings().model, "inference")
+    missing = reason.partition("not available in this version: method ")[2]
+    return missing != "" and missing not in METHODS
 
 
 def setting(settings: RunSettings, dotted: str) -> Any:
@@ -189,6 +187,12 @@ def test_every_setting_is_part_of_a_trainings_name_but_how_often_it_saves(
             same = train_job(changed, "pixels").key == key
             assert same == (name in ("checkpoint_every", "init")), name
     assert all_names - changed_names == {"model.backbone", "freeze_backbone"}
+
+
+@pytest.mark.parametrize("name", ["stesp", "memory.upate", "steps.every"])
+def test_a_setting_that_does_not_exist_is_named(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"unknown setting {name}; known there: "):
+        with_changes(RunSettings(), {name: 3})
 
 
 def test_the_data_what_it_needs_and_the_version_are_part_of_a_name(
