@@ -15,7 +15,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from vsm import training
 from vsm.cli import main
@@ -296,20 +295,6 @@ def test_results_are_found_after_the_data_has_gone(pictures: str) -> None:
 # Running.
 
 
-@pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder of 30 classes of 20 small pictures, as ``--data`` takes it."""
-    folder = tmp_path_factory.mktemp("pictures")
-    random = np.random.default_rng(0)
-    for number in range(30):
-        pattern = random.integers(0, 200, (16, 16))
-        (folder / f"class{number:02}").mkdir()
-        for drawing in range(20):
-            pixels = (pattern + random.integers(0, 55, (16, 16))).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f"class{number:02}" / f"{drawing}.png")
-    return f"folder:{folder}"
-
-
 class Noting(InProcess):
     """Keeps the jobs that were begun."""
 
@@ -434,10 +419,10 @@ def test_a_killed_training_goes_on_where_it_was_saved(
     monkeypatch.setattr(training, "training_step", counted)
     run_plan(plan, tmp_path)
     assert steps[:2] == [1, 2]  # the first step was not repeated
-    whole, _ = run_plan(plan, tmp_path / "whole")
-    assert len(whole.done) == 4
+    complete, _ = run_plan(plan, tmp_path / "complete")
+    assert len(complete.done) == 4
     for job in plan.cells.values():
-        assert outcome_of(store, job) == outcome_of(JobStore(tmp_path / "whole"), job)
+        assert outcome_of(store, job) == outcome_of(JobStore(tmp_path / "complete"), job)
 
 
 def outcome_of(store: JobStore, job: Job) -> dict[str, Any]:

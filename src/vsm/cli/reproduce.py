@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vsm.experiments.paper.plan import Plan
     from vsm.experiments.store import JobStore
 
-LOOKS = {
+OVERVIEWS = {
     "list": "Every table and figure of the paper, its rows, and what each needs.",
     "status": "How far everything that was asked for is.",
     "report": "Write report.md and report.html of everything that was asked for.",
@@ -37,11 +37,11 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare the actions, and every table and figure as one of them."""
     actions = parser.add_subcommands(dest="action", required=True)
     shown = {one.name: one.purpose for one in tables().values()}
-    for name, purpose in {**LOOKS, **ALL, **shown}.items():
+    for name, purpose in {**OVERVIEWS, **ALL, **shown}.items():
         action = jsonargparse.ArgumentParser(description=purpose)
         if name != "list":
             add_output_argument(action, Path("runs/reproduce"))
-        if name not in LOOKS:
+        if name not in OVERVIEWS:
             _add_request_arguments(action)
         add_json_argument(action)
         actions.add_subcommand(name, action, help=purpose)
@@ -65,11 +65,11 @@ def _add_request_arguments(parser: jsonargparse.ArgumentParser) -> None:
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """List, run, watch or report."""
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in {**LOOKS, **ALL}:
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in {**OVERVIEWS, **ALL}:
         table(arguments[0])  # says which one was meant
     parsed = parser.parse_args(arguments)
     chosen = parsed[parsed.action]
-    if parsed.action in LOOKS:
+    if parsed.action in OVERVIEWS:
         {"list": _list, "status": _status, "report": _report}[parsed.action](chosen)
     else:
         _reproduce(list(tables()) if parsed.action in ALL else [parsed.action], chosen)

@@ -127,11 +127,8 @@ class JobStore:
     def write_failure(self, job: Job, error: Exception) -> None:
         """Record why a job failed."""
         line = str(error) if isinstance(error, VsmError) else f"{type(error).__name__}: {error}"
-        found = {
-            "title": job.title,
-            "error": " ".join(line.split()),
-            "traceback": "".join(traceback.format_exception(error)),
-        }
+        trace = "".join(traceback.format_exception(error))
+        found = {"title": job.title, "error": " ".join(line.split()), "traceback": trace}
         write_text(self.failure_file(job), _pretty(found))
 
     @contextmanager

@@ -76,14 +76,9 @@ class PaperTable:
     Attributes:
         name: ``table-1`` … ``table-11``, ``figure-2``, ``figure-3``, numbered as in the paper.
         label: the LaTeX label.
-        purpose: what it shows, in a few words.
-        caption: the paper's.
-        columns: the paper's.
+        caption: the paper's, as its columns are.
         rows: measured and quoted ones, in the paper's order; rows beyond the paper come last.
-        claims: pairs (a, b) of rows whose difference a − b the table is about.
-        backbone: feature extractor of its measured rows.
-        kind: of the jobs that measure it: accuracies, or distances between prototypes.
-        remark: what the paper leaves open, and how it is read here.
+        purpose, claims, backbone, kind, remark: see ``measured.yaml``.
     """
 
     name: str
