@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -18,7 +19,6 @@ from vsm.settings import SlurmSettings
 from vsm.system.launching import scheduler_parameters
 
 LauncherName = Literal["none", "local", "slurm"]
-LOG_NAME = "worker.log"
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,7 @@ class InProcess:
         try:
             execute(self._root, job)
         except RunError as error:
-            reason = str(error)
-            return Handle(reason=lambda: reason)
+            return Handle(reason=partial(str, error))
         return Handle()
 
 
@@ -74,7 +73,7 @@ class Processes:
 
     def begin(self, job: Job) -> Handle:
         """Start a process; Ctrl-C reaches it only through the handle."""
-        path = JobStore(self._root).describe(job) / LOG_NAME
+        path = JobStore(self._root).describe(job) / "worker.log"
         with path.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "vsm.experiments.worker", str(self._root), job.key],
@@ -128,15 +127,15 @@ class Submitit:
     def begin(self, job: Job) -> Handle:
         """Submit a job."""
         JobStore(self._root).describe(job)
-        parameters = scheduler_parameters(self._slurm, f"vsm-{job.kind}-{job.key}")
-        self._executor.update_parameters(**parameters)
+        name = f"vsm-{job.kind}-{job.key}"
+        self._executor.update_parameters(**scheduler_parameters(self._slurm, name))
         submitted = self._executor.submit(SubmittedWork(str(self._root), job.key))
-        return Handle(
-            lambda: bool(submitted.done()),
-            lambda: (
-                f"the submitted job {submitted.job_id} left no result; see {submitted.paths.stderr}"
-            ),
-        )
+
+        def reason() -> str:
+            where = submitted.paths.stderr
+            return f"the submitted job {submitted.job_id} left no result; see {where}"
+
+        return Handle(lambda: bool(submitted.done()), reason)
 
 
 def make_launcher(root: Path, name: LauncherName, count: int, slurm: SlurmSettings) -> Launcher:
