@@ -10,7 +10,7 @@ from vsm.system.interruption import Interrupted
 
 
 def api_reference() -> str:
-    """Return Markdown: public names by package, then the types that they take and return."""
+    """Return Markdown: public names package by package, then the types they take and return."""
     public = [getattr(vsm, name) for name in vsm.__all__]
     return "\n".join([*_public_names(public), *_further_types(public)])
 
