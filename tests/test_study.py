@@ -159,7 +159,7 @@ def test_differences_are_paired_and_have_intervals_over_episodes_and_over_classe
         direct = estimate(reference.episode_accuracies - control.episode_accuracies)
         assert one["mean"] == pytest.approx(direct.mean)
         assert one["ci95"] == pytest.approx(direct.ci95)
-        errors = (control.confusions - reference.confusions) / 3
+        errors = (control.confusions - reference.confusions).double() / 3
         random = generator(0, "class-bootstrap")
         by_class = class_bootstrap(errors, reference.class_ids, random)
         assert by_class.mean == pytest.approx(direct.mean)
