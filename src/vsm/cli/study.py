@@ -24,7 +24,13 @@ from vsm.experiments.study.definition import (
     condition_of,
     read_study,
 )
-from vsm.experiments.study.page import difference_table, score_table, write_page
+from vsm.experiments.study.page import (
+    DIFFERENCE_COLUMNS,
+    SCORE_COLUMNS,
+    difference_rows,
+    score_rows,
+    write_page,
+)
 
 if TYPE_CHECKING:
     from vsm.experiments.store import JobStore
@@ -124,11 +130,10 @@ def _write(
 
 def _print_conditions(asked: StudySettings, conditions: list[Found]) -> None:
     for found in conditions:
-        scores, differences = score_table([found]), difference_table([found])
-        print_table(f"{asked.title}: {condition_of(found)}", scores.columns, scores.rows)
-        if differences.rows:
+        print_table(f"{asked.title}: {condition_of(found)}", SCORE_COLUMNS, score_rows(found))
+        if differences := difference_rows(found):
             heading = f"{asked.reference} minus each other, in points"
-            print_table(heading, differences.columns, differences.rows)
+            print_table(heading, DIFFERENCE_COLUMNS, differences)
 
 
 def _draw(study: Study, asked: StudySettings, found: Found, quiet: bool) -> int:

@@ -1,12 +1,12 @@
 """The page of studies, rendered from result files alone."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 from vsm.experiments.document import Block, Heading, Picture, Table, Text, write_markdown
-from vsm.experiments.study import uncertainty_page
 from vsm.experiments.study.definition import (
     Found,
     Study,
@@ -14,6 +14,7 @@ from vsm.experiments.study.definition import (
     UncertaintySettings,
     condition_of,
 )
+from vsm.experiments.study.uncertainty_page import grouped_table, uncertainty_blocks
 
 QUARTERS = ("nearest", "second", "third", "farthest")
 INTRODUCTION = (
@@ -38,60 +39,44 @@ def write_page(studies: Sequence[Study], page: Path) -> None:
         if isinstance(study.settings, StudySettings):
             blocks += study_blocks(study, results, page)
         else:
-            blocks += uncertainty_page.study_blocks(results, alone is None)
+            blocks += uncertainty_blocks(results, alone is None)
     write_markdown(page, blocks)
 
 
 def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
     """Return the page's part about one study of runs: one table for all conditions each."""
-    asked, conditions = results["study"], results["conditions"]
+    asked = results["study"]
+    conditions = {str(condition_of(found)): found for found in results["conditions"]}
     split = asked.get("split", "test")  # files of version 0.1.0 did not say
     seeds = ", ".join(map(str, asked["seeds"]))
-    one = f" {condition_of(conditions[0])}" if len(conditions) == 1 else ""
+    scores = {name: score_rows(found) for name, found in conditions.items()}
+    differences = {name: difference_rows(found) for name, found in conditions.items()}
     blocks: list[Block] = [
         Heading(2, asked["title"]),
         Text(
-            f"{asked['data']}, {asked['episodes']}{one} episodes of {split} classes (seed "
+            f"{asked['data']}, {asked['episodes']} episodes of {split} classes (seed "
             f"{asked['episode_seed']}) with {asked['queries']} queries per class, the same for all "
             f"rows; training seeds {seeds}. {_lengths(results['runs'])}"
         ),
-        score_table(conditions),
+        grouped_table(["", *SCORE_COLUMNS], scores),
     ]
-    if any(found["differences"] for found in conditions):
-        blocks += [Text(f"{asked['reference']} minus each other:"), difference_table(conditions)]
+    if any(differences.values()):
+        blocks.append(Text(f"{asked['reference']} minus each other:"))
+        blocks.append(grouped_table(["", *DIFFERENCE_COLUMNS], differences))
     blocks += _memory_sizes(asked, conditions) + _effects(conditions)
-    for found in conditions:
+    for found in conditions.values():
         blocks += _chart(study, found) + _changed_answers(study, found, page)
-    return [*blocks, *_runs(results["runs"])]
+    return blocks + _runs(results["runs"])
 
 
-def _by_condition(
-    columns: Sequence[str], conditions: Sequence[Found], rows: Sequence[Sequence[Sequence[str]]]
-) -> Table:
-    """Return a table of the rows of every condition, whose name stands before its first row."""
-    if len(conditions) == 1:
-        return Table(columns, rows[0])
-    named = [
-        ["" if position else str(condition_of(found)), *row]
-        for found, of_condition in zip(conditions, rows, strict=True)
-        for position, row in enumerate(of_condition)
-    ]
-    return Table(["", *columns], named)
+SCORE_COLUMNS = ("", "accuracy", "NLL", "ECE", "T", "NLL at T", "ECE at T")
+DIFFERENCE_COLUMNS = ("", "difference", "± over classes", "each seed")
 
 
-def score_table(conditions: Sequence[Found]) -> Table:
-    """Accuracy and calibration of every row and baseline."""
-    return _by_condition(
-        ["", "accuracy", "NLL", "ECE", "T", "NLL at T", "ECE at T"],
-        conditions,
-        [
-            [
-                *([label, *_scores(row)] for label, row in found["rows"].items()),
-                *([f"{name} (baseline)", *_scores(r)] for name, r in found["baselines"].items()),
-            ]
-            for found in conditions
-        ],
-    )
+def score_rows(found: Found) -> list[list[str]]:
+    """Return accuracy and calibration of every row and baseline under one condition."""
+    baselines = {f"{name} (baseline)": row for name, row in found["baselines"].items()}
+    return [[label, *_scores(row)] for label, row in (found["rows"] | baselines).items()]
 
 
 def _scores(row: Found) -> list[str]:
@@ -102,35 +87,24 @@ def _scores(row: Found) -> list[str]:
     return [_percent(row), f"{row['nll']:.3f}", f"{row['ece']:.2%}", *calibrated]
 
 
-def difference_table(conditions: Sequence[Found]) -> Table:
-    """Paired differences: over all seeds, with the interval over classes, and of each seed."""
-    every = [row for found in conditions for row in found["differences"].values()]
-    more = ["each seed"] if every and len(every[0]["seeds"]) > 1 else []
-    return _by_condition(
-        ["", "difference", "± over classes", *more],
-        conditions,
+def difference_rows(found: Found) -> list[list[str]]:
+    """Return paired differences: over all seeds, the interval over classes, and of each seed."""
+    return [
         [
-            [
-                [
-                    f"− {label}",
-                    _percent(row, "+"),
-                    _half_width(row["ci95_classes"]),
-                    *(", ".join(f"{100 * one['mean']:+.2f}" for one in row["seeds"]) for _ in more),
-                ]
-                for label, row in found["differences"].items()
-            ]
-            for found in conditions
-        ],
-    )
+            f"− {label}",
+            _percent(row, "+"),
+            _half_width(row["ci95_classes"]),
+            ", ".join(f"{100 * one['mean']:+.2f}" for one in row["seeds"]),
+        ]
+        for label, row in found["differences"].items()
+    ]
 
 
-def _memory_sizes(asked: Found, conditions: Sequence[Found]) -> list[Block]:
+def _memory_sizes(asked: Found, conditions: Mapping[str, Found]) -> list[Block]:
     """Show the reference with part of its memory, if any was measured."""
     cells = {
-        str(condition_of(found)): {
-            "–".join(map(str, one["slots"])): _percent(one) for one in found["memory_sizes"]
-        }
-        for found in conditions
+        name: {"–".join(map(str, one["slots"])): _percent(one) for one in found["memory_sizes"]}
+        for name, found in conditions.items()
         if len(found.get("memory_sizes") or []) > 1
     }
     if not cells:
@@ -143,14 +117,14 @@ def _memory_sizes(asked: Found, conditions: Sequence[Found]) -> list[Block]:
     return [Text(text), Table(["slots", *slots], rows)]
 
 
-def _effects(conditions: Sequence[Found]) -> list[Block]:
+def _effects(conditions: Mapping[str, Found]) -> list[Block]:
     """Sum up what classes gain by memory, and how many answers it changes."""
     rows = []
-    for found in conditions:
+    for name, found in conditions.items():
         gains, changes = found.get("gains"), found.get("changes")
         if gains or changes:
-            turned = [f"{changes[k]:.2%}" for k in ("turned_right", "misled")] if changes else "––"
-            rows.append([str(condition_of(found)), *_gains(gains), *turned])
+            turned = [f"{changes[k]:.2%}" for k in ("turned_right", "misled")] if changes else []
+            rows.append([name, *(_gains(gains) if gains else ["–"] * 5), *(turned or ["–"] * 2)])
     if not rows:
         return []
     columns = [*(f"{quarter} quarter" for quarter in QUARTERS), "Spearman"]
@@ -164,21 +138,20 @@ def _effects(conditions: Sequence[Found]) -> list[Block]:
     ]
 
 
-def _gains(gains: Found | None) -> list[str]:
-    if not gains:
-        return ["–"] * (len(QUARTERS) + 1)
+def _gains(gains: Found) -> list[str]:
+    """Return the mean gain and cosine of every quarter, and Spearman's correlation."""
     classes, correlation = gains["classes"], gains["spearman"]
-    ends = [len(classes) * part // len(QUARTERS) for part in range(len(QUARTERS) + 1)]
-    quarters = [classes[start:end] for start, end in pairwise(ends)]
-    means = [
-        f"{100 * _mean(part, 'gain'):+.2f} ({_mean(part, 'nearness'):.2f})" if part else "–"
-        for part in quarters
+    quarters = [
+        classes[start:end] for start, end in pairwise(len(classes) * n // 4 for n in range(5))
     ]
-    return [*means, "–" if correlation is None else f"{correlation:+.2f}"]
-
-
-def _mean(found: Sequence[Found], name: str) -> float:
-    return sum(float(one[name]) for one in found) / len(found)
+    cells = [
+        f"{100 * fmean(one['gain'] for one in quarter):+.2f} "
+        f"({fmean(one['nearness'] for one in quarter):.2f})"
+        if quarter
+        else "–"
+        for quarter in quarters
+    ]
+    return [*cells, "–" if correlation is None else f"{correlation:+.2f}"]
 
 
 def _chart(study: Study, found: Found) -> list[Block]:

@@ -1,6 +1,5 @@
 """From the jobs of a study to its result file."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -100,16 +99,28 @@ class _Summary:
         every = interval(crossed_estimate(reference.values("accuracy")))
         return [*found, {"slots": sorted(set(slots)), "subsets": 1, **every}]
 
-    def _gains(self, gain: Tensor, class_ids: Tensor) -> Found | None:
-        """Return what each class gains by memory ``[E, N]``, beside its mean nearness."""
+    def _gains(self, values: Tensor, class_ids: Tensor) -> Found | None:
+        """Set what each class gains beside its mean nearness to the memory, nearest first.
+
+        ``values`` and ``class_ids`` are by episode and class ``[E, N]``.
+        """
         seeds = self.plan.asked.seeds
         found = [self.store.outcome(self.plan.nearness(self.condition, seed)) for seed in seeds]
         if not all(found):
             return None
-        nearness = {
-            int(class_id): sum(one[class_id] for one in found) / len(found) for class_id in found[0]
+        classes, member = class_ids.flatten().unique(return_inverse=True)
+        gain = torch.bincount(member, values.flatten()) / torch.bincount(member)
+        near = [sum(one[str(c)] for one in found) / len(found) for c in classes.tolist()]
+        listed = [
+            {"class": self.dataset.class_names[class_id], "nearness": nearness, "gain": of_class}
+            for class_id, nearness, of_class in zip(
+                classes.tolist(), near, gain.tolist(), strict=True
+            )
+        ]
+        return {
+            "spearman": number(spearman(torch.tensor(near, dtype=torch.float64), gain)),
+            "classes": sorted(listed, key=lambda one: -one["nearness"]),
         }
-        return gains(gain, class_ids, nearness, self.dataset.class_names)
 
     def _class_ids(self) -> Tensor:
         """Return the classes of every episode ``[E, N]``."""
@@ -131,29 +142,5 @@ def _score(cell: Cell) -> Found:
         "seeds": [
             {"seed": seed, **interval(estimate(values)), **{name: one[name] for name in names}}
             for seed, values, one in zip(cell.seeds, by_seed, cell.outcomes, strict=True)
-        ],
-    }
-
-
-def gains(
-    values: Tensor, class_ids: Tensor, nearness: dict[int, float], names: Sequence[str]
-) -> Found:
-    """Set what each class gains beside its nearness to the memory, nearest first.
-
-    Args:
-        values: gain by episode and class ``[E, N]``.
-        class_ids: ``[E, N]``.
-        nearness: by class id.
-        names: by class id.
-    """
-    classes, member = class_ids.flatten().unique(return_inverse=True)
-    gain = torch.bincount(member, values.flatten()) / torch.bincount(member)
-    near = torch.tensor([nearness[c] for c in classes.tolist()], dtype=torch.float64)
-    listed = zip(classes.tolist(), near.tolist(), gain.tolist(), strict=True)
-    return {
-        "spearman": number(spearman(near, gain)),
-        "classes": [
-            {"class": names[class_id], "nearness": nearness_of_it, "gain": gain_of_it}
-            for class_id, nearness_of_it, gain_of_it in sorted(listed, key=lambda one: -one[1])
         ],
     }

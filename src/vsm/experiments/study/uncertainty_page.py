@@ -1,6 +1,6 @@
 """The page of a study of uncertainty, rendered from its result file alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from vsm.experiments.document import Block, Heading, Table, Text
 from vsm.experiments.study.definition import Found
@@ -13,17 +13,23 @@ PARTS = ("total", "aleatoric", "epistemic")
 SHARES = [f"{what} at {c}" for c in COVERAGES for what in ("answered", "rejected")]
 
 
-def study_blocks(results: Found, with_heading: bool) -> list[Block]:
-    """Return what the page says of one study: one table for all models each."""
-    protocol, models = results["protocol"], results["models"]
+def grouped_table(columns: Sequence[str], groups: Mapping[str, Sequence[Sequence[str]]]) -> Table:
+    """Return a table of groups of rows; the name of a group stands before its first row."""
+    named = [
+        ["" if position else name, *row]
+        for name, rows in groups.items()
+        for position, row in enumerate(rows)
+    ]
+    return Table(columns, named)
 
-    def table(columns: list[str], rows: Callable[[Found], list[list[str]]]) -> Table:
-        named = [
-            ["" if position else found["model"], *row]
-            for found in models
-            for position, row in enumerate(rows(found))
-        ]
-        return Table(["model", "K", *columns], named)
+
+def uncertainty_blocks(results: Found, with_heading: bool) -> list[Block]:
+    """Return what the page says of one study: one table for all models each."""
+    protocol = results["protocol"]
+
+    def table(columns: Sequence[str], rows: Callable[[Found], list[list[str]]]) -> Table:
+        groups = {found["model"]: rows(found) for found in results["models"]}
+        return grouped_table(["model", "K", *columns], groups)
 
     return [
         *([Heading(2, results["study"]["title"])] if with_heading else []),
@@ -52,7 +58,7 @@ def study_blocks(results: Found, with_heading: bool) -> list[Block]:
             "Uncertainty on test classes in nats, which adds up to the total, and its paired "
             "changes with more examples."
         ),
-        table(list(PARTS[1:]), _parts),
+        table(PARTS[1:], _parts),
     ]
 
 
