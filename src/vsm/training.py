@@ -92,22 +92,17 @@ def train(
     ):
         while state.step < settings.steps:
             state.step += 1
-            complete = sampler.draw(
-                settings.tasks, generator(settings.seed, "episodes", state.step)
-            )
-            batch = complete.part(tasks)
+            random = generator(settings.seed, "episodes", state.step)
+            batch = sampler.draw(settings.tasks, random).part(tasks)
             inputs = load_inputs(sampler.dataset, batch, settings, state.step, tasks, model.device)
             measured = training_step(model, optimizer, inputs, batch.class_ids, state, processes)
             progress.advance(1, f"loss {measured['loss']:.3f}")
             _log_step(measured, state.step, time.monotonic() - started, log)
             if state.step % settings.validation.every == 0 or state.step == settings.steps:
-                _validate(
-                    run, model, state, (sampler, validation), dataset, log, progress, processes
-                )
+                samplers = (sampler, validation)
+                _validate(run, model, state, samplers, dataset, log, progress, processes)
             _save_or_stop(run, model, optimizer, state, dataset, stop.signal_number, processes)
-    if processes.is_first:
-        _calibrate(run, settings, validation.dataset)
-    processes.barrier()
+    _calibrate(run, settings, validation.dataset, processes)
     return run
 
 
@@ -150,10 +145,14 @@ def _save_or_stop(
         )
 
 
-def _calibrate(run: RunDirectory, settings: RunSettings, dataset: Dataset) -> None:
+def _calibrate(
+    run: RunDirectory, settings: RunSettings, dataset: Dataset, processes: Processes
+) -> None:
     """Store with the best model when it should answer "none of these"."""
-    trained = load(run.path, backbone=settings.model.own_backbone)
-    calibrate_rejection(trained, dataset).write(run.calibration, trained.encoder.fingerprint)
+    if processes.is_first:
+        trained = load(run.path, backbone=settings.model.own_backbone)
+        calibrate_rejection(trained, dataset).write(run.calibration, trained.encoder.fingerprint)
+    processes.barrier()  # nobody leaves before it is stored
 
 
 def backbone_option(settings: RunSettings) -> str:
