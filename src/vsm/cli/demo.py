@@ -49,20 +49,13 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     if parsed.output.exists():
         _clear(parsed.output, parsed.overwrite)
     base = replace(settings_from_files(*preset_paths("demo")), seed=parsed.seed)
-    if parsed.steps is not None:
-        base = replace(base, steps=parsed.steps)
+    base = base if parsed.steps is None else replace(base, steps=parsed.steps)
     paths = [parsed.output / method for method in METHODS_SHOWN]
     for method, path in zip(METHODS_SHOWN, paths, strict=True):
         with exit_when_stopped("demo"), ProgressBar(quiet=parsed.json) as bar:
             train(replace(base, method=method), path, progress=bar)
     protocol = EpisodeProtocol(
-        data=base.data,
-        split="test",
-        way=5,
-        shot=1,
-        queries=15,
-        episodes=parsed.episodes,
-        seed=parsed.seed,
+        base.data, "test", way=5, shot=1, queries=15, episodes=parsed.episodes, seed=parsed.seed
     )
     measured = []
     for path in paths:
