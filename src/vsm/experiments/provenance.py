@@ -4,7 +4,7 @@ import json
 import platform
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 from vsm import __version__
 from vsm.errors import RunError
 from vsm.pretraining.loop import PretrainingDirectory
-from vsm.runs.configuration import settings_to_dict
 from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import is_shipped
 from vsm.settings import PretrainSettings, RunSettings
@@ -70,9 +69,9 @@ def _commands_of(path: Path, output: str) -> list[str]:
 
 def command(name: str, settings: RunSettings | PretrainSettings, output: str | None = None) -> str:
     """Return a command for a shell with all settings that differ from their defaults."""
-    usual = dict(_options(settings_to_dict(type(settings)())))
+    usual = dict(_options(asdict(type(settings)())))
     words = ["vsm", name]
-    for option, value in _options(settings_to_dict(settings)):
+    for option, value in _options(asdict(settings)):
         if value != usual[option]:
             words += [f"--{option.replace('_', '-')}", _word(value)]
     return shlex.join(words if output is None else [*words, "--output", output])
