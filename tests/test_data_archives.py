@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from data_layouts import write_tree, write_zip
-from vsm.data.archives import open_tree, read_file
+from vsm.data.archives import open_tree
 from vsm.data.images import ImageFormat
-from vsm.data.preparation import from_files
+from vsm.data.preparation import Layout
 from vsm.errors import DataError
 
 FILES = {"a/x.png": b"first", "a/y.png": b"second", "b/c/z.txt": b"third"}
@@ -42,7 +42,7 @@ def test_folders_zips_and_tars_hold_the_same_files(tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     for source in sources:
         with open_tree(source) as tree:
-            assert {name: read_file(tree, name) for name in tree.names} == FILES
+            assert {name: tree.read(name) for name in tree.names} == FILES
             assert tree.names == sorted(FILES)
     assert sorted(tmp_path.rglob("*")) == before  # nothing is unpacked
 
@@ -56,7 +56,7 @@ def test_many_threads_may_read_one_tar(tmp_path: Path) -> None:
             archive.addfile(member, io.BytesIO(data))
     with open_tree(tmp_path / "many.tar") as tree, ThreadPoolExecutor(8) as pool:
         assert tree.in_any_order
-        found = dict(zip(files, pool.map(lambda name: read_file(tree, name), files), strict=True))
+        found = dict(zip(files, pool.map(tree.read, files), strict=True))
     assert found == files
 
 
@@ -65,7 +65,7 @@ def test_images_in_a_compressed_tar_have_to_be_unpacked_first(tmp_path: Path) ->
     form = ImageFormat(side=8, channels=3)
     message = r"images\.tar\.gz: .* unpack it"
     with open_tree(path) as tree, pytest.raises(DataError, match=message):
-        from_files(tree, {"a": tree.names}, {"train": ["a"]}, form, "somewhere")
+        Layout({"train": ["a"]}, 1, form).from_files(tree, {"a": tree.names}, allow_missing=False)
 
 
 @pytest.mark.parametrize("name", ["../evil.png", "a/../../evil.png", "/etc/evil", "C:/evil.png"])
@@ -154,7 +154,7 @@ def test_a_damaged_member_is_named(tmp_path: Path) -> None:
         open_tree(path) as tree,
         pytest.raises(DataError, match=r"cannot read a\.png in .*cut\.zip"),
     ):
-        read_file(tree, "a.png")
+        tree.read("a.png")
 
 
 def test_a_missing_source_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from data_layouts import color_image, encoded, leftovers, python2_pickle, write_
 from vsm.data import ImageDataset, open_images
 from vsm.data.augmentation import natural
 from vsm.data.catalog import prepare
-from vsm.data.class_lists import published
+from vsm.data.preparation import published
 from vsm.errors import DataError
 
 CLASSES = {"train": "skyscraper", "validation": "otter", "test": "baby"}

@@ -16,7 +16,7 @@ from data_layouts import (
 )
 from vsm.data import ImageDataset, open_images
 from vsm.data.catalog import prepare
-from vsm.data.class_lists import published
+from vsm.data.preparation import published
 from vsm.errors import DataError
 
 CLASSES = {"train": "n01532829", "val": "n01855672", "test": "n01930112"}

@@ -12,8 +12,8 @@ import pytest
 from data_layouts import shared_data
 from vsm.data import EpisodeSampler, ImageDataset, open_images, store
 from vsm.data.catalog import CATALOG, describe, prepare
-from vsm.data.class_lists import published
 from vsm.data.omniglot import paper_split
+from vsm.data.preparation import published
 from vsm.seeding import generator
 
 SHORT = {"train": "train", "validation": "val", "test": "test"}

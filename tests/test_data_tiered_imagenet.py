@@ -15,7 +15,7 @@ from data_layouts import (
 )
 from vsm.data import open_images
 from vsm.data.catalog import prepare
-from vsm.data.class_lists import published
+from vsm.data.preparation import published
 from vsm.errors import DataError
 
 SHORT = {"train": "train", "validation": "val", "test": "test"}

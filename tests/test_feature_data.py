@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from vsm.cli import main
 from vsm.data import EpisodeSampler, FeatureDataset, ImageDataset, Split, features, open_dataset
-from vsm.data.class_lists import dealt
+from vsm.data.preparation import dealt
 from vsm.errors import DataError, EpisodeError, SettingsError
 from vsm.evaluation.evaluator import evaluate
 from vsm.experiments.demo_report import write_report

@@ -27,7 +27,7 @@ from vsm.experiments.document import Block, Heading, Picture, Table, Text, to_ht
 from vsm.experiments.jobs import Job, evaluate_job, in_order, run_settings, train_job
 from vsm.experiments.launchers import Handle, InProcess, make_launcher
 from vsm.experiments.measures import separation
-from vsm.experiments.paper.budgets import BUDGETS, FOLDER, Budget, Unavailable
+from vsm.experiments.paper.budgets import BUDGETS, Budget, Unavailable
 from vsm.experiments.paper.catalog import Column, PaperTable, Row, table, tables
 from vsm.experiments.paper.plan import Plan, Request, check_data, make_plan, remember, requests
 from vsm.experiments.paper.report import write_report
@@ -348,9 +348,10 @@ def test_a_plan_runs_once_and_then_is_done(plan: Plan, tmp_path: Path) -> None:
 def test_a_run_begins_with_the_pretraining_it_needs(
     pictures: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    frozen = replace(BUDGETS["tiny"], file="cpu.yaml", pretraining_epochs={"": 1})
+    heads = dict(BUDGETS["cpu"].base)  # two steps of them
+    heads |= {"steps": 2, "tasks": 1, "queries": 2, "validation": {"every": 2, "episodes": 2}}
+    frozen = replace(BUDGETS["tiny"], base=heads, pretraining_epochs={"other": 1})
     monkeypatch.setitem(BUDGETS, "tiny", frozen)
-    monkeypatch.setattr("vsm.experiments.paper.budgets._base", short_heads)
     plan = make_plan(Request("figure-2", "tiny", (pictures,), seeds=1))
     assert [job.kind for job in plan.jobs] == ["pretrain", *["train", "prototypes"] * 2]
     outcome, _ = run_plan(plan, tmp_path)
@@ -359,13 +360,6 @@ def test_a_run_begins_with_the_pretraining_it_needs(
     begun = settings_from_files(store.run_folder(run) / "config.yaml")
     assert begun.init == str(store.run_folder(pretraining))
     assert begun.freeze_backbone
-
-
-def short_heads(file: str, _: Column) -> RunSettings:
-    """Return two steps of the heads that ``file`` describes."""
-    settings = settings_from_files(FOLDER / file)
-    validation = replace(settings.validation, every=2, episodes=2)
-    return replace(settings, steps=2, tasks=1, queries=2, validation=validation)
 
 
 def test_a_job_is_never_before_what_it_needs(table_plan: Plan) -> None:
@@ -1002,12 +996,6 @@ def test_help_and_list_need_no_torch() -> None:
     assert done.returncode == 0
     assert b"table-11" in done.stdout
     assert b"--dry_run" in done.stdout
-
-
-def test_every_file_of_settings_is_a_budgets() -> None:
-    assert {budget.file for budget in BUDGETS.values() if budget.file} == {
-        path.name for path in FOLDER.iterdir()
-    }
 
 
 # Settings without effect are refused, so none may be left in a table.

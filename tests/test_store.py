@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from vsm.data import Normalization, store
+from vsm.data.preparation import Preparation
 from vsm.errors import DataError
 
 
@@ -19,17 +20,14 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write(num_images: int = 5) -> Path:
     images = np.arange(num_images * 4, dtype=np.uint8).reshape(num_images, 2, 2, 1)
-    return store.write(
-        "little",
-        [images[:2], images[2:]],
-        num_images=5,
+    preparation = Preparation(
         image_shape=(2, 2, 1),
-        class_names=["a", "b"],
-        class_sizes=[2, 3],
-        splits={"train": [1], "test": [0]},
-        normalization=Normalization((0.1,), (0.2,)),
+        class_lists={"train": ["b"], "test": ["a"]},
+        class_sizes={"a": 2, "b": 3},
+        batches=[images[:2], images[2:]],
         origin="drawn by a test",
     )
+    return store.write("little", preparation, Normalization((0.1,), (0.2,)))
 
 
 def test_what_is_written_is_read_back(root: Path) -> None:

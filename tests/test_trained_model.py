@@ -25,14 +25,12 @@ from vsm.data.folder import images_below, labeled_images
 from vsm.data.preprocessing import Preprocessing
 from vsm.errors import ClassifierError, RunError
 from vsm.evaluation.rejection import LEVELS, Thresholds
-from vsm.memory import named
 from vsm.runs.calibration import Calibration
 from vsm.runs.directory import RunDirectory
 from vsm.runs.memory_files import read_memory
 from vsm.runs.trained_model import Checkpoint, TrainedModel, load
 from vsm.settings import METHODS, Method, ValidationSettings
-from vsm.system import tensor_files
-from vsm.system.tensor_files import load_tensors, save_tensors
+from vsm.system.tensor_files import fingerprint, load_tensors, save_tensors
 from vsm.training import train
 
 TRAINED_ON, STEPS = 20, 40  # classes; so many steps settle batch norm
@@ -59,6 +57,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         tiny,
         data=f"folder:{pictures}",
         model=replace(tiny.model, inference="conjugate"),
+        sampling=replace(tiny.sampling, train_memory=None, evaluation_memory=None),
         way=2,
         steps=STEPS,
         validation=ValidationSettings(every=STEPS, episodes=5),
@@ -168,13 +167,12 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def identified(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The fingerprints that were computed."""
     computed: list[str] = []
-    original = tensor_files.fingerprint
 
     def counting(*arguments: Any) -> str:
-        computed.append(original(*arguments))
+        computed.append(fingerprint(*arguments))
         return computed[-1]
 
-    monkeypatch.setattr(named, "fingerprint", counting)
+    monkeypatch.setattr("vsm.memory.named.fingerprint", counting)
     return computed
 
 

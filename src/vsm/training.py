@@ -96,15 +96,10 @@ def train(
             progress.advance(1, f"loss {measured['loss']:.3f}")
             log.step({"step": state.step}, measured, "or set optimizer.clip_norm")
             if state.step % settings.validation.every == 0 or state.step == settings.steps:
-                _validate(
-                    run, model, state, (sampler, validation), dataset, log, progress, processes
-                )
+                samplers = (sampler, validation)
+                _validate(run, model, state, samplers, dataset, log, progress, processes)
             _save_or_stop(run, model, optimizer, state, dataset, stop.signal_number, processes)
-    if processes.is_first:
-        trained = load(run.path, backbone=settings.model.own_backbone)
-        calibration = calibrate_rejection(trained, validation.dataset)
-        calibration.write(run.calibration, trained.encoder.fingerprint)
-    processes.barrier()
+    _calibrate(run, settings, validation.dataset, processes)
     return run
 
 
@@ -134,6 +129,16 @@ def _save_or_stop(
             f"stopped and saved at step {state.step} of {settings.steps}; go on with: "
             f"vsm train --output {run.path} --resume{backbone_option(settings)}",
         )
+
+
+def _calibrate(
+    run: RunDirectory, settings: RunSettings, dataset: Dataset, processes: Processes
+) -> None:
+    """Store with the best model when it should answer "none of these"."""
+    if processes.is_first:
+        trained = load(run.path, backbone=settings.model.own_backbone)
+        calibrate_rejection(trained, dataset).write(run.calibration, trained.encoder.fingerprint)
+    processes.barrier()  # nobody leaves before it is stored
 
 
 def backbone_option(settings: RunSettings) -> str:

@@ -59,7 +59,7 @@ class EvaluationWorkload:
 
 @dataclass(frozen=True)
 class ClassifierWorkload:
-    """A shipped model is given N classes of K pictures each, and asked about B others."""
+    """A shipped model is given N classes of K images each, and asked about ``queries`` others."""
 
     model: str = "omniglot-vsm"
     way: int = 5

@@ -23,7 +23,7 @@ ACTIONS = {
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare what can be done with models."""
-    actions = parser.add_subcommands(dest="action", required=True)
+    actions = parser.add_subcommands(dest="action", required=False)
     declare = {"show": _add_show, "ship": _add_ship, "calibrate": _add_calibrate}
     for name, purpose in ACTIONS.items():
         action = jsonargparse.ArgumentParser(description=purpose)

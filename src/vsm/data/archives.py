@@ -11,147 +11,123 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from threading import Lock
-from typing import Protocol
 
+from vsm.data.images import is_image_name
 from vsm.errors import DataError
 
 MAXIMUM_RATIO = 100  # unpacked to packed; pictures and pickled arrays stay below 10
 RATIO_ALLOWANCE = 1 << 20  # bytes; tiny archives of blank pictures pack better than any honest one
+UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error)
 
 
-class Tree(Protocol):
-    """Files under one root.
+@dataclass(frozen=True)
+class Tree:
+    """Files under one root."""
 
-    Attributes:
-        location: the folder or archive, for messages.
-        names: paths of all files relative to the root, with ``/`` between parts, sorted.
-        in_any_order: False if reading a file may mean unpacking everything before it.
-    """
-
-    location: Path
-    names: list[str]
-    in_any_order: bool
+    location: Path  # the folder or archive, for messages
+    names: list[str]  # paths of all files relative to the root, with / between parts
+    in_any_order: bool  # False if reading a file may mean unpacking everything before it
+    contents: Callable[[str], bytes]  # of one of the names; called from several threads
 
     def read(self, name: str) -> bytes:
-        """Return the contents of one of ``names``; may be called from several threads."""
+        """Return the contents of one file, or a :class:`DataError` that names it."""
+        try:
+            return self.contents(name)
+        except UNREADABLE as error:
+            raise DataError(
+                f"cannot read {name} in {self.location}: {error}; fetch or copy it again"
+            ) from error
 
-
-def read_file(tree: Tree, name: str) -> bytes:
-    """Return the contents of one file of ``tree``, or a :class:`DataError` that names it."""
-    try:
-        return tree.read(name)
-    except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
-        raise DataError(
-            f"cannot read {name} in {tree.location}: {error}; fetch or copy it again"
-        ) from error
+    def images_by_class(
+        self, class_of: Callable[[PurePosixPath], str] = lambda path: path.parent.name
+    ) -> dict[str, list[str]]:
+        """Return the image files of every class, which is the folder they are in unless told."""
+        files: dict[str, list[str]] = {}
+        for name in filter(is_image_name, self.names):
+            files.setdefault(class_of(PurePosixPath(name)), []).append(name)
+        return files
 
 
 @contextmanager
 def open_tree(path: Path) -> Iterator[Tree]:
     """Open a folder, zip or tar as a :class:`Tree`; nothing is unpacked."""
     if path.is_dir():
-        yield _Folder(path)
+        yield _folder(path)
         return
     if not path.is_file():
         raise DataError(f"{path}: no such file or folder; check the path given with --from")
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                yield _Zip(path, archive)
+                yield _zip(path, archive)
             return
         with tarfile.open(path) as tar:
-            yield _Tar(path, tar)
-    except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
+            yield _tar(path, tar)
+    except UNREADABLE as error:
         raise DataError(
             f"{path}: cannot be read as a zip or tar archive ({error}); fetch it again"
         ) from error
 
 
-class _Folder:
-    """The files below a folder; links to folders are not followed."""
+def _folder(path: Path) -> Tree:
+    """List the files below a folder; links to folders are not followed."""
 
-    in_any_order = True
+    def unreadable(error: OSError) -> None:
+        raise DataError(f"cannot list {error.filename}: {error.strerror}; check its permissions")
 
-    def __init__(self, location: Path) -> None:
-        self.location = location
-        self.names = sorted(
-            (Path(folder) / file).relative_to(location).as_posix()
-            for folder, _, files in os.walk(location, onerror=_unreadable)
-            for file in files
-        )
-
-    def read(self, name: str) -> bytes:
-        return (self.location / name).read_bytes()
+    names = sorted(
+        (Path(folder) / file).relative_to(path).as_posix()
+        for folder, _, files in os.walk(path, onerror=unreadable)
+        for file in files
+    )
+    return Tree(path, names, True, lambda name: (path / name).read_bytes())
 
 
-def _unreadable(error: OSError) -> None:
-    raise DataError(f"cannot list {error.filename}: {error.strerror}; check its permissions")
+def _zip(path: Path, archive: zipfile.ZipFile) -> Tree:
+    members = archive.infolist()
+    # The upper half of the external attributes is a Unix mode, when there is one.
+    _refuse_unsafe(
+        path, ((m.filename, m.file_size, stat.S_ISLNK(m.external_attr >> 16)) for m in members)
+    )
+    names = sorted({member.filename for member in members if not member.is_dir()})
+    return Tree(path, names, True, archive.read)
 
 
-class _Zip:
-    in_any_order = True
+def _tar(path: Path, archive: tarfile.TarFile) -> Tree:
+    _refuse_unsafe(path, ((m.name, m.size, not (m.isfile() or m.isdir())) for m in archive))
+    members = {member.name: member for member in archive.getmembers() if member.isfile()}
+    one_at_a_time = Lock()  # members share one position in the file
 
-    def __init__(self, location: Path, archive: zipfile.ZipFile) -> None:
-        self.location = location
-        self._archive = archive
-        names = set()
-        budget = _Budget(location)
-        for member in archive.infolist():
-            # The upper half of the external attributes is a Unix mode, when there is one.
-            linked = stat.S_ISLNK(member.external_attr >> 16)
-            budget.admit(member.filename, member.file_size, linked)
-            if not member.is_dir():
-                names.add(member.filename)
-        self.names = sorted(names)
-
-    def read(self, name: str) -> bytes:
-        return self._archive.read(name)
-
-
-class _Tar:
-    def __init__(self, location: Path, archive: tarfile.TarFile) -> None:
-        self.location = location
-        self.in_any_order = type(archive.fileobj) is io.BufferedReader  # not compressed
-        self._archive = archive
-        self._one_at_a_time = Lock()  # members share one position in the file
-        self._members: dict[str, tarfile.TarInfo] = {}
-        budget = _Budget(location)
-        for member in archive:
-            budget.admit(member.name, member.size, not (member.isfile() or member.isdir()))
-            if member.isfile():
-                self._members[member.name] = member
-        self.names = sorted(self._members)
-
-    def read(self, name: str) -> bytes:
-        with self._one_at_a_time:
-            file = self._archive.extractfile(self._members[name])
-            assert file is not None  # only regular files are in _members
+    def read(name: str) -> bytes:
+        with one_at_a_time:
+            file = archive.extractfile(members[name])
+            assert file is not None  # only regular files are in members
             return file.read()
 
+    is_uncompressed = type(archive.fileobj) is io.BufferedReader
+    return Tree(path, sorted(members), is_uncompressed, read)
 
-class _Budget:
-    """Refuses unsafe names, links, and more bytes than an honest archive can hold."""
 
-    def __init__(self, location: Path) -> None:
-        self._location = location
-        self._remaining = MAXIMUM_RATIO * location.stat().st_size + RATIO_ALLOWANCE
-
-    def admit(self, name: str, size: int, linked: bool) -> None:
+def _refuse_unsafe(location: Path, members: Iterable[tuple[str, int, bool]]) -> None:
+    """Check the name, the size, and whether it is a link or device, of one member after another."""
+    remaining = MAXIMUM_RATIO * location.stat().st_size + RATIO_ALLOWANCE
+    for name, size, is_link in members:
+        remaining -= size
         parts = PurePosixPath(name.replace("\\", "/")).parts
         if ".." in parts or parts[:1] == ("/",) or (parts and parts[0].endswith(":")):
-            self._refuse(name, "its name points outside the archive")
-        if linked:
-            self._refuse(name, "it is a link or a device, not a file")
-        self._remaining -= size
-        if self._remaining < 0:
-            self._refuse(name, f"it unpacks to over {MAXIMUM_RATIO} times the archive's size")
-
-    def _refuse(self, name: str, reason: str) -> None:
+            reason = "its name points outside the archive"
+        elif is_link:
+            reason = "it is a link or a device, not a file"
+        elif remaining < 0:
+            reason = f"it unpacks to over {MAXIMUM_RATIO} times the archive's size"
+        else:
+            continue
         raise DataError(
-            f"{self._location}: refused because of member {name!r}: {reason}; "
-            "get the archive from its official source"
+            f"{location}: refused because of member {name!r}: {reason}; get the archive from its "
+            "official source"
         )

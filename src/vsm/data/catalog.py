@@ -5,27 +5,16 @@ themselves and are prepared when first opened; the others are prepared once, fro
 has or from a public download. ``features:PATH`` is read as it is.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from vsm.data import (
-    cifar_fs,
-    features,
-    folder,
-    glyphs,
-    mini_imagenet,
-    omniglot,
-    store,
-    tiered_imagenet,
-)
+from vsm.data import cifar_fs, features, folder, glyphs, imagenet, omniglot, store
 from vsm.data.augmentation import NO_AUGMENTATION, Augmentation, natural
-from vsm.data.dataset import SPLITS, Dataset, FeatureDataset, ImageDataset, Normalization
+from vsm.data.dataset import SPLITS, Dataset, ImageDataset, Normalization
 from vsm.data.downloads import PublicFile, fetch
 from vsm.data.preparation import Preparation
 from vsm.errors import DataError
@@ -55,48 +44,45 @@ class Entry:
     needs: str
     read: Callable[[Path, bool], AbstractContextManager[Preparation]]
     normalization: Normalization
-    augmentation: Augmentation
+    augmentation: Augmentation = NO_AUGMENTATION
     downloads: tuple[PublicFile, ...] = ()
 
 
-_OMNIGLOT_FILES = tuple(
-    PublicFile(
-        f"https://raw.githubusercontent.com/brendenlake/omniglot/master/python/{name}.zip",
-        md5,
-        size_limit=32 << 20,
-    )
-    for name, md5 in (
-        ("images_background", "68d2efa1b9178cc56df9314c21c6e718"),
-        ("images_evaluation", "6b91aef0f799c5bb55b94e3f2daec811"),
-    )
+_OMNIGLOT_URL = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/{}.zip"
+_OMNIGLOT = Entry(
+    title="Omniglot, 1100/100/423 characters in 4 rotations (split of the paper)",
+    needs="images_background.zip and images_evaluation.zip, or the folders inside them",
+    read=omniglot.read,
+    normalization=Normalization(mean=(0.0839,), std=(0.2393,)),
+    downloads=tuple(
+        PublicFile(_OMNIGLOT_URL.format(part), md5, size_limit=32 << 20)
+        for part, md5 in zip(
+            omniglot.PARTS,
+            ("68d2efa1b9178cc56df9314c21c6e718", "6b91aef0f799c5bb55b94e3f2daec811"),
+            strict=True,
+        )
+    ),
 )
-_CIFAR_100_FILE = PublicFile(
+_MINI_IMAGENET = Entry(
+    title="miniImageNet, 64/16/20 classes (Ravi & Larochelle)",
+    needs="the folder of mini-imagenet-cache-{train,val,test}.pkl, or of the images with "
+    "train.csv, val.csv and test.csv",
+    read=imagenet.read_mini,
+    normalization=Normalization(mean=(0.4721, 0.4533, 0.4100), std=(0.2772, 0.2678, 0.2845)),
+    augmentation=natural(crop_padding=8),
+)
+_CIFAR_100 = PublicFile(
     f"https://www.cs.toronto.edu/~kriz/{cifar_fs.ARCHIVE}",
     "eb9058c3a382ffc7106e4002c42a8d85",
     size_limit=256 << 20,
 )
-_OMNIGLOT_NEEDS = "images_background.zip and images_evaluation.zip, or the folders inside them"
-_OMNIGLOT_NORMALIZATION = Normalization(mean=(0.0839,), std=(0.2393,))
-_MINI_IMAGENET_NORMALIZATION = Normalization(
-    mean=(0.4721, 0.4533, 0.4100), std=(0.2772, 0.2678, 0.2845)
-)
 
 CATALOG: dict[str, Entry] = {
-    "omniglot": Entry(
-        title="Omniglot, 1100/100/423 characters in 4 rotations (split of the paper)",
-        needs=_OMNIGLOT_NEEDS,
-        read=omniglot.read_paper_split,
-        normalization=_OMNIGLOT_NORMALIZATION,
-        augmentation=NO_AUGMENTATION,
-        downloads=_OMNIGLOT_FILES,
-    ),
-    "omniglot-vinyals": Entry(
+    "omniglot": _OMNIGLOT,
+    "omniglot-vinyals": replace(
+        _OMNIGLOT,
         title="Omniglot, 1028/172/423 characters in 4 rotations (split of Vinyals et al.)",
-        needs=_OMNIGLOT_NEEDS,
-        read=omniglot.read_vinyals_split,
-        normalization=_OMNIGLOT_NORMALIZATION,
-        augmentation=NO_AUGMENTATION,
-        downloads=_OMNIGLOT_FILES,
+        read=partial(omniglot.read, split=omniglot.vinyals_split),
     ),
     "cifar-fs": Entry(
         title="CIFAR-FS, 64/16/20 classes (Bertinetto et al.)",
@@ -104,23 +90,15 @@ CATALOG: dict[str, Entry] = {
         read=cifar_fs.read,
         normalization=Normalization(mean=(0.5088, 0.4917, 0.4437), std=(0.2674, 0.2564, 0.2772)),
         augmentation=natural(crop_padding=4),
-        downloads=(_CIFAR_100_FILE,),
+        downloads=(_CIFAR_100,),
     ),
-    "mini-imagenet": Entry(
-        title="miniImageNet, 64/16/20 classes (Ravi & Larochelle)",
-        needs="the folder of mini-imagenet-cache-{train,val,test}.pkl, or of the images with "
-        "train.csv, val.csv and test.csv",
-        read=mini_imagenet.read,
-        normalization=_MINI_IMAGENET_NORMALIZATION,
-        augmentation=natural(crop_padding=8),
-    ),
-    "tiered-imagenet": Entry(
+    "mini-imagenet": _MINI_IMAGENET,
+    "tiered-imagenet": replace(
+        _MINI_IMAGENET,
         title="tieredImageNet, 351/97/160 classes (Ren et al.)",
         needs="the folder of {train,val,test}_images_png.pkl and *_labels.pkl, or ImageNet's "
         "folder of synsets",
-        read=tiered_imagenet.read,
-        normalization=_MINI_IMAGENET_NORMALIZATION,
-        augmentation=natural(crop_padding=8),
+        read=imagenet.read_tiered,
     ),
 }
 
@@ -203,7 +181,7 @@ def prepare(
     if source is None:
         source = _download(name, entry, download, progress)
     with entry.read(source.expanduser(), allow_missing) as preparation:
-        return _write(name, preparation, entry.normalization, progress)
+        return store.write(name, preparation, entry.normalization, progress)
 
 
 def describe(spec: str) -> dict[str, Any]:
@@ -214,46 +192,31 @@ def describe(spec: str) -> dict[str, Any]:
     only images have.
     """
     if spec.startswith(FEATURES_PREFIX):
-        return _describe_features(features.read(_path(spec, FEATURES_PREFIX)))
-    return _describe_images(open_images(spec))
-
-
-def _describe_features(dataset: FeatureDataset) -> dict[str, Any]:
-    return {
-        "name": dataset.name,
-        "classes": len(dataset.class_names),
-        "rows": dataset.num_samples,
-        "num_features": dataset.features.shape[1],
-        **_class_facts(dataset),
-        "origin": dataset.origin,
-        "bytes": dataset.features.nbytes,
-    }
-
-
-def _class_facts(dataset: Dataset) -> dict[str, Any]:
-    return {
-        "splits": {split: len(dataset.splits.get(split, ())) for split in SPLITS},
-        "class_sizes": {
-            "smallest": int(dataset.class_sizes.min()),
-            "largest": int(dataset.class_sizes.max()),
-        },
-    }
-
-
-def _describe_images(dataset: ImageDataset) -> dict[str, Any]:
+        rows = features.read(_path(spec, FEATURES_PREFIX))
+        num_rows, num_features = rows.features.shape
+        size = {"rows": num_rows, "num_features": num_features}
+        return _described(rows, size) | {"origin": rows.origin, "bytes": rows.features.nbytes}
+    dataset = open_images(spec)
+    size = {"images": len(dataset.images), "image_shape": list(dataset.image_shape)}
     location = _location(dataset)
-    return {
-        "name": dataset.name,
-        "classes": len(dataset.class_names),
-        "images": len(dataset.images),
-        "image_shape": list(dataset.image_shape),
-        **_class_facts(dataset),
+    return _described(dataset, size) | {
         "normalization": asdict(dataset.normalization),
         "augmentation": asdict(dataset.augmentation),
         "origin": dataset.origin,
         "bytes": dataset.images.nbytes,
         "sha256": store.read_index(location.name)["sha256"] if location else None,
         "location": str(location) if location else None,
+    }
+
+
+def _described(dataset: Dataset, size: dict[str, Any]) -> dict[str, Any]:
+    sizes = dataset.class_sizes
+    return {
+        "name": dataset.name,
+        "classes": len(dataset.class_names),
+        **size,
+        "splits": {split: len(dataset.splits.get(split, ())) for split in SPLITS},
+        "class_sizes": {"smallest": int(sizes.min()), "largest": int(sizes.max())},
     }
 
 
@@ -268,15 +231,12 @@ def list_datasets() -> list[dict[str, Any]]:
         rows.append(_row(name, name, entry.title, entry.needs, bool(entry.downloads)))
     for name in store.prepared_names():
         if name.startswith(STORED_FOLDER_PREFIX):
-            rows.append(_row(name, name, _origin(name), "a folder of class folders", False))
+            try:
+                title = str(store.read_index(name)["origin"])
+            except DataError as error:
+                title = str(error)
+            rows.append(_row(name, name, title, "a folder of class folders", False))
     return rows
-
-
-def _origin(name: str) -> str:
-    try:
-        return str(store.read_index(name)["origin"])
-    except DataError as error:
-        return str(error)
 
 
 def _row(name: str, stored: str, title: str, needs: str, download: bool) -> dict[str, Any]:
@@ -302,43 +262,19 @@ def _entry(name: str) -> Entry:
 
 def _download(name: str, entry: Entry, wanted: bool, progress: Progress) -> Path:
     """Fetch the public files of ``entry`` and return the folder or file to read."""
-    if not entry.downloads and wanted:
-        raise DataError(
-            f"data: {name} has no public download; get it from its authors and pass --from PATH, "
-            f"{entry.needs}"
-        )
     if not wanted:
         raise DataError(
             f"data: prepare {name} needs --from PATH, {entry.needs}"
             + ", or --download" * bool(entry.downloads)
         )
+    if not entry.downloads:
+        raise DataError(
+            f"data: {name} has no public download; get it from its authors and pass --from PATH, "
+            f"{entry.needs}"
+        )
     folder = store.data_root() / "downloads"
     files = [fetch(file, folder, progress) for file in entry.downloads]
-    return files[0]  # readers find a second half beside the first
-
-
-def _write(
-    key: str, preparation: Preparation, normalization: Normalization, progress: Progress
-) -> Path:
-    num_images = sum(preparation.class_sizes.values())
-
-    def reported() -> Iterator[npt.NDArray[np.uint8]]:
-        progress.start(f"preparing {key}", num_images)
-        for batch in preparation.batches:
-            yield batch
-            progress.advance(len(batch))
-
-    return store.write(
-        key,
-        reported(),
-        num_images=num_images,
-        image_shape=preparation.image_shape,
-        class_names=list(preparation.class_sizes),
-        class_sizes=list(preparation.class_sizes.values()),
-        splits=preparation.splits(),
-        normalization=normalization,
-        origin=preparation.origin,
-    )
+    return files[0]  # readers find a second part beside the first
 
 
 def _path(spec: str, prefix: str) -> Path:
@@ -352,9 +288,9 @@ def _prepare_folder(path: Path, progress: Progress) -> str:
     """Prepare the folder at ``path`` as it is now, and return the name it is stored under."""
     key = folder.key(path)
     if not store.is_prepared(key):
-        with folder.read(path) as preparation:
-            gray = preparation.image_shape[-1] == 1
-            _write(key, preparation, GRAY if gray else IMAGENET, progress)
+        preparation = folder.read(path)
+        is_gray = preparation.image_shape[-1] == 1
+        store.write(key, preparation, GRAY if is_gray else IMAGENET, progress)
     return key
 
 

@@ -16,6 +16,8 @@ from vsm.seeding import Randomness
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+Pixels = npt.NDArray[np.uint8]
+Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Dataset(ABC):
 
     name: str
     class_names: tuple[str, ...]
-    class_starts: npt.NDArray[np.int64]
-    splits: Mapping[Split, npt.NDArray[np.int64]]
+    class_starts: Ids
+    splits: Mapping[Split, Ids]
     origin: str = ""
 
     @property
@@ -53,11 +55,15 @@ class Dataset(ABC):
         """Shape of one sample as the model sees it."""
 
     @abstractmethod
-    def load(self, image_ids: Tensor | npt.NDArray[np.int64]) -> Tensor:
+    def load(self, image_ids: Tensor | Ids) -> Tensor:
         """Return the samples of ``image_ids`` as they are stored, ``[*image_ids.shape, ...]``."""
 
-    @abstractmethod
-    def augment(self, samples: Tensor, random: Randomness, colors: bool = True) -> Tensor:
+    def augment(
+        self,
+        samples: Tensor,
+        random: Randomness,  # noqa: ARG002 - for datasets that are augmented
+        colors: bool = True,  # noqa: ARG002
+    ) -> Tensor:
         """Vary loaded training samples, each on its own. Evaluation never calls this.
 
         Args:
@@ -65,10 +71,11 @@ class Dataset(ABC):
             random: source of every draw.
             colors: whether to vary colors too.
         """
+        return samples
 
-    @abstractmethod
     def normalize(self, samples: Tensor) -> Tensor:
         """Turn loaded samples into the floats that the model expects."""
+        return samples
 
     @property
     def num_samples(self) -> int:
@@ -76,22 +83,22 @@ class Dataset(ABC):
         return int(self.class_starts[-1])
 
     @property
-    def class_sizes(self) -> npt.NDArray[np.int64]:
+    def class_sizes(self) -> Ids:
         """Number of samples of every class."""
         return np.diff(self.class_starts)
 
-    def classes(self, split: Split) -> npt.NDArray[np.int64]:
+    def classes(self, split: Split) -> Ids:
         """Return the class ids of ``split``, or say which splits there are."""
         if split not in self.splits:
             known = ", ".join(self.splits)
             raise DataError(f"split: {self.name} has the splits {known}; got {split!r}")
         return self.splits[split]
 
-    def image_ids(self, class_id: int) -> npt.NDArray[np.int64]:
+    def image_ids(self, class_id: int) -> Ids:
         """Return the positions of the samples of class ``class_id``."""
         return np.arange(self.class_starts[class_id], self.class_starts[class_id + 1])
 
-    def split_ids(self, split: Split) -> npt.NDArray[np.int64]:
+    def split_ids(self, split: Split) -> Ids:
         """Return the positions of all samples of ``split``, class after class."""
         return np.concatenate([self.image_ids(class_id) for class_id in self.classes(split)])
 
@@ -106,23 +113,21 @@ class ImageDataset(Dataset):
         augmentation: how training images are varied; see :meth:`augment`.
     """
 
-    images: npt.NDArray[np.uint8]
+    images: Pixels
     normalization: Normalization
     augmentation: Augmentation = NO_AUGMENTATION
     _constant_images: tuple[Tensor, Tensor] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        constants = (self.normalization.mean, self.normalization.std)
-        object.__setattr__(self, "_constant_images", tuple(map(self._constant_image, constants)))
-
-    def _constant_image(self, values: tuple[float, ...]) -> Tensor:
-        """Return ``[C, H, W]`` of 255 × ``values``, channels-last like the pixels it meets.
-
-        A whole image, because arithmetic between equal layouts is eight times as fast as
-        broadcasting three numbers along the innermost axis.
-        """
+        # 255 × mean and std as full images [C, H, W], channels-last like the pixels they meet:
+        # arithmetic between equal layouts is eight times as fast as broadcasting three numbers
+        # along the innermost axis.
         _, height, width = self.image_shape
-        return (torch.tensor(values) * 255).repeat(height, width, 1).permute(2, 0, 1)
+        constants = (
+            (torch.tensor(values) * 255).repeat(height, width, 1).permute(2, 0, 1)
+            for values in (self.normalization.mean, self.normalization.std)
+        )
+        object.__setattr__(self, "_constant_images", tuple(constants))
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -135,7 +140,7 @@ class ImageDataset(Dataset):
         """The shape of one image."""
         return self.image_shape
 
-    def load(self, image_ids: Tensor | npt.NDArray[np.int64]) -> Tensor:
+    def load(self, image_ids: Tensor | Ids) -> Tensor:
         """Return the pixels of ``image_ids`` as uint8 ``[*image_ids.shape, C, H, W]``.
 
         The result is channels-last in memory, because that is how images are stored.
@@ -145,10 +150,7 @@ class ImageDataset(Dataset):
         return pixels.permute(0, 3, 1, 2).view(*positions.shape, *self.image_shape)
 
     def augment(self, pixels: Tensor, random: Randomness, colors: bool = True) -> Tensor:
-        """Vary training images ``[..., C, H, W]`` by this dataset's preset, each on its own.
-
-        Shape, dtype and memory layout are kept. Evaluation never calls this.
-        """
+        """Vary training images ``[..., C, H, W]`` by :attr:`augmentation`; layout is kept."""
         augmentation = self.augmentation if colors else self.augmentation.without_colors()
         return augmentation(pixels.flatten(0, -4), random).view(pixels.shape)
 
@@ -173,21 +175,8 @@ class FeatureDataset(Dataset):
         """``(D,)``."""
         return (self.features.shape[1],)
 
-    def load(self, image_ids: Tensor | npt.NDArray[np.int64]) -> Tensor:
+    def load(self, image_ids: Tensor | Ids) -> Tensor:
         """Return the features of ``image_ids`` as float32 ``[*image_ids.shape, D]``."""
         positions = np.asarray(image_ids)
         rows = self.features[positions.reshape(-1)].astype(np.float32, copy=False)
         return torch.from_numpy(rows).view(*positions.shape, *self.input_shape)
-
-    def augment(
-        self,
-        samples: Tensor,
-        random: Randomness,  # noqa: ARG002 - contract
-        colors: bool = True,  # noqa: ARG002 - contract
-    ) -> Tensor:
-        """Return ``samples``: features are not varied."""
-        return samples
-
-    def normalize(self, samples: Tensor) -> Tensor:
-        """Return ``samples``: features are used as they are."""
-        return samples

@@ -8,7 +8,6 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from vsm.errors import DataError
 from vsm.system.progress import Progress
@@ -17,11 +16,8 @@ BLOCK = 1 << 18  # bytes
 TIMEOUT_SECONDS = 30.0
 PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 DROPPED = (
-    urllib.error.URLError,
-    http.client.HTTPException,
-    ConnectionError,
-    TimeoutError,
-    ssl.SSLError,
+    *(urllib.error.URLError, http.client.HTTPException, ssl.SSLError),
+    *(ConnectionError, TimeoutError),
 )
 
 
@@ -94,15 +90,7 @@ def _receive(file: PublicFile, partial: Path, progress: Progress) -> None:
     request = urllib.request.Request(file.url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
-            start = _start(response.headers.get("Content-Range", ""))
-            if start != have:  # the server sends all of it, or some other part
-                have = 0
-                partial.unlink(missing_ok=True)
-                if start:
-                    raise _BrokenOffError(f"asked for the rest, got bytes from {start}")
-            length = response.headers.get("Content-Length", "")
-            total = have + int(length) if length.isdecimal() else 0
-            _append(response, partial, file, have=have, total=total, progress=progress)
+            _append(file, response, partial, have, progress)
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return  # nothing is left to send; the checksum decides
@@ -122,15 +110,24 @@ def _receive(file: PublicFile, partial: Path, progress: Progress) -> None:
 
 
 def _append(
-    response: IO[bytes],
-    partial: Path,
     file: PublicFile,
-    *,
+    response: http.client.HTTPResponse,
+    partial: Path,
     have: int,
-    total: int,
     progress: Progress,
 ) -> None:
-    progress.start(f"downloading {file.name}", max(total, have))
+    """Append a response to the ``have`` bytes that are there, if it begins where they end."""
+    # "Content-Range: bytes N-M/L", or no such header for all of the file
+    first = response.headers.get("Content-Range", "").removeprefix("bytes ").split("-")[0]
+    start = int(first) if first.isdecimal() else 0
+    if start != have:
+        have = 0
+        partial.unlink(missing_ok=True)
+        if start:
+            raise _BrokenOffError(f"asked for the rest, got bytes from {start}")
+    length = response.headers.get("Content-Length", "")
+    total = have + int(length) if length.isdecimal() else 0
+    progress.start(f"downloading {file.name}", total or None)
     progress.advance(have)
     with partial.open("ab") as written:
         while block := response.read(BLOCK):
@@ -145,12 +142,6 @@ def _append(
             progress.advance(len(block))
     if have < total:
         raise _BrokenOffError(f"connection closed after {have:,} of {total:,} bytes")
-
-
-def _start(content_range: str) -> int:
-    """Return N of ``Content-Range: bytes N-M/L``; 0 without such a header."""
-    first = content_range.removeprefix("bytes ").split("-")[0]
-    return int(first) if first.isdecimal() else 0
 
 
 def _md5(path: Path) -> str:

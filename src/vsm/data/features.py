@@ -16,8 +16,9 @@ Nothing here can run code: numpy reads without pickle, and safetensors hold none
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,31 +26,14 @@ import safetensors
 import safetensors.torch
 import torch
 
-from vsm.data.class_lists import ClassLists, dealt
-from vsm.data.dataset import SPLITS, FeatureDataset, Split
+from vsm.data.dataset import SPLITS, FeatureDataset, Ids, Split
+from vsm.data.preparation import ClassLists, dealt
 from vsm.errors import DataError
 from vsm.system.files import atomic_path
 
 SUFFIX = ".safetensors"
+ARRAYS, TABLES = ("features", "labels", "splits"), ("class_names", "splits")
 CHECKED_AT_ONCE = 1 << 22  # values
-
-
-class Source(Protocol):
-    """Where the parts are."""
-
-    path: Path
-
-    def array(self, part: str) -> npt.NDArray[Any] | None:
-        """Return an array, memory-mapped if it can be; None if there is none."""
-
-    def array_place(self, part: str) -> str:
-        """Name that array's place, for messages."""
-
-    def table(self, part: str) -> Any:
-        """Return a parsed JSON value; None if there is none."""
-
-    def table_place(self, part: str) -> str:
-        """Name that value's place, for messages."""
 
 
 def read(path: Path) -> FeatureDataset:
@@ -61,13 +45,13 @@ def read(path: Path) -> FeatureDataset:
     Raises:
         DataError: naming the file and the row or class.
     """
-    source = _open(path)
-    features = _features(source)
-    labels = _labels(source, len(features))
+    parts = _open(path)
+    features = _features(parts)
+    labels = _labels(parts, len(features))
     values, class_ids, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    names = _class_names(source, labels, values)
-    splits = _splits(source, names, class_ids)
-    _require_finite(features, source)
+    names = _class_names(parts, labels, values)
+    splits = _splits(parts, names, class_ids)
+    _require_finite(features, parts.array_place("features"))
     if not (class_ids[:-1] <= class_ids[1:]).all():
         features = features[np.argsort(class_ids, kind="stable")]
     ids = {name: position for position, name in enumerate(names)}
@@ -75,11 +59,11 @@ def read(path: Path) -> FeatureDataset:
         name=f"features:{path.resolve().name.removesuffix(SUFFIX)}",
         features=features,
         class_names=tuple(names),
-        class_starts=np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]),
+        class_starts=np.cumsum([0, *sizes], dtype=np.int64),
         splits={
             split: np.asarray([ids[name] for name in splits[split]], dtype=np.int64)
             for split in SPLITS
-            if splits.get(split)
+            if splits[split]
         },
         origin=f"{path.resolve()}: {len(features):,} rows of {len(names):,} classes",
     )
@@ -114,72 +98,39 @@ def write(
         )
 
 
-class _Folder:
-    """Files ``<part>.npy`` and ``<part>.json``."""
+@dataclass(frozen=True)
+class _Parts:
+    """The arrays and parsed JSON values at ``path``, those that are there."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def array(self, part: str) -> npt.NDArray[Any] | None:
-        file = self.path / f"{part}.npy"
-        if not file.is_file():
-            return None
-        try:
-            return cast(npt.NDArray[Any], np.load(file, mmap_mode="r", allow_pickle=False))
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(
-                f"{file}: cannot be read as an array of numbers or strings ({error}); write it "
-                "with numpy.save, without Python objects"
-            ) from error
+    path: Path
+    arrays: Mapping[str, npt.NDArray[Any]]
+    tables: Mapping[str, Any]
 
     def array_place(self, part: str) -> str:
-        return str(self.path / f"{part}.npy")
-
-    def table(self, part: str) -> Any:
-        file = self.path / f"{part}.json"
-        return _parsed(file.read_bytes(), str(file)) if file.is_file() else None
+        in_folder = self.path.is_dir()
+        return str(self.path / f"{part}.npy") if in_folder else f"{self.path}, tensor {part!r}"
 
     def table_place(self, part: str) -> str:
-        return str(self.path / f"{part}.json")
+        in_folder = self.path.is_dir()
+        return str(self.path / f"{part}.json") if in_folder else f"{self.path}, metadata {part!r}"
+
+    def required(self, part: str) -> npt.NDArray[Any]:
+        if part not in self.arrays:
+            raise DataError(f"features: {self.path} holds no {part}; add {self.array_place(part)}")
+        return self.arrays[part]
 
 
-class _Safetensors:
-    """Tensors ``<part>``, and JSON in the metadata ``<part>``."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            with safetensors.safe_open(path, "pt") as file:
-                self._tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-                self._metadata = file.metadata() or {}
-        except (OSError, safetensors.SafetensorError) as error:
-            raise DataError(f"{path}: cannot be read as safetensors ({error})") from error
-
-    def array(self, part: str) -> npt.NDArray[Any] | None:
-        if part not in self._tensors:
-            return None
-        tensor = self._tensors[part]
-        return cast(  # numpy has no bfloat16
-            npt.NDArray[Any],
-            (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(),
-        )
-
-    def array_place(self, part: str) -> str:
-        return f"{self.path}, tensor {part!r}"
-
-    def table(self, part: str) -> Any:
-        text = self._metadata.get(part)
-        return None if text is None else _parsed(text, self.table_place(part))
-
-    def table_place(self, part: str) -> str:
-        return f"{self.path}, metadata {part!r}"
-
-
-def _open(path: Path) -> Source:
+def _open(path: Path) -> _Parts:
     if path.is_dir():
-        return _Folder(path)
+        arrays = {part: path / f"{part}.npy" for part in ARRAYS}
+        tables = {part: path / f"{part}.json" for part in TABLES}
+        return _Parts(
+            path,
+            {part: _mapped(file) for part, file in arrays.items() if file.is_file()},
+            {p: _parsed(file.read_bytes(), file) for p, file in tables.items() if file.is_file()},
+        )
     if path.is_file() and path.suffix == SUFFIX:
-        return _Safetensors(path)
+        return _open_safetensors(path)
     problem = "is neither a folder nor a .safetensors file" if path.exists() else "does not exist"
     raise DataError(
         f"features: {path} {problem}; give a .safetensors file with features and labels, or a "
@@ -187,22 +138,43 @@ def _open(path: Path) -> Source:
     )
 
 
-def _parsed(text: str | bytes, place: str) -> Any:
+def _mapped(file: Path) -> npt.NDArray[Any]:
+    try:
+        mapped: npt.NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(
+            f"{file}: cannot be read as an array of numbers or strings ({error}); write it with "
+            "numpy.save, without Python objects"
+        ) from error
+    return mapped
+
+
+def _open_safetensors(path: Path) -> _Parts:
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            tensors = {part: file.get_tensor(part) for part in ARRAYS if part in file.keys()}  # noqa: SIM118 - no dict
+            metadata = file.metadata() or {}
+    except (OSError, safetensors.SafetensorError) as error:
+        raise DataError(f"{path}: cannot be read as safetensors ({error})") from error
+    return _Parts(
+        path,
+        {  # numpy has no bfloat16
+            part: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+            for part, tensor in tensors.items()
+        },
+        {p: _parsed(metadata[p], f"{path}, metadata {p!r}") for p in TABLES if p in metadata},
+    )
+
+
+def _parsed(text: str | bytes, place: object) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
         raise DataError(f"{place}: is not JSON ({error})") from error
 
 
-def _required(source: Source, part: str) -> npt.NDArray[Any]:
-    array = source.array(part)
-    if array is None:
-        raise DataError(f"features: {source.path} holds no {part}; add {source.array_place(part)}")
-    return array
-
-
-def _features(source: Source) -> npt.NDArray[np.floating[Any]]:
-    features, place = _required(source, "features"), source.array_place("features")
+def _features(parts: _Parts) -> npt.NDArray[np.floating[Any]]:
+    features, place = parts.required("features"), parts.array_place("features")
     if features.ndim != 2 or features.dtype.kind != "f":
         raise DataError(
             f"{place}: expected floats [n, D], got {features.dtype} {list(features.shape)}"
@@ -212,8 +184,8 @@ def _features(source: Source) -> npt.NDArray[np.floating[Any]]:
     return features
 
 
-def _labels(source: Source, num_rows: int) -> npt.NDArray[Any]:
-    labels, place = np.asarray(_required(source, "labels")), source.array_place("labels")
+def _labels(parts: _Parts, num_rows: int) -> npt.NDArray[Any]:
+    labels, place = np.asarray(parts.required("labels")), parts.array_place("labels")
     if labels.shape != (num_rows,):
         raise DataError(
             f"{place}: expected one label for each of the {num_rows:,} rows of features, got "
@@ -229,9 +201,9 @@ def _labels(source: Source, num_rows: int) -> npt.NDArray[Any]:
     return labels
 
 
-def _class_names(source: Source, labels: npt.NDArray[Any], values: npt.NDArray[Any]) -> list[str]:
+def _class_names(parts: _Parts, labels: npt.NDArray[Any], values: npt.NDArray[Any]) -> list[str]:
     """Return the name of each of ``values``, the sorted distinct labels."""
-    table, place = source.table("class_names"), source.table_place("class_names")
+    table, place = parts.tables.get("class_names"), parts.table_place("class_names")
     if table is None:
         return [str(value) for value in values]
     if labels.dtype.kind == "U":
@@ -251,27 +223,28 @@ def _class_names(source: Source, labels: npt.NDArray[Any], values: npt.NDArray[A
     return [table[value] for value in values]
 
 
-def _splits(source: Source, names: list[str], class_ids: npt.NDArray[np.int64]) -> ClassLists:
-    numbers, table = source.array("splits"), source.table("splits")
+def _splits(parts: _Parts, names: list[str], class_ids: Ids) -> ClassLists:
+    numbers, table = parts.arrays.get("splits"), parts.tables.get("splits")
+    array_place, table_place = parts.array_place("splits"), parts.table_place("splits")
     if numbers is not None and table is not None:
         raise DataError(
-            f"features: splits are given twice, by {source.array_place('splits')} and by "
-            f"{source.table_place('splits')}; remove one of them"
+            f"features: splits are given twice, by {array_place} and by {table_place}; remove one "
+            "of them"
         )
     if numbers is not None:
-        return _numbered_splits(numbers, source.array_place("splits"), names, class_ids)
+        return _numbered_splits(numbers, array_place, names, class_ids)
     if table is not None:
-        return _named_splits(table, source.table_place("splits"), names)
+        return _named_splits(table, table_place, names)
     if len(names) < len(SPLITS):
         raise DataError(
-            f"features: {source.path} has {len(names)} classes, but needs at least {len(SPLITS)}, "
+            f"features: {parts.path} has {len(names)} classes, but needs at least {len(SPLITS)}, "
             "one for each of train, validation and test; add classes or splits"
         )
     return dealt(names)
 
 
 def _numbered_splits(
-    numbers: npt.NDArray[Any], place: str, names: list[str], class_ids: npt.NDArray[np.int64]
+    numbers: npt.NDArray[Any], place: str, names: list[str], class_ids: Ids
 ) -> ClassLists:
     """Collect the split of every class from those of its rows, which must agree."""
     if numbers.shape != class_ids.shape or numbers.dtype.kind not in "iu":
@@ -290,11 +263,10 @@ def _numbered_splits(
     differs = numbers != of_class[class_ids]
     if differs.any():
         row = int(differs.argmax())
-        class_id = class_ids[row]
+        first = first_rows[class_ids[row]]
         raise DataError(
-            f"{place}: class {names[class_id]!r} is in two splits, "
-            f"{SPLITS[of_class[class_id]]} in row {first_rows[class_id]} and "
-            f"{SPLITS[numbers[row]]} in row {row}; keep it in one of them"
+            f"{place}: class {names[class_ids[row]]!r} is in two splits, {SPLITS[numbers[first]]} "
+            f"in row {first} and {SPLITS[numbers[row]]} in row {row}; keep it in one of them"
         )
     return {
         split: [name for name, chosen in zip(names, of_class, strict=True) if chosen == number]
@@ -312,13 +284,13 @@ def _named_splits(table: Any, place: str, names: list[str]) -> ClassLists:
         if split not in SPLITS:
             known = ", ".join(SPLITS)
             raise DataError(f"{place}: class {name!r} has split {split!r}; known: {known}")
-    left_out = next((name for name in names if name not in table), None)
-    if left_out is not None:
-        raise DataError(f"{place}: class {left_out!r} has no split; add it")
+    for name in names:
+        if name not in table:
+            raise DataError(f"{place}: class {name!r} has no split; add it")
     return {split: [name for name in names if table[name] == split] for split in SPLITS}
 
 
-def _require_finite(features: npt.NDArray[np.floating[Any]], source: Source) -> None:
+def _require_finite(features: npt.NDArray[np.floating[Any]], place: str) -> None:
     """Refuse rows with values that are not finite as float32, which is what the model reads."""
     rows_at_once = max(1, CHECKED_AT_ONCE // features.shape[1])
     for start in range(0, len(features), rows_at_once):
@@ -328,6 +300,6 @@ def _require_finite(features: npt.NDArray[np.floating[Any]], source: Source) -> 
         if not finite.all():
             row = start + int((~finite).argmax())
             raise DataError(
-                f"{source.array_place('features')}: row {row} holds NaN, infinity or a number too "
-                "large for float32; fix or remove it"
+                f"{place}: row {row} holds NaN, infinity or a number too large for float32; fix or "
+                "remove it"
             )

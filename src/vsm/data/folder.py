@@ -6,15 +6,11 @@ size. Images are resized to one square: their own if all share it and it is smal
 """
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from vsm.data.archives import open_tree
-from vsm.data.class_lists import ClassLists, dealt
 from vsm.data.dataset import SPLITS, Split
-from vsm.data.images import ImageFormat, inspect, is_image_name
-from vsm.data.preparation import Preparation, from_files
+from vsm.data.images import ImageFormat, decode_files, inspect, is_image_name
+from vsm.data.preparation import ClassLists, Preparation, dealt
 from vsm.errors import DataError
 
 LARGEST_SIDE = 84
@@ -39,22 +35,31 @@ def key(path: Path) -> str:
     return f"folder-{slug}-{digest.hexdigest()[:12]}"
 
 
-@contextmanager
-def read(path: Path) -> Iterator[Preparation]:
+def read(path: Path) -> Preparation:
     """Read a folder of class folders, split by its own folders or from the seed."""
     given = _class_folders(path)
     lists: ClassLists = {split: [f.name for f in folders] for split, folders in given.items()}
     files = {f.name: _images(f) for folders in given.values() for f in folders}
-    names = {
-        name: [image.relative_to(path).as_posix() for image in images]
-        for name, images in files.items()
-    }
-    everything = [image for images in files.values() for image in images]
-    if not everything:
+    images = [image for found in files.values() for image in found]
+    if not images:
         raise DataError(f"folder: {path} has class folders but no images in them; add some")
-    origin = f"{path.resolve()}: {len(everything):,} images of {len(files):,} classes"
-    with open_tree(path) as tree:
-        yield from_files(tree, names, lists, _common_format(everything), origin)
+    for name, found in files.items():
+        if not found:
+            raise DataError(f"class {name!r} has no images; add some or remove it")
+        splits = [split for split, names in lists.items() for one in names if one == name]
+        if len(splits) > 1:
+            raise DataError(
+                f"class {name!r} is in two splits, {splits[0]} and {splits[1]}; keep it in one of "
+                "them"
+            )
+    form = _common_format(images)
+    return Preparation(
+        image_shape=form.shape,
+        class_lists=lists,
+        class_sizes={name: len(found) for name, found in files.items()},
+        batches=decode_files(images, form),
+        origin=f"{path.resolve()}: {len(images):,} images of {len(files):,} classes",
+    )
 
 
 def labeled_images(path: Path) -> tuple[list[Path], list[str]]:
@@ -62,20 +67,14 @@ def labeled_images(path: Path) -> tuple[list[Path], list[str]]:
 
     There may be any number of classes, and no splits: this is for examples, not for training.
     """
-    if not path.is_dir():
-        raise DataError(f"folder: {path} is not a folder; give one with a folder of images a class")
-    folders = _folders(path)
-    if not folders:
+    files = {folder: _images(folder) for folder in _folders(_existing(path))}
+    if not files:
         raise DataError(f"folder: {path} has no class folders; put the images of each class in one")
-    images: list[Path] = []
-    labels: list[str] = []
-    for folder in folders:
-        found = _images(folder)
+    for folder, found in files.items():
         if not found:
             raise DataError(f"folder: {folder} has no images; add some, or remove it")
-        images += found
-        labels += [folder.name] * len(found)
-    return images, labels
+    labels = [folder.name for folder, found in files.items() for _ in found]
+    return [image for found in files.values() for image in found], labels
 
 
 def images_below(path: Path) -> list[Path]:
@@ -84,15 +83,12 @@ def images_below(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise DataError(f"{path}: there is no such file or folder")
-    found = _images(path) + [image for folder in _folders(path) for image in images_below(folder)]
-    return found
+    return _images(path) + [image for folder in _folders(path) for image in images_below(folder)]
 
 
 def _class_folders(path: Path) -> dict[Split, list[Path]]:
     """Return the class folders of each split."""
-    if not path.is_dir():
-        raise DataError(f"folder: {path} is not a folder; give one with a folder of images a class")
-    top = _folders(path)
+    top = _folders(_existing(path))
     splits = [folder for folder in top if folder.name in SPLIT_FOLDERS and _folders(folder)]
     if not splits:
         return _deal(path, top)
@@ -110,16 +106,22 @@ def _class_folders(path: Path) -> dict[Split, list[Path]]:
 
 
 def _deal(path: Path, folders: list[Path]) -> dict[Split, list[Path]]:
-    count = len(folders)
-    if count < len(SPLITS):
+    if len(folders) < len(SPLITS):
         raise DataError(
-            f"folder: {path} has {count} class folders, but needs at least {len(SPLITS)}, one for "
-            "each of train, validation and test; add classes, or check that this is the folder "
-            "above them"
+            f"folder: {path} has {len(folders)} class folders, but needs at least {len(SPLITS)}, "
+            "one for each of train, validation and test; add classes, or check that this is the "
+            "folder above them"
         )
-    by_name = {folder.name: folder for folder in folders}
-    lists = dealt(by_name)
-    return {split: [by_name[name] for name in names] for split, names in lists.items()}
+    names = dealt([folder.name for folder in folders])
+    return {split: [path / name for name in names[split]] for split in SPLITS}
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_dir():
+        raise DataError(
+            f"folder: {path} is not a folder; give one with a folder of images per class"
+        )
+    return path
 
 
 def _folders(path: Path) -> list[Path]:

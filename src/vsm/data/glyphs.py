@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vsm.data import store
-from vsm.data.dataset import SPLITS, ImageDataset, Normalization, Split
+from vsm.data.dataset import SPLITS, ImageDataset, Normalization, Pixels, Split
+from vsm.data.preparation import ClassLists, Preparation, flat
 from vsm.errors import DataError
 from vsm.seeding import derive_seed
 
@@ -123,9 +124,6 @@ def _random(seed: int, *names: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(derive_seed(seed, "glyphs", *names)))
 
 
-# --- Alphabet ---------------------------------------------------------------------------------
-
-
 def _design_alphabet(random: np.random.Generator) -> Alphabet:
     """Draw a style: few kinds of strokes, used unequally, arranged in a preferred way."""
     kinds = np.array(list(TURNS.values()), dtype=float)
@@ -176,9 +174,6 @@ def _curve_basis(roundness: float) -> Floats:
     return np.asarray(roundness * smooth + (1 - roundness) * (left + u * (right - left)))
 
 
-# --- Character --------------------------------------------------------------------------------
-
-
 def _design_characters(alphabet: Alphabet, count: int, random: np.random.Generator) -> list[Floats]:
     """Compose ``count`` characters ``[S, M, 2]`` that differ from each other."""
     characters: list[Floats] = []
@@ -186,7 +181,8 @@ def _design_characters(alphabet: Alphabet, count: int, random: np.random.Generat
     limit = MAX_SIMILARITY
     while len(characters) < count:
         character = _compose(alphabet, random)
-        if not _is_legible(character):
+        length = np.sqrt((np.diff(character, axis=1) ** 2).sum(axis=-1)).sum()
+        if not LENGTH[0] <= length <= LENGTH[1]:  # too little to see, or too much for the pixels
             continue
         look = _look(alphabet, character)
         if (looks @ look).max() < limit:
@@ -244,12 +240,6 @@ def _has_room(alphabet: Alphabet, strokes: Floats, stroke: Floats) -> bool:
     return bool((distance.min(axis=0) < CROWDED).mean() <= MAX_CROWDING)
 
 
-def _is_legible(character: Floats) -> bool:
-    """Tell whether there is enough to see, and not too much for so few pixels."""
-    length = np.sqrt((np.diff(character, axis=1) ** 2).sum(axis=-1)).sum()
-    return bool(LENGTH[0] <= length <= LENGTH[1])
-
-
 def _look(alphabet: Alphabet, character: Floats) -> Floats:
     """Return the blurred, noiseless picture of a character as a unit vector ``[SIDE²]``."""
     curves = (alphabet.basis @ character @ alphabet.page)[None]
@@ -261,9 +251,6 @@ def _rotation(angle: Floats) -> Floats:
     """Return matrices ``[*angle.shape, 2, 2]`` that turn row vectors by ``angle`` radians."""
     cosine, sine = np.cos(angle), np.sin(angle)
     return np.stack([np.stack([cosine, sine], -1), np.stack([-sine, cosine], -1)], -2)
-
-
-# --- Drawing ----------------------------------------------------------------------------------
 
 
 def _smoothing() -> Floats:
@@ -311,9 +298,6 @@ def _fit(curves: Floats) -> Floats:
     return np.asarray((curves - (low + high) / 2) * scale + (SIDE - 1) / 2)
 
 
-# --- Ink --------------------------------------------------------------------------------------
-
-
 def _ink(points: Floats, pen: Floats) -> npt.NDArray[np.float32]:
     """Ink curves ``[B, S, P, 2]``, in pixels, with Gaussian pens ``[B]``; ``[B, H, W]`` in [0, 1].
 
@@ -332,10 +316,7 @@ def _ink(points: Floats, pen: Floats) -> npt.NDArray[np.float32]:
     return np.asarray(1 - np.exp(-GAIN * density))
 
 
-# --- Dataset ----------------------------------------------------------------------------------
-
-
-def draw_alphabet(seed: int, number: int) -> npt.NDArray[np.uint8]:
+def draw_alphabet(seed: int, number: int) -> Pixels:
     """Draw all of alphabet ``number``: uint8 ``[num_characters, NUM_DRAWINGS, H, W, 1]``."""
     design = _random(seed, "alphabet", number)
     alphabet = _design_alphabet(design)
@@ -345,9 +326,7 @@ def draw_alphabet(seed: int, number: int) -> npt.NDArray[np.uint8]:
     return np.stack([_draw_on_paper(alphabet, character, motor) for character in characters])
 
 
-def _draw_on_paper(
-    alphabet: Alphabet, character: Floats, random: np.random.Generator
-) -> npt.NDArray[np.uint8]:
+def _draw_on_paper(alphabet: Alphabet, character: Floats, random: np.random.Generator) -> Pixels:
     """Return the drawings of one character, uint8 ``[NUM_DRAWINGS, H, W, 1]``."""
     points = _fit(_draw(alphabet, character, random))
     points += random.uniform(-OFF_CENTER, OFF_CENTER, (NUM_DRAWINGS, 1, 1, 2))
@@ -359,50 +338,27 @@ def open_glyphs() -> ImageDataset:
     """Open glyphs from the cache; draw and cache it first if it is not there."""
     cached = f"glyphs-v{GENERATOR_VERSION}"
     if not store.is_prepared(cached):
-        drawn = _draw_dataset(SEED)
+        drawn = _draw_all(SEED)
         try:
-            _keep(cached, drawn)
+            store.write(cached, drawn, NORMALIZATION)
         except DataError:  # a disk that cannot be written costs seconds at every opening, no more
-            return drawn
+            return store.in_memory("glyphs", drawn, NORMALIZATION)
     return replace(store.read(cached), name="glyphs")
 
 
-def _draw_dataset(seed: int) -> ImageDataset:
+def _draw_all(seed: int) -> Preparation:
     """Draw every alphabet of every split; train alphabets come first, test alphabets last."""
-    images: list[npt.NDArray[np.uint8]] = []
-    class_names: list[str] = []
-    splits: dict[Split, npt.NDArray[np.int64]] = {}
-    number = 0
-    for split in SPLITS:
-        first = len(class_names)
-        for _ in range(NUM_ALPHABETS[split]):
-            drawings = draw_alphabet(seed, number)
-            images.append(drawings.reshape(-1, SIDE, SIDE, 1))
-            class_names += [
-                f"alphabet{number:02}/character{character:02}" for character in range(len(drawings))
-            ]
-            number += 1
-        splits[split] = np.arange(first, len(class_names))
-    return ImageDataset(
-        name="glyphs",
-        images=np.concatenate(images),
-        class_names=tuple(class_names),
-        class_starts=np.arange(len(class_names) + 1) * NUM_DRAWINGS,
-        splits=splits,
-        normalization=NORMALIZATION,
-        origin=f"drawn by vsm.data.glyphs, generator version {GENERATOR_VERSION}, seed {seed}",
-    )
-
-
-def _keep(folder: str, dataset: ImageDataset) -> None:
-    store.write(
-        folder,
-        [dataset.images],
-        num_images=len(dataset.images),
+    images: list[Pixels] = []
+    lists: ClassLists = {split: [] for split in SPLITS}
+    alphabets = [split for split in SPLITS for _ in range(NUM_ALPHABETS[split])]
+    for number, split in enumerate(alphabets):
+        drawings = draw_alphabet(seed, number)
+        images.append(drawings.reshape(-1, SIDE, SIDE, 1))
+        lists[split] += [f"alphabet{number:02}/character{n:02}" for n in range(len(drawings))]
+    return Preparation(
         image_shape=(SIDE, SIDE, 1),
-        class_names=dataset.class_names,
-        class_sizes=dataset.class_sizes.tolist(),
-        splits={split: classes.tolist() for split, classes in dataset.splits.items()},
-        normalization=dataset.normalization,
-        origin=dataset.origin,
+        class_lists=lists,
+        class_sizes=dict.fromkeys(flat(lists), NUM_DRAWINGS),
+        batches=images,
+        origin=f"drawn by vsm.data.glyphs, generator version {GENERATOR_VERSION}, seed {seed}",
     )

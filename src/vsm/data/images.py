@@ -7,15 +7,15 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from vsm.data.dataset import Pixels
 from vsm.errors import DataError
 
 SUFFIXES = frozenset(
@@ -24,23 +24,16 @@ SUFFIXES = frozenset(
 # Content decides, not the suffix; other formats of Pillow's run programs or are seldom audited.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 GRAY_MODES = frozenset(("1", "L", "LA", "I", "I;16", "I;16B", "F"))
-Item = TypeVar("Item")
 CHUNK = 256  # images decoded between two writes; bounds memory
 DARK = 127.5  # mean of an image whose paper is dark
+MOST_NAMED = 10
+Item = TypeVar("Item")
 
 # What Pillow and its plugins raise for files that are cut off, damaged, or not images at all.
 UNREADABLE = (
-    OSError,
-    EOFError,
-    SyntaxError,
-    ValueError,
-    IndexError,
-    TypeError,
-    struct.error,
-    zlib.error,
+    *(OSError, EOFError, SyntaxError, ValueError, IndexError, TypeError),
+    *(struct.error, zlib.error),
 )
-MOST_NAMED = 10
-TOO_LARGE = (Image.DecompressionBombWarning, Image.DecompressionBombError)
 
 
 @dataclass(frozen=True)
@@ -81,20 +74,27 @@ def inspect(path: Path) -> tuple[bool, int, int]:
         return image.mode in GRAY_MODES, image.height, image.width
 
 
-def decode(data: bytes, name: str, form: ImageFormat) -> npt.NDArray[np.uint8]:
+def decode(data: bytes, name: str, form: ImageFormat) -> Pixels:
     """Decode one image file to uint8 ``[side, side, channels]``; ``name`` is for messages."""
     with _reporting(name), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
         opened.draft(None, (2 * form.side, 2 * form.side))  # JPEG: decode no finer than needed
-        return _formed(opened, form)
+        return form_image(opened, name, form)
 
 
-def form_image(image: Image.Image, name: str, form: ImageFormat) -> npt.NDArray[np.uint8]:
+def form_image(image: Image.Image, name: str, form: ImageFormat) -> Pixels:
     """Turn an image in memory into what :func:`decode` makes of a file of it."""
     with _reporting(name):
-        return _formed(image, form)
+        if form.upright:
+            image = ImageOps.exif_transpose(image)
+        image = _convert(image, "L" if form.channels == 1 else "RGB")
+        if form.ink and not (form.any_paper and np.asarray(image).mean() < DARK):
+            image = ImageOps.invert(image)
+        if image.size != (form.side, form.side):
+            image = image.resize((form.side, form.side), Image.Resampling.LANCZOS)
+        return np.asarray(image).reshape(form.shape)
 
 
-def form_pixels(pixels: npt.NDArray[np.uint8], form: ImageFormat) -> npt.NDArray[np.uint8]:
+def form_pixels(pixels: Pixels, form: ImageFormat) -> Pixels:
     """Do the same with many that have the right size and channels already, ``[n, …]``."""
     formed = pixels.reshape(-1, *form.shape)
     if not form.ink:
@@ -105,23 +105,12 @@ def form_pixels(pixels: npt.NDArray[np.uint8], form: ImageFormat) -> npt.NDArray
     return np.where(is_light, 255 - formed, formed)
 
 
-def _formed(image: Image.Image, form: ImageFormat) -> npt.NDArray[np.uint8]:
-    if form.upright:
-        image = ImageOps.exif_transpose(image)
-    image = _convert(image, "L" if form.channels == 1 else "RGB")
-    if form.ink and not (form.any_paper and np.asarray(image).mean() < DARK):
-        image = ImageOps.invert(image)
-    if image.size != (form.side, form.side):
-        image = image.resize((form.side, form.side), Image.Resampling.LANCZOS)
-    return np.asarray(image).reshape(form.shape)
-
-
 def decode_all(
     items: Sequence[Item],
     read: Callable[[Item], bytes],
     form: ImageFormat,
     label: Callable[[Item], str],
-) -> Iterator[npt.NDArray[np.uint8]]:
+) -> Iterator[Pixels]:
     """Yield batches ``[up to CHUNK, side, side, channels]`` of images, in the order of ``items``.
 
     Decoding runs in threads, as Pillow releases the interpreter lock.
@@ -132,34 +121,35 @@ def decode_all(
         form: what every image is turned into.
         label: names an item in messages.
     """
+
+    def attempt(item: Item) -> Pixels | DataError:
+        try:
+            return decode(read(item), label(item), form)
+        except DataError as error:
+            return error
+
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for start in range(0, len(items), CHUNK):
             with _bombs_refused():
-                decoded = list(
-                    pool.map(
-                        lambda item: _attempted(lambda: decode(read(item), label(item), form)),
-                        items[start : start + CHUNK],
-                    )
-                )
-            _require_no_errors([one for one in decoded if isinstance(one, DataError)])
+                decoded = list(pool.map(attempt, items[start : start + CHUNK]))
+            errors = [one for one in decoded if isinstance(one, DataError)]
+            if errors:  # all are named, so that all are fixed at once
+                names = [str(error).split(": ", 1)[0] for error in errors[1 : 1 + MOST_NAMED]]
+                also = f" (and {len(errors) - 1} more: {', '.join(names)})" if names else ""
+                raise DataError(f"{errors[0]}{also}") from errors[0]
             yield np.stack([one for one in decoded if not isinstance(one, DataError)])
 
 
-def _attempted(
-    make: Callable[[], npt.NDArray[np.uint8]],
-) -> npt.NDArray[np.uint8] | DataError:
-    try:
-        return make()
-    except DataError as error:
-        return error
+def decode_files(files: Sequence[Path], form: ImageFormat) -> Iterator[Pixels]:
+    """Yield batches of the images in ``files``, as :func:`decode_all` does."""
 
+    def read(file: Path) -> bytes:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise DataError(f"{file}: cannot be read ({error.strerror}); check the path") from error
 
-def _require_no_errors(errors: Sequence[DataError]) -> None:
-    """Raise the first one, and name the files of the others, so that all are fixed at once."""
-    if errors:
-        names = [str(error).split(": ", maxsplit=1)[0] for error in errors[1 : 1 + MOST_NAMED]]
-        also = f" (and {len(errors) - 1} more: {', '.join(names)})" if names else ""
-        raise DataError(f"{errors[0]}{also}") from errors[0]
+    return decode_all(files, read, form, str)
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:
@@ -172,22 +162,19 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
     return image.convert(mode)
 
 
-@contextmanager
-def _bombs_refused() -> Iterator[None]:
+def _bombs_refused() -> AbstractContextManager[None]:
     """Refuse images above Pillow's ``MAX_IMAGE_PIXELS``, where it would only warn.
 
     Warning filters belong to the process, so this is entered around threads, not in them.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        yield
+    return warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning)
 
 
 @contextmanager
 def _reporting(name: str) -> Iterator[None]:
     try:
         yield
-    except TOO_LARGE as error:
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise DataError(
             f"{name}: refused as a decompression bomb, over {Image.MAX_IMAGE_PIXELS} pixels; "
             "remove it or scale it down"

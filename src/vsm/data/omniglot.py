@@ -9,31 +9,22 @@ in all three splits; the four stay in one split. Turned drawings are stored, not
 loaded: all of it is 102 MB, and every reader of the prepared file stays a plain lookup.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from vsm.data.archives import open_tree, read_file
-from vsm.data.class_lists import ClassLists, published, seeded
-from vsm.data.images import ImageFormat, decode_all, is_image_name
-from vsm.data.preparation import Preparation, completeness, keep_present, regroup
+from vsm.data.archives import Tree, open_tree
+from vsm.data.dataset import Pixels
+from vsm.data.images import ImageFormat
+from vsm.data.preparation import ClassLists, Layout, Preparation, flat, origin_of, published, seeded
 from vsm.errors import DataError
 
 PARTS = ("images_background", "images_evaluation")
 FORMAT = ImageFormat(side=28, channels=1, ink=True)
-DRAWINGS = 20  # of a character
+CLASS_SIZE = 20  # drawings
 TURNS = ("", "@90", "@180", "@270")  # suffixes of class names, counter-clockwise
-PAPER_SPLIT_SEED = 0
-
-
-def paper_split() -> ClassLists:
-    """Return 1,100 / 100 / 423 characters, drawn once from a fixed seed."""
-    names = chain.from_iterable(published("omniglot_vinyals").values())
-    return seeded(names, {"train": 1100, "validation": 100, "test": 423}, PAPER_SPLIT_SEED)
 
 
 def vinyals_split() -> ClassLists:
@@ -41,68 +32,73 @@ def vinyals_split() -> ClassLists:
     return published("omniglot_vinyals")
 
 
-@contextmanager
-def read_paper_split(source: Path, allow_missing: bool) -> Iterator[Preparation]:
-    """Read the official zips or folders at ``source``, with the split of the paper."""
-    with _read(source, paper_split(), allow_missing) as preparation:
-        yield preparation
+def paper_split() -> ClassLists:
+    """Return 1,100 / 100 / 423 characters, drawn once from a fixed seed."""
+    return seeded(flat(vinyals_split()), (1100, 100, 423), seed=0)
 
 
 @contextmanager
-def read_vinyals_split(source: Path, allow_missing: bool) -> Iterator[Preparation]:
-    """Read the official zips or folders at ``source``, with the split of Vinyals et al."""
-    with _read(source, vinyals_split(), allow_missing) as preparation:
-        yield preparation
-
-
-@contextmanager
-def _read(source: Path, lists: ClassLists, allow_missing: bool) -> Iterator[Preparation]:
-    with ExitStack() as stack:
-        halves = [stack.enter_context(open_tree(_find(source, part))) for part in PARTS]
-        tree_of = {name: tree for tree in halves for name in tree.names}
-        files: dict[str, list[str]] = {}
-        for name in filter(is_image_name, tree_of):
-            character = "/".join(
-                PurePosixPath(name).parts[-3:-1]
-            )  # …/<alphabet>/<character>/<file>
-            files.setdefault(character, []).append(name)
-        total = DRAWINGS * sum(map(len, lists.values()))
-        sizes = {name: len(found) for name, found in files.items()}
-        lists = keep_present(lists, sizes, DRAWINGS, allow_missing)
-        characters = [name for names in lists.values() for name in names]
-        drawings = [name for character in characters for name in files[character]]
-        upright = decode_all(
-            drawings,
-            lambda name: read_file(tree_of[name], name),
-            FORMAT,
-            label=lambda name: f"{tree_of[name].location}/{name}",
-        )
+def read(
+    source: Path, allow_missing: bool, split: Callable[[], ClassLists] = paper_split
+) -> Iterator[Preparation]:
+    """Read the official zips or folders at ``source``."""
+    with _both_parts(source) as tree:
+        # …/<alphabet>/<character>/<file>
+        files = tree.images_by_class(lambda path: "/".join(path.parts[-3:-1]))
+        lists = split()
+        upright = Layout(lists, CLASS_SIZE, FORMAT).from_files(tree, files, allow_missing)
+        sizes = upright.class_sizes
+        drawings = sum(sizes.values())
+        what = f"{len(sizes):,} characters, {drawings:,} drawings, each in 4 rotations"
         yield Preparation(
             image_shape=FORMAT.shape,
-            class_sizes={name + turn: sizes[name] for name in characters for turn in TURNS},
             class_lists={
                 split: [name + turn for name in names for turn in TURNS]
-                for split, names in lists.items()
+                for split, names in upright.class_lists.items()
             },
-            batches=_turned(regroup(upright, [sizes[name] for name in characters])),
-            origin=f"{source.resolve()}: {len(characters):,} characters, {len(drawings):,} "
-            f"drawings, each in 4 rotations{completeness(len(drawings), total)}",
+            class_sizes={name + turn: size for name, size in sizes.items() for turn in TURNS},
+            batches=_turned(regroup(upright.batches, sizes.values())),
+            origin=origin_of(source, what, drawings, CLASS_SIZE * len(flat(lists))),
         )
 
 
-def _find(source: Path, part: str) -> Path:
-    """Return the folder or zip of one half, in ``source`` or beside it."""
+@contextmanager
+def _both_parts(source: Path) -> Iterator[Tree]:
+    """Open the folders or zips of both parts, in ``source`` or beside it, as one tree."""
     folder = source if source.is_dir() and source.name not in PARTS else source.parent
+    with ExitStack() as stack:
+        trees = [stack.enter_context(open_tree(_find(folder, part))) for part in PARTS]
+        found = {f"{t.location.name}/{name}": (t, name) for t in trees for name in t.names}
+
+        def contents(name: str) -> bytes:
+            tree, inner = found[name]
+            return tree.read(inner)
+
+        yield Tree(folder, list(found), all(tree.in_any_order for tree in trees), contents)
+
+
+def _find(folder: Path, part: str) -> Path:
     for candidate in (folder / part, folder / f"{part}.zip"):
         if candidate.exists():
             return candidate
     raise DataError(
         f"omniglot: found neither {part}.zip nor a folder {part} in {folder}; pass the folder "
-        "that holds both halves with --from, or use --download"
+        "that holds both with --from, or use --download"
     )
 
 
-def _turned(characters: Iterable[npt.NDArray[np.uint8]]) -> Iterator[npt.NDArray[np.uint8]]:
+def regroup(batches: Iterable[Pixels], sizes: Iterable[int]) -> Iterator[Pixels]:
+    """Cut a stream of batches anew, into batches of the given ``sizes``."""
+    stream = iter(batches)
+    held = next(stream)
+    for size in sizes:
+        while len(held) < size:
+            held = np.concatenate([held, next(stream)])
+        yield held[:size]
+        held = held[size:]
+
+
+def _turned(characters: Iterator[Pixels]) -> Iterator[Pixels]:
     """Yield each character's drawings ``[n, 28, 28, 1]``, then turned by 90°, 180° and 270°."""
     for drawings in characters:
         for turns in range(len(TURNS)):

@@ -11,9 +11,10 @@ import pickle
 import re
 import struct
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,23 +25,15 @@ PLAIN_TYPE = re.compile(r"[biufcSUO]\d+")  # booleans, numbers, strings, referen
 
 # What the interpreter's unpickler raises when a stream is cut off or makes no sense.
 MALFORMED = (
-    pickle.UnpicklingError,
-    EOFError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-    struct.error,
+    *(pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError),
+    *(OverflowError, MemoryError, RecursionError, struct.error),
 )
 
 
 def load(file: IO[bytes], name: str) -> Any:
     """Read one pickle from ``file``; ``name`` is for messages.
 
-    Text of Python 2 pickles arrives as bytes; see :func:`text` and :func:`text_keys`.
+    Text of Python 2 pickles arrives as bytes, see :func:`text`, but for the keys of dictionaries.
 
     Raises:
         DataError: if the pickle asks for anything but plain data, or is damaged.
@@ -60,20 +53,111 @@ def load_path(path: Path) -> Any:
         raise DataError(f"cannot read {path}: {error.strerror}; check the path") from error
 
 
+@contextmanager
+def expecting(what: str, name: str) -> Iterator[None]:
+    """Say that the pickle ``name`` is not ``what``, if the block cannot take it for that."""
+    try:
+        yield
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+        reason = error if type(error) is ValueError else repr(error)
+        raise DataError(f"{name}: not {what} ({reason}); fetch or copy it again") from error
+
+
 def text(value: object) -> str:
     """Return a string of a pickle as text, whichever Python wrote it."""
     return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
-def text_keys(value: object, name: str) -> dict[str, Any]:
-    """Return ``value`` as a dictionary with text keys, or say that ``name`` does not hold one."""
-    if not isinstance(value, Mapping):
-        raise DataError(f"{name}: expected a dictionary, got {type(value).__name__}")
-    return {text(key): item for key, item in value.items()}
+class _Array:
+    """Stands for an array while a pickle is read; keeps the state that numpy would be given.
+
+    numpy's own ``__setstate__`` believes what it is told and can be made to crash.
+    """
+
+    state: tuple[Any, ...] = ()
+
+    def build(self) -> npt.NDArray[Any]:
+        _, shape, described, is_fortran, data = self.state
+        dtype = _element_type(described)
+        order: Literal["F", "C"] = "F" if is_fortran else "C"
+        if dtype.kind != "O":
+            return np.frombuffer(data, dtype).reshape(shape, order=order)
+        values = np.empty(len(data), dtype)
+        for position, value in enumerate(data):
+            values[position] = _built(value)
+        return values.reshape(shape, order=order)
+
+
+class _ElementType:
+    """Stands for ``numpy.dtype(code)``; of the pickled state only the byte order is used."""
+
+    state: tuple[Any, ...] = (3, "=")
+
+    def __init__(self, code: str | bytes, *_: object) -> None:
+        self.code = text(code)
+
+
+def _element_type(described: object) -> np.dtype[Any]:
+    if not isinstance(described, _ElementType) or not PLAIN_TYPE.fullmatch(described.code):
+        raise pickle.UnpicklingError(f"unsupported element type {described!r}")
+    return np.dtype(described.code).newbyteorder(text(described.state[1]))  # type: ignore[arg-type]  # numpy checks
+
+
+def _built(value: Any) -> Any:
+    """Return ``value`` with the arrays in it built and keys as text, however deep."""
+    if isinstance(value, _Array):
+        return value.build()
+    if isinstance(value, dict):
+        texts = {key: text(key) if isinstance(key, bytes) else key for key in value}
+        return {texts[key]: _built(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_built(item) for item in value)
+    return value
+
+
+NDARRAY = object()  # stands for numpy.ndarray, which pickles only pass on to _reconstruct
+
+
+def _reconstruct(kind: object, *_: object) -> _Array:
+    if kind is not NDARRAY:
+        raise pickle.UnpicklingError(f"unsupported array type {kind!r}")
+    return _Array()
+
+
+def _from_buffer(data: bytes, dtype: object, shape: tuple[int, ...], order: str) -> Any:
+    values: npt.NDArray[Any] = np.frombuffer(data, _element_type(dtype))
+    return values.reshape(shape, order="F" if text(order) == "F" else "C")
+
+
+def _scalar(dtype: object, data: bytes) -> Any:
+    return np.frombuffer(data, _element_type(dtype))[0]
+
+
+def _encode(value: str | bytes, _: object) -> bytes:
+    return value if isinstance(value, bytes) else value.encode("latin1")  # as old protocols do
+
+
+def _empty_bytes() -> bytes:
+    return b""  # old protocols call bytes() for it; sizes are not accepted
+
+
+BUILTINS = {"bytes": _empty_bytes, "complex": complex, "frozenset": frozenset, "set": set}
+ADMITTED: Mapping[tuple[str, str], Any] = {
+    ("numpy", "ndarray"): NDARRAY,
+    ("numpy", "dtype"): _ElementType,
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy.core.multiarray", "scalar"): _scalar,
+    ("numpy.core.numeric", "_frombuffer"): _from_buffer,
+    ("_codecs", "encode"): _encode,
+    ("collections", "OrderedDict"): OrderedDict,
+    **{(module, n): b for module in ("builtins", "__builtin__") for n, b in BUILTINS.items()},
+}
 
 
 class _PlainUnpickler(pickle._Unpickler):
     """The standard unpickler in Python, which damaged input cannot crash as it can the one in C."""
+
+    stack: list[Any]
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         super().__init__(file, encoding="bytes")
@@ -88,139 +172,11 @@ class _PlainUnpickler(pickle._Unpickler):
                 "strings, numbers and containers are read, and nothing was run"
             ) from None
 
+    def _set_state(self) -> None:
+        """Do what BUILD asks, on placeholders alone: what is admitted cannot be changed."""
+        state = self.stack.pop()
+        if not isinstance(self.stack[-1], _Array | _ElementType):
+            raise pickle.UnpicklingError(f"a state for {self.stack[-1]!r}")
+        self.stack[-1].state = state
 
-class _Array:
-    """Stands for an array while a pickle is read; keeps the state that numpy would be given.
-
-    numpy's own ``__setstate__`` believes what it is told and can be made to crash.
-    """
-
-    __slots__ = ("state",)
-
-    def __init__(self) -> None:
-        self.state: tuple[Any, ...] = ()
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.state = state
-
-    def build(self) -> npt.NDArray[Any]:
-        _, shape, described, is_fortran, data = self.state
-        dtype = _element_type(described)
-        order: Literal["F", "C"] = "F" if is_fortran else "C"
-        if dtype.kind != "O":
-            return np.frombuffer(data, dtype).reshape(shape, order=order)
-        values = np.empty(len(data), dtype)
-        for position, value in enumerate(data):
-            values[position] = _built(value)
-        return values.reshape(shape, order=order)
-
-
-def _built(value: Any) -> Any:
-    """Return ``value`` with the arrays in it built, however deep in containers."""
-    if isinstance(value, _Array):
-        return value.build()
-    if isinstance(value, dict):
-        return {key: _built(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_built(item) for item in value)
-    return value
-
-
-class _ElementType:
-    """Stands for ``numpy.dtype(code)``; of the pickled state only the byte order is used."""
-
-    __slots__ = ("code", "order")
-
-    def __init__(self, code: str | bytes) -> None:
-        self.code = text(code)
-        self.order = "="
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.order = text(state[1])
-
-
-def _element_type(described: object) -> np.dtype[Any]:
-    if not isinstance(described, _ElementType) or not PLAIN_TYPE.fullmatch(described.code):
-        raise pickle.UnpicklingError(f"unsupported element type {described!r}")
-    return np.dtype(described.code).newbyteorder(described.order)  # type: ignore[arg-type]  # numpy checks
-
-
-# The stand-ins below are instances without attributes, so that a pickle cannot change them either.
-
-
-class _MakeElementType:
-    __slots__ = ()
-
-    def __call__(self, code: str | bytes, *_: object) -> _ElementType:
-        return _ElementType(code)
-
-
-class _ArrayMarker:
-    """Stands for ``numpy.ndarray``, which pickles only pass on to ``_reconstruct``."""
-
-    __slots__ = ()
-
-
-class _MakeArray:
-    __slots__ = ()
-
-    def __call__(self, kind: object, *_: object) -> _Array:
-        if not isinstance(kind, _ArrayMarker):
-            raise pickle.UnpicklingError(f"unsupported array type {kind!r}")
-        return _Array()
-
-
-class _FromBuffer:
-    __slots__ = ()
-
-    def __call__(
-        self, data: bytes, dtype: object, shape: tuple[int, ...], order: str
-    ) -> npt.NDArray[Any]:
-        values: npt.NDArray[Any] = np.frombuffer(data, _element_type(dtype))
-        return values.reshape(shape, order="F" if text(order) == "F" else "C")
-
-
-class _Scalar:
-    __slots__ = ()
-
-    def __call__(self, dtype: object, data: bytes) -> Any:
-        return np.frombuffer(data, _element_type(dtype))[0]
-
-
-class _Latin1:
-    """Stands for ``_codecs.encode``, by which old protocols spell bytes."""
-
-    __slots__ = ()
-
-    def __call__(self, value: str | bytes, _: object) -> bytes:
-        return value if isinstance(value, bytes) else value.encode("latin1")
-
-
-class _EmptyBytes:
-    """Stands for ``bytes``, which old protocols call for empty ones; sizes are not accepted."""
-
-    __slots__ = ()
-
-    def __call__(self) -> bytes:
-        return b""
-
-
-ADMITTED: Mapping[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): _ArrayMarker(),
-    ("numpy", "dtype"): _MakeElementType(),
-    ("numpy.core.multiarray", "_reconstruct"): _MakeArray(),
-    ("numpy.core.multiarray", "scalar"): _Scalar(),
-    ("numpy.core.numeric", "_frombuffer"): _FromBuffer(),
-    ("_codecs", "encode"): _Latin1(),
-    ("collections", "OrderedDict"): OrderedDict,
-    **{
-        (module, name): kind
-        for module in ("builtins", "__builtin__")
-        for name, kind in {
-            "bytes": _EmptyBytes(),
-            "complex": complex,
-            "frozenset": frozenset,
-            "set": set,
-        }.items()
-    },
-}
+    dispatch: ClassVar[dict[int, Any]] = pickle._Unpickler.dispatch | {pickle.BUILD[0]: _set_state}

@@ -1,141 +1,129 @@
-"""What a reader of some published layout hands to the store."""
+"""What readers of published layouts hand to the store: classes, their splits, and pixels."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import csv
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from vsm.data.archives import Tree, read_file
-from vsm.data.class_lists import ClassLists
-from vsm.data.dataset import SPLITS, Split
+from vsm.data.archives import Tree
+from vsm.data.dataset import SPLITS, Pixels, Split
 from vsm.data.images import ImageFormat, decode_all
 from vsm.errors import DataError
 
+ClassLists = dict[Split, list[str]]
+
+
+class Preparation(NamedTuple):
+    """A dataset about to be written; its pixels are read as ``batches`` is consumed."""
+
+    image_shape: tuple[int, int, int]  # (height, width, channels)
+    class_lists: ClassLists  # of each split; no class is in two
+    class_sizes: Mapping[str, int]  # images of each class, at least 1, in the order of the images
+    batches: Iterable[Pixels]  # uint8 [batch, height, width, channels], class after class
+    origin: str  # one line for people
+
+
+def published(name: str) -> ClassLists:
+    """Return the class names of each split in the published list ``name``, in its order.
+
+    The lists are ``cifar_fs`` (Bertinetto et al.), ``mini_imagenet`` (Ravi & Larochelle),
+    ``omniglot_vinyals`` (Vinyals et al.) and ``tiered_imagenet`` (Ren et al.).
+    """
+    text = (resources.files("vsm.data") / "splits" / f"{name}.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(text.splitlines()))
+    return {split: [row["class"] for row in rows if row["split"] == split] for split in SPLITS}
+
+
+def dealt(names: Collection[str]) -> ClassLists:
+    """Deal at least three classes 64 / 16 / 20 percent to train, validation and test."""
+    count = len(names)
+    validation, test = (max(1, round(share * count)) for share in (0.16, 0.20))
+    return seeded(names, (count - validation - test, validation, test), seed=0)
+
+
+def seeded(names: Iterable[str], sizes: Sequence[int], seed: int) -> ClassLists:
+    """Deal ``names`` at random to train, validation and test splits of ``sizes`` classes.
+
+    Names are ordered by a hash of seed and name, so the result depends on nothing else: neither on
+    the order of ``names`` nor on the version of a random number generator.
+    """
+    hashed = sorted(names, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())
+    left = iter(hashed)
+    return {split: sorted(islice(left, size)) for split, size in zip(SPLITS, sizes, strict=True)}
+
+
+def flat(lists: ClassLists) -> list[str]:
+    """Return the classes of all splits, split after split."""
+    return [name for names in lists.values() for name in names]
+
 
 @dataclass(frozen=True)
-class Preparation:
-    """A dataset about to be written; its pixels are read as ``batches`` is consumed.
+class Layout:
+    """What a published dataset consists of, and what is made of it as far as it is there."""
 
-    Attributes:
-        image_shape: ``(height, width, channels)``.
-        class_sizes: images of each class, by name, in the order of the images.
-        class_lists: class names of each split.
-        batches: uint8 ``[batch, height, width, channels]``, class after class.
-        origin: one line for people.
-    """
+    lists: ClassLists  # the classes of each split
+    class_size: int | None  # images of each class; None if they differ, and only classes count
+    form: ImageFormat  # of all images
 
-    image_shape: tuple[int, int, int]
-    class_sizes: Mapping[str, int]
-    class_lists: ClassLists
-    batches: Iterable[npt.NDArray[np.uint8]]
-    origin: str
+    def from_files(
+        self, tree: Tree, files: Mapping[str, Sequence[str]], allow_missing: bool
+    ) -> Preparation:
+        """Prepare image files of ``tree``, given those of every class; see :meth:`prepare`."""
+        if not tree.in_any_order:
+            raise DataError(
+                f"{tree.location}: images in a compressed tar can only be read from its beginning "
+                "to its end; unpack it and pass the folder"
+            )
 
-    def splits(self) -> dict[Split, list[int]]:
-        """Return the class ids of each split that has any, after checking them.
+        def batches(present: ClassLists) -> Iterator[Pixels]:
+            names = [file for class_name in flat(present) for file in files[class_name]]
+            return decode_all(names, tree.read, self.form, lambda n: f"{tree.location}/{n}")
+
+        sizes = {name: len(found) for name, found in files.items()}
+        return self.prepare(tree.location, sizes, batches, allow_missing)
+
+    def prepare(
+        self,
+        location: Path,
+        sizes: Mapping[str, int],
+        batches: Callable[[ClassLists], Iterable[Pixels]],
+        allow_missing: bool,
+    ) -> Preparation:
+        """Compare what was found with what was published, and prepare what is there.
+
+        Args:
+            location: where it was found.
+            sizes: images found of each class; absent classes may be absent here.
+            batches: gives the images of the classes that are present, class after class.
+            allow_missing: go on with the classes that have any images.
 
         Raises:
-            DataError: for a class without images, or one in two splits.
+            DataError: if images are missing and that is not allowed; says how many, and the first.
         """
-        for name, size in self.class_sizes.items():
-            if size == 0:
-                raise DataError(f"class {name!r} has no images; add some or remove it")
-        seen: dict[str, Split] = {}
-        for split, names in self.class_lists.items():
-            for name in names:
-                if name in seen:
-                    raise DataError(
-                        f"class {name!r} is in two splits, {seen[name]} and {split}; "
-                        "keep it in one of them"
-                    )
-                seen[name] = split
-        ids = {name: position for position, name in enumerate(self.class_sizes)}
-        lists = self.class_lists
-        return {split: [ids[name] for name in lists[split]] for split in SPLITS if lists.get(split)}
+        each, unit = (self.class_size, "images") if self.class_size else (1, "classes")
+        names = flat(self.lists)
+        present = {s: [name for name in self.lists[s] if sizes.get(name)] for s in self.lists}
+        chosen = {name: sizes[name] for name in flat(present)}
+        short = {n: sizes.get(n, 0) for n in names if sizes.get(n, 0) < each}
+        if short and not (allow_missing and chosen):
+            first, missing = next(iter(short)), each * len(short) - sum(short.values())
+            raise DataError(
+                f"{missing:,} of {each * len(names):,} {unit} are missing, first of class "
+                f"{first!r} ({short[first]} of {each}); complete the files"
+                + ", or pass --allow-missing to go without them"
+                * bool(chosen)
+            )
+        images = sum(chosen.values())
+        found = images if self.class_size else len(chosen)
+        origin = origin_of(location, f"{images:,} images", found, each * len(names), unit)
+        return Preparation(self.form.shape, present, chosen, batches(present), origin)
 
 
-def from_files(
-    tree: Tree,
-    files: Mapping[str, Sequence[str]],
-    class_lists: ClassLists,
-    form: ImageFormat,
-    origin: str,
-) -> Preparation:
-    """Prepare image files of ``tree``, given the file names of every class."""
-    if not tree.in_any_order:
-        raise DataError(
-            f"{tree.location}: images in a compressed tar can only be read from its beginning to "
-            "its end; unpack it and pass the folder"
-        )
-    names = [name for chosen in files.values() for name in chosen]
-    return Preparation(
-        image_shape=form.shape,
-        class_sizes={name: len(chosen) for name, chosen in files.items()},
-        class_lists=class_lists,
-        batches=decode_all(
-            names,
-            lambda name: read_file(tree, name),
-            form,
-            label=lambda name: f"{tree.location}/{name}",
-        ),
-        origin=origin,
-    )
-
-
-def keep_present(
-    class_lists: ClassLists,
-    sizes: Mapping[str, int],
-    expected: int,
-    allow_missing: bool,
-    unit: str = "images",
-) -> ClassLists:
-    """Compare what was found with what was published.
-
-    Args:
-        class_lists: the published classes of each split.
-        sizes: images found of each class; absent classes may be absent here.
-        expected: images a class should have.
-        allow_missing: go on with the classes that have any images.
-        unit: what is counted, for messages.
-
-    Raises:
-        DataError: if images are missing and that is not allowed; says how many, and the first.
-    """
-    names = [name for split in SPLITS for name in class_lists[split]]
-    short = {n: expected - sizes.get(n, 0) for n in names if sizes.get(n, 0) < expected}
-    present = {s: [n for n in class_lists[s] if sizes.get(n, 0)] for s in SPLITS}
-    if short and not (allow_missing and any(present.values())):
-        first = next(iter(short))
-        raise DataError(
-            f"{sum(short.values()):,} of {expected * len(names):,} {unit} are missing, first of "
-            f"class {first!r} ({sizes.get(first, 0)} of {expected}); complete the files"
-            + ", or pass --allow-missing to go without them"
-            * any(present.values())
-        )
-    return present
-
-
-def completeness(found: int, published: int) -> str:
-    """Return the tail of an origin line: how much of the published data is there."""
-    return "" if found >= published else f"; INCOMPLETE, {found:,} of {published:,} images"
-
-
-def in_classes(
-    images: npt.NDArray[np.uint8], classes: Iterable[Sequence[int] | npt.NDArray[np.int64]]
-) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield the images of one class after another, from an array in any order."""
-    for positions in classes:
-        yield images[np.asarray(positions, dtype=np.int64)]
-
-
-def regroup(
-    batches: Iterable[npt.NDArray[np.uint8]], sizes: Iterable[int]
-) -> Iterator[npt.NDArray[np.uint8]]:
-    """Cut a stream of batches anew, into batches of the given ``sizes``."""
-    stream = iter(batches)
-    held = next(stream)
-    for size in sizes:
-        while len(held) < size:
-            held = np.concatenate([held, next(stream)])
-        yield held[:size]
-        held = held[size:]
+def origin_of(location: Path, what: str, found: int, expected: int, unit: str = "images") -> str:
+    """Return one line for people: what came from where, and how much of it is missing."""
+    incomplete = f"; INCOMPLETE, {found:,} of {expected:,} {unit}" if found < expected else ""
+    return f"{location.resolve()}: {what}{incomplete}"

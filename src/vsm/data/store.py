@@ -11,20 +11,19 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from vsm.data.dataset import SPLITS, ImageDataset, Normalization, Split
+from vsm.data.dataset import SPLITS, ImageDataset, Normalization, Pixels
+from vsm.data.preparation import Preparation
 from vsm.errors import DataError
 from vsm.system.files import atomic_directory
+from vsm.system.progress import NULL_PROGRESS, Progress
 
 FORMAT = 2
-VERIFIED_AT_ONCE = 4096  # images
 ABANDONED_SECONDS = 86_400  # no preparation is still writing after a day
 
 
@@ -44,46 +43,25 @@ def is_prepared(name: str) -> bool:
     return (data_root() / name / "index.json").is_file()
 
 
+def prepared_names() -> list[str]:
+    """Return the folder names of all prepared datasets."""
+    return sorted(path.parent.name for path in data_root().glob("[!.]*/index.json"))
+
+
 def write(
     name: str,
-    images: Iterable[npt.NDArray[np.uint8]],
-    *,
-    num_images: int,
-    image_shape: tuple[int, int, int],
-    class_names: Sequence[str],
-    class_sizes: Sequence[int],
-    splits: dict[Split, list[int]],
+    preparation: Preparation,
     normalization: Normalization,
-    origin: str,
+    progress: Progress = NULL_PROGRESS,
 ) -> Path:
-    """Write a prepared dataset atomically and return its folder.
-
-    Args:
-        name: folder name under :func:`data_root`.
-        images: batches of uint8 ``[batch, height, width, channels]``, class after class.
-        num_images: how many images the batches hold in all.
-        image_shape: ``(height, width, channels)``.
-        class_names: unique names, in the order of the images.
-        class_sizes: images of each class.
-        splits: class ids of each split.
-        normalization: stored beside the images.
-        origin: one line for people: file, seed or address the images came from.
-    """
+    """Write a prepared dataset atomically as ``name`` and return its folder."""
     target = data_root() / name
     _sweep(target)
+    progress.start(f"preparing {name}", sum(preparation.class_sizes.values()))
     try:
         with atomic_directory(target) as folder:
-            checksum = _write_images(folder / "images.npy", images, (num_images, *image_shape))
-            index = {
-                "format": FORMAT,
-                "name": name,
-                "origin": origin,
-                "sha256": checksum,
-                "normalization": asdict(normalization),
-                "splits": splits,
-                "class_names": list(class_names),
-                "class_sizes": [int(size) for size in class_sizes],
-            }
+            checksum = _write_images(folder / "images.npy", preparation, progress)
+            index = _index(name, preparation, normalization, checksum)
             (folder / "index.json").write_text(json.dumps(index), encoding="utf-8")
     except OSError as error:
         raise DataError(
@@ -93,30 +71,53 @@ def write(
     return target
 
 
-def _write_images(
-    path: Path, batches: Iterable[npt.NDArray[np.uint8]], shape: tuple[int, ...]
-) -> str:
+def in_memory(name: str, preparation: Preparation, normalization: Normalization) -> ImageDataset:
+    """Return what :func:`write` and :func:`read` make of a preparation, without the disk."""
+    index = _index(name, preparation, normalization, "")
+    return _dataset(name, index, np.concatenate(list(preparation.batches)))
+
+
+def _index(
+    name: str, preparation: Preparation, normalization: Normalization, checksum: str
+) -> dict[str, Any]:
+    ids = {class_name: class_id for class_id, class_name in enumerate(preparation.class_sizes)}
+    lists = preparation.class_lists
+    return {
+        "format": FORMAT,
+        "name": name,
+        "origin": preparation.origin,
+        "sha256": checksum,
+        "normalization": asdict(normalization),
+        "splits": {split: [ids[c] for c in lists[split]] for split in SPLITS if lists.get(split)},
+        "class_names": list(preparation.class_sizes),
+        "class_sizes": list(preparation.class_sizes.values()),
+    }
+
+
+def _write_images(path: Path, preparation: Preparation, progress: Progress) -> str:
     """Write an ``.npy`` file batch by batch and return the checksum of its pixels.
 
     Ordinary writes, not a memory map: a full disk is then an error that can be reported, where a
     write to a mapped page would end the process.
     """
     checksum = hashlib.sha256()
-    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-    filled = 0
+    shape = preparation.image_shape
+    expected, written = sum(preparation.class_sizes.values()), 0
+    header = {"descr": "|u1", "fortran_order": False, "shape": (expected, *shape)}
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
-        for batch in batches:
-            if batch.dtype != np.uint8 or batch.shape[1:] != shape[1:]:
-                raise ValueError(f"expected uint8 images {shape[1:]}, got {batch.shape[1:]}")
+        for batch in preparation.batches:
+            if batch.dtype != np.uint8 or batch.shape[1:] != shape:
+                raise ValueError(f"expected uint8 images {shape}, got {batch.shape[1:]}")
             pixels = np.ascontiguousarray(batch).data
             file.write(pixels)
             checksum.update(pixels)
-            filled += len(batch)
+            written += len(batch)
+            progress.advance(len(batch))
         file.flush()
         os.fsync(file.fileno())
-    if filled != shape[0]:
-        raise DataError(f"expected {shape[0]} images, got {filled}")
+    if written != expected:
+        raise DataError(f"expected {expected} images, got {written}")
     return checksum.hexdigest()
 
 
@@ -129,18 +130,11 @@ def _sweep(target: Path) -> None:
 
 def verify(name: str) -> None:
     """Raise :class:`DataError` unless the pixels of a prepared dataset match their checksum."""
-    index = read_index(name)
-    images = read(name).images
-    checksum = hashlib.sha256()
-    for start in range(0, len(images), VERIFIED_AT_ONCE):
-        checksum.update(np.ascontiguousarray(images[start : start + VERIFIED_AT_ONCE]).data)
-    if checksum.hexdigest() != index["sha256"]:
-        raise _damaged(name, data_root() / name, "the checksum does not match")
-
-
-def prepared_names() -> list[str]:
-    """Return the folder names of all prepared datasets."""
-    return sorted(path.parent.name for path in data_root().glob("[!.]*/index.json"))
+    with (data_root() / name / "images.npy").open("rb") as file:
+        file.seek(-read(name).images.nbytes, os.SEEK_END)
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != read_index(name)["sha256"]:
+        raise _damaged(name, "the checksum does not match")
 
 
 def read_index(name: str) -> dict[str, Any]:
@@ -151,49 +145,43 @@ def read_index(name: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise DataError(f"data: {name} is not prepared (looked in {path.parent})") from None
     except (OSError, ValueError) as error:
-        raise _damaged(name, path.parent, str(error)) from error
-    if (
-        index.get("format") == 1
-    ):  # other names of the same; preparing anew may mean downloading anew
+        raise _damaged(name, error) from error
+    if index.get("format") == 1:  # other words; preparing anew may mean downloading anew
         constants = index.pop("normalisation")
         index["normalization"] = {"mean": constants["mean"], "std": constants["standard_deviation"]}
         index["format"] = FORMAT
     if index.get("format") != FORMAT:
-        raise _damaged(name, path.parent, f"format {index.get('format')!r}, expected {FORMAT}")
+        raise _damaged(name, f"format {index.get('format')!r}, expected {FORMAT}")
     return index
 
 
 def read(name: str) -> ImageDataset:
     """Open a prepared dataset; its images stay on disk until they are used."""
     index = read_index(name)
-    folder = data_root() / name
     try:
-        images = np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False)
+        images = np.load(data_root() / name / "images.npy", mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise _damaged(name, folder, str(error)) from error
-    starts = np.concatenate([[0], np.cumsum(index["class_sizes"], dtype=np.int64)])
-    if images.dtype != np.uint8 or images.ndim != 4 or len(images) != starts[-1]:
-        raise _damaged(name, folder, f"images.npy is {images.dtype} {images.shape}")
+        raise _damaged(name, error) from error
+    if images.dtype != np.uint8 or images.ndim != 4 or len(images) != sum(index["class_sizes"]):
+        raise _damaged(name, f"images.npy is {images.dtype} {images.shape}")
+    return _dataset(name, index, images)
+
+
+def _dataset(name: str, index: dict[str, Any], images: Pixels) -> ImageDataset:
+    splits, normalization = index["splits"], index["normalization"]
     return ImageDataset(
         name=name,
         images=images,
         class_names=tuple(index["class_names"]),
-        class_starts=starts,
-        splits={
-            split: np.asarray(index["splits"][split], dtype=np.int64)
-            for split in SPLITS
-            if split in index["splits"]
-        },
-        normalization=Normalization(
-            mean=tuple(index["normalization"]["mean"]),
-            std=tuple(index["normalization"]["std"]),
-        ),
+        class_starts=np.cumsum([0, *index["class_sizes"]], dtype=np.int64),
+        splits={split: np.asarray(splits[split], np.int64) for split in SPLITS if split in splits},
+        normalization=Normalization(tuple(normalization["mean"]), tuple(normalization["std"])),
         origin=index["origin"],
     )
 
 
-def _damaged(name: str, folder: Path, reason: str) -> DataError:
+def _damaged(name: str, reason: object) -> DataError:
     return DataError(
-        f"data: the prepared {name} in {folder} is damaged ({reason}); delete that folder and "
-        "prepare it again"
+        f"data: the prepared {name} in {data_root() / name} is damaged ({reason}); delete that "
+        "folder and prepare it again"
     )

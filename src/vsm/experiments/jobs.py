@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from vsm.runs.configuration import AnySettings
+from vsm.runs.configuration import AnySettings, check_settings
 from vsm.settings import PretrainSettings, RunSettings
 
 RESULTS_VERSION = 1
@@ -163,31 +163,18 @@ def in_order(jobs: Iterable[Job]) -> list[Job]:
 
 def run_settings(job: Job, init: str = BEFORE) -> RunSettings:
     """Return the settings of a ``train`` job; what it begins with, if anything, is in ``init``."""
-    return _settings(RunSettings, job, {"init": init if job.after else None})
+    return _settings(RunSettings, job, init=init if job.after else None)
 
 
 def pretrain_settings(job: Job) -> PretrainSettings:
     """Return the settings of a ``pretrain`` job."""
-    return _settings(PretrainSettings, job, {})
+    return _settings(PretrainSettings, job)
 
 
-def _settings(kind: type[AnySettings], job: Job, more: dict[str, Any]) -> AnySettings:
+def _settings(kind: type[AnySettings], job: Job, **more: Any) -> AnySettings:
     every = job.options["checkpoint_every"]
     values = {**job.recipe["settings"], "checkpoint_every": every, **more}
-    types = get_type_hints(kind)
-    return kind(
-        **{
-            name: types[name](**_with_tuples(value)) if isinstance(value, dict) else value
-            for name, value in values.items()
-        }
-    )
-
-
-def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    """Undo what JSON makes of tuples."""
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
+    return check_settings(kind, values, Path("job.json"))
 
 
 def describe(settings: RunSettings) -> str:

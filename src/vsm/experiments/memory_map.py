@@ -45,7 +45,7 @@ def write_memory_map(memory: NamedMemory, path: Path, title: str) -> None:
 
 
 def draw_memory_map(memory: NamedMemory, title: str) -> Figure:
-    """Show every slot as a dot, and names where there is room.
+    """Show every slot as a dot, and names where they fit.
 
     Places are the two principal axes of the slots' directions from their mean, which is how
     ``vsm memory show`` and the addressing compare them. A dot's area is in proportion to the
@@ -69,7 +69,7 @@ def draw_memory_map(memory: NamedMemory, title: str) -> Figure:
     across, up = places.T
     axes.scatter(across, up, s=areas, c=colors, alpha=0.75, linewidths=0.3, edgecolors="white")
     _frame(axes, shares, title)
-    figure.draw_without_rendering()  # settles the size of the axes, in which there is room or not
+    figure.draw_without_rendering()  # settles the size of the axes, in which names fit or do not
     _write_names(axes, places, memory.names, areas, colors)
     return figure
 
@@ -115,7 +115,7 @@ def _draw_neighbors(axes: Axes, places: Points, directions: Tensor) -> None:
 def _write_names(
     axes: Axes, places: Points, names: Sequence[str], areas: Points, colors: Sequence[str]
 ) -> None:
-    """Write names of groups at their middles, then of slots, largest first, where there is room."""
+    """Write names of groups at their middles, then of slots, largest first, where they fit."""
     labels, groups = _Labels(axes), _groups(names)
     for group in sorted(set(groups) - {""}, key=lambda one: -groups.count(one)):
         members = [n for n, other in enumerate(groups) if other == group]
@@ -145,7 +145,7 @@ class _Labels:
     def write(
         self, place: Points, area: float, name: str, font: dict[str, Any], color: str
     ) -> None:
-        """Write right of, left of, above or below a dot, wherever there is room first."""
+        """Write right of, left of, above or below a dot, wherever it fits first."""
         text = name.replace("_", " ")
         letter = BOLD_LETTER_WIDTH if "weight" in font else LETTER_WIDTH
         dots = font["size"] * self._dots_per_point

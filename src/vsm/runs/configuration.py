@@ -63,8 +63,13 @@ def _reader(kind: type) -> jsonargparse.ArgumentParser:
 
 def settings_from_dict(values: Any, source: Path) -> RunSettings:
     """Check the nested plain values of a training run's settings, as stored in ``source``."""
+    return check_settings(RunSettings, values, source)
+
+
+def check_settings(kind: type[ReadSettings], values: Any, source: Path) -> ReadSettings:
+    """Check the nested plain values of settings of one kind, as stored in ``source``."""
     try:
-        return instantiate(RunSettings, _reader(RunSettings).parse_object(values))
+        return instantiate(kind, _reader(kind).parse_object(values))
     except (argparse.ArgumentError, jsonargparse.ArgumentError, TypeError) as error:
         raise SettingsError(f"{source}: {error}") from error
 

@@ -109,7 +109,7 @@ class Plan:
 def make_plan(request: Request) -> Plan:
     """Return the plan of ``request`` without computing or writing anything."""
     shown, affordable = table(request.table), budget(request.budget)
-    columns = _columns(shown, request.data or affordable.data)
+    columns = _columns(shown, request.data or tuple(affordable.data))
     datasets = dict.fromkeys(planned.column.data for planned in columns)
     checksums = {data: data_checksum(data, request.checksums) for data in datasets}
     request = replace(request, checksums=checksums)
