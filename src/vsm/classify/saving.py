@@ -11,8 +11,9 @@ from vsm.classify.fitted import Examples
 from vsm.errors import RunError
 from vsm.memory.named import NamedMemory, restored_memory
 from vsm.runs.calibration import Calibration
-from vsm.runs.configuration import settings_from_dict
+from vsm.runs.configuration import check_settings
 from vsm.runs.trained_model import TrainedModel, check_trusted_backbone, restored_model
+from vsm.settings import RunSettings
 from vsm.system.devices import Placement
 from vsm.system.tensor_files import load_tensors, save_tensors, strip_prefix
 
@@ -96,7 +97,7 @@ def _restored(
     backbone: str | None,
     placement: Placement,
 ) -> Saved:
-    settings = settings_from_dict(metadata["settings"], source)
+    settings = check_settings(RunSettings, metadata["settings"], source)
     check_trusted_backbone(source, settings, backbone)
     weights = strip_prefix(tensors, "model")
     trained = restored_model(metadata["name"], settings, weights, metadata, source, placement)

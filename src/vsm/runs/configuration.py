@@ -61,11 +61,6 @@ def _reader(kind: type) -> jsonargparse.ArgumentParser:
     return parser
 
 
-def settings_from_dict(values: Any, source: Path) -> RunSettings:
-    """Check the nested plain values of a training run's settings, as stored in ``source``."""
-    return check_settings(RunSettings, values, source)
-
-
 def check_settings(kind: type[ReadSettings], values: Any, source: Path) -> ReadSettings:
     """Check the nested plain values of settings of one kind, as stored in ``source``."""
     try:

@@ -13,8 +13,8 @@ from vsm.experiments.changes import UnknownSettingError, with_changes
 from vsm.experiments.paper.catalog import Column, PaperTable, Row
 from vsm.runs.configuration import (
     PRESETS,
+    check_settings,
     preset_paths,
-    settings_from_dict,
     settings_from_files,
 )
 from vsm.settings import METHODS, RunSettings
@@ -120,4 +120,4 @@ def _preset(column: Column) -> RunSettings:
 
 @cache
 def _settings(values: str) -> RunSettings:
-    return settings_from_dict(yaml.safe_load(values), FILE)
+    return check_settings(RunSettings, yaml.safe_load(values), FILE)
