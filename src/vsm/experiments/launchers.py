@@ -1,6 +1,5 @@
 """Where jobs run: in this process, in processes of this machine, or as jobs of a scheduler."""
 
-import importlib
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from vsm.experiments.jobs import Job
 from vsm.experiments.store import JobStore
 from vsm.experiments.worker import SubmittedWork
 from vsm.settings import SlurmSettings
-from vsm.system.launching import scheduler_parameters
+from vsm.system.launching import open_executor, scheduler_parameters
 
 LauncherName = Literal["none", "local", "slurm"]
 
@@ -108,21 +107,10 @@ class Submitit:
                 f"slurm: a job of an experiment is one process, got {slurm.processes}; run more "
                 "jobs side by side with --jobs"
             )
-        try:
-            submitit = importlib.import_module("submitit")
-        except ImportError:
-            raise SettingsError(
-                f"launcher: {cluster} needs submitit: "
-                "pip install 'variational-semantic-memory[slurm]'"
-            ) from None
         self.capacity = capacity
         self._root = root.resolve()
         self._slurm = slurm
-        restarts = {f"{cluster}_max_num_timeout": slurm.restarts}
-        try:
-            self._executor = submitit.AutoExecutor(self._root / "submitted", cluster, **restarts)
-        except (RuntimeError, ValueError) as error:
-            raise SettingsError(f"launcher: {error}") from error
+        self._executor = open_executor(self._root / "submitted", cluster, slurm.restarts)
 
     def begin(self, job: Job) -> Handle:
         """Submit a job."""

@@ -4,7 +4,7 @@ import json
 import platform
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 from vsm import __version__
 from vsm.errors import RunError
 from vsm.pretraining.loop import PretrainingDirectory
-from vsm.runs.configuration import settings_to_dict
 from vsm.runs.directory import Directory, RunDirectory
 from vsm.runs.shipped import is_shipped
 from vsm.settings import PretrainSettings, RunSettings
@@ -95,9 +94,9 @@ def _seconds(path: Path) -> float | None:
 
 def command(name: str, settings: RunSettings | PretrainSettings, output: str | None = None) -> str:
     """Return a command for a shell with all settings that differ from their defaults."""
-    usual = dict(_options(settings_to_dict(type(settings)())))
+    usual = dict(_options(asdict(type(settings)())))
     words = ["vsm", name]
-    for option, value in _options(settings_to_dict(settings)):
+    for option, value in _options(asdict(settings)):
         if value != usual[option]:
             word = value if isinstance(value, str) else json.dumps(value)
             words += [f"--{option.replace('_', '-')}", word]
