@@ -232,7 +232,8 @@ def _embedder(model: FewShotModel, sampler: EpisodeSampler, batch_norm: BatchNor
     def embed_each_episode(wanted: Tensor) -> Tensor:
         with batch_statistics(model):
             images = (_load(model, dataset, episode.flatten()) for episode in wanted)
-            return torch.stack([model.embed(one) for one in images]).unflatten(1, wanted.shape[1:])
+            features = torch.stack([model.embed(one) for one in images])
+            return features.view(*wanted.shape, -1)
 
     return embed_each_episode
 
