@@ -23,22 +23,12 @@ MODEL_KEYS = ("step", "input_shape", "preprocessing", "encoder")
 
 @dataclass(frozen=True)
 class Saved:
-    """All that a classifier is made of.
+    """All that a classifier is made of."""
 
-    Attributes:
-        trained: the model; its memory is not stored twice.
-        has_encoder: whether it is the classifier's encoder, or was made from the features given.
-        memory: what later fits recall.
-        recalled: what the fitted classes recall.
-        examples: of the fitted classes.
-        temperature: as the classifier was given it.
-        seed: likewise.
-    """
-
-    trained: TrainedModel
-    has_encoder: bool
-    memory: NamedMemory | None
-    recalled: NamedMemory | None
+    trained: TrainedModel  # its memory is not stored twice
+    has_encoder: bool  # whether it is the classifier's encoder, or was made from the features given
+    memory: NamedMemory | None  # what later fits recall
+    recalled: NamedMemory | None  # what the fitted classes recall
     examples: Examples
     temperature: float | None
     seed: int
