@@ -211,26 +211,27 @@ def _status(chosen: jsonargparse.Namespace) -> None:
     from vsm.experiments.store import JobStore
 
     store = JobStore(chosen.output)
-    found = [status_of(plan, store) for plan in plans_in_order(store)]
+    plans = plans_in_order(store)
+    found = [status_of(plan, store) for plan in plans]
     if chosen.json:
-        print_json({"requests": [status.as_dict() for status in found]})
+        print_json({"requests": found})
         return
     print_table(
         f"asked for in {chosen.output}",
         ["", "budget", "data", "seeds", "jobs"],
         [
             [
-                status.plan.table.name,
-                status.plan.budget.name,
-                ", ".join(status.plan.datasets),
-                str(status.plan.request.seeds),
-                ", ".join(f"{count} {state}" for state, count in status.counts.items() if count),
+                plan.table.name,
+                plan.budget.name,
+                ", ".join(plan.datasets),
+                str(plan.request.seeds),
+                ", ".join(f"{count} {state}" for state, count in one["jobs"].items() if count),
             ]
-            for status in found
+            for plan, one in zip(plans, found, strict=True)
         ],
         words=True,
     )
-    for line in dict.fromkeys(line for status in found for line in status.remarks):
+    for line in dict.fromkeys(line for one in found for line in one["remarks"]):
         print(line)
 
 

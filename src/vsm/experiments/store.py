@@ -16,6 +16,7 @@ from typing import Any, Literal
 from vsm import __version__
 from vsm.errors import RunError, VsmError
 from vsm.experiments.jobs import Job
+from vsm.runs.directory import Directory
 from vsm.system.files import write_text
 
 State = Literal["done", "running", "failed", "interrupted", "damaged", "waiting"]
@@ -101,15 +102,8 @@ class JobStore:
 
     def progress(self, job: Job) -> int:
         """Return the last step that a training logged."""
-        log = self.run_folder(job) / "metrics.jsonl"
-        if not log.is_file():
-            return 0
-        for line in reversed(log.read_text(encoding="utf-8").splitlines()):
-            try:
-                return int(json.loads(line)["step"])
-            except (ValueError, KeyError, TypeError):
-                continue
-        return 0
+        rows = Directory(self.run_folder(job)).read_metrics()
+        return max((int(row.get("step", 0)) for row in rows), default=0)
 
     def describe(self, job: Job) -> Path:
         """Make the folder of a job with its description, and return it."""

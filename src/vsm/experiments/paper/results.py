@@ -153,27 +153,8 @@ def collect(plan: Plan, store: JobStore) -> Results:
     return Results(plan, cells, {job.title: store.failure(job) or "" for job in failed})
 
 
-@dataclass(frozen=True)
-class PlanStatus:
-    """How far a plan is.
-
-    Attributes:
-        plan: what was asked for.
-        counts: jobs in each state.
-        remarks: unfinished and failed jobs, one line each.
-    """
-
-    plan: Plan
-    counts: dict[str, int]
-    remarks: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
-        return {**self.plan.request.as_dict(), "jobs": self.counts, "remarks": list(self.remarks)}
-
-
-def status_of(plan: Plan, store: JobStore) -> PlanStatus:
-    """Look at the folder of every job of a plan."""
+def status_of(plan: Plan, store: JobStore) -> dict[str, Any]:
+    """Return the request of a plan, its jobs by state, and a line for each that is not done."""
     states = {job.key: store.state(job) for job in plan.jobs}
     counted = Counter(states.values())
     remarks = []
@@ -186,4 +167,5 @@ def status_of(plan: Plan, store: JobStore) -> PlanStatus:
             remarks.append(f"{state}: {job.title}: step {store.progress(job)} of {steps}")
         elif state in ("running", "interrupted", "damaged"):
             remarks.append(f"{state}: {job.title}")
-    return PlanStatus(plan, {state: counted[state] for state in STATES}, tuple(remarks))
+    counts = {state: counted[state] for state in STATES}
+    return {**plan.request.as_dict(), "jobs": counts, "remarks": remarks}
