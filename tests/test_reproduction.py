@@ -15,7 +15,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from vsm import training
 from vsm.cli import main
@@ -27,7 +26,7 @@ from vsm.experiments.document import Block, Heading, Picture, Table, Text, to_ht
 from vsm.experiments.jobs import Job, evaluate_job, in_order, run_settings, train_job
 from vsm.experiments.launchers import Handle, InProcess, make_launcher
 from vsm.experiments.measures import separation
-from vsm.experiments.paper.budgets import BUDGETS, Budget, Unavailable
+from vsm.experiments.paper.budgets import BUDGETS, FOLDER, Budget, Unavailable
 from vsm.experiments.paper.catalog import Column, PaperTable, Row, table, tables
 from vsm.experiments.paper.plan import Plan, Request, check_data, make_plan, remember, requests
 from vsm.experiments.paper.report import write_report
@@ -84,10 +83,8 @@ def is_honest(reason: str, backbone: str, budget: str) -> bool:
     """Whether a row is refused because of what this version lacks, or because it is deep."""
     if budget == "cpu" and backbone != "conv4":
         return "a deep network takes days on a CPU" in reason
-    lacking = reason.removeprefix("not available in this version: ")
-    if lacking.startswith("method "):
-        return lacking.split()[1] not in METHODS
-    return lacking == "setting model.inference" and not hasattr(RunSettings().model, "inference")
+    missing = reason.partition("not available in this version: method ")[2]
+    return missing != "" and missing not in METHODS
 
 
 def setting(settings: RunSettings, dotted: str) -> Any:
@@ -191,6 +188,12 @@ def test_every_setting_is_part_of_a_trainings_name_but_how_often_it_saves(
     assert all_names - changed_names == {"model.backbone", "freeze_backbone"}
 
 
+@pytest.mark.parametrize("name", ["stesp", "memory.upate", "steps.every"])
+def test_a_setting_that_does_not_exist_is_named(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"unknown setting {name}; known there: "):
+        with_changes(RunSettings(), {name: 3})
+
+
 def test_the_data_what_it_needs_and_the_version_are_part_of_a_name(
     some_settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,20 +295,6 @@ def test_results_are_found_after_the_data_has_gone(pictures: str) -> None:
 # Running.
 
 
-@pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder of 30 classes of 20 small pictures, as ``--data`` takes it."""
-    folder = tmp_path_factory.mktemp("pictures")
-    random = np.random.default_rng(0)
-    for number in range(30):
-        pattern = random.integers(0, 200, (16, 16))
-        (folder / f"class{number:02}").mkdir()
-        for drawing in range(20):
-            pixels = (pattern + random.integers(0, 55, (16, 16))).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f"class{number:02}" / f"{drawing}.png")
-    return f"folder:{folder}"
-
-
 class Noting(InProcess):
     """Keeps the jobs that were begun."""
 
@@ -348,10 +337,9 @@ def test_a_plan_runs_once_and_then_is_done(plan: Plan, tmp_path: Path) -> None:
 def test_a_run_begins_with_the_pretraining_it_needs(
     pictures: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heads = dict(BUDGETS["cpu"].base)  # two steps of them
-    heads |= {"steps": 2, "tasks": 1, "queries": 2, "validation": {"every": 2, "episodes": 2}}
-    frozen = replace(BUDGETS["tiny"], base=heads, pretraining_epochs={"other": 1})
+    frozen = replace(BUDGETS["tiny"], file="cpu.yaml", pretraining_epochs={"": 1})
     monkeypatch.setitem(BUDGETS, "tiny", frozen)
+    monkeypatch.setattr("vsm.experiments.paper.budgets._base", short_heads)
     plan = make_plan(Request("figure-2", "tiny", (pictures,), seeds=1))
     assert [job.kind for job in plan.jobs] == ["pretrain", *["train", "prototypes"] * 2]
     outcome, _ = run_plan(plan, tmp_path)
@@ -360,6 +348,13 @@ def test_a_run_begins_with_the_pretraining_it_needs(
     begun = settings_from_files(store.run_folder(run) / "config.yaml")
     assert begun.init == str(store.run_folder(pretraining))
     assert begun.freeze_backbone
+
+
+def short_heads(file: str, _: Column) -> RunSettings:
+    """Return two steps of the heads that ``file`` describes."""
+    settings = settings_from_files(FOLDER / file)
+    validation = replace(settings.validation, every=2, episodes=2)
+    return replace(settings, steps=2, tasks=1, queries=2, validation=validation)
 
 
 def test_a_job_is_never_before_what_it_needs(table_plan: Plan) -> None:
@@ -424,10 +419,10 @@ def test_a_killed_training_goes_on_where_it_was_saved(
     monkeypatch.setattr(training, "training_step", counted)
     run_plan(plan, tmp_path)
     assert steps[:2] == [1, 2]  # the first step was not repeated
-    whole, _ = run_plan(plan, tmp_path / "whole")
-    assert len(whole.done) == 4
+    complete, _ = run_plan(plan, tmp_path / "complete")
+    assert len(complete.done) == 4
     for job in plan.cells.values():
-        assert outcome_of(store, job) == outcome_of(JobStore(tmp_path / "whole"), job)
+        assert outcome_of(store, job) == outcome_of(JobStore(tmp_path / "complete"), job)
 
 
 def outcome_of(store: JobStore, job: Job) -> dict[str, Any]:
@@ -996,6 +991,12 @@ def test_help_and_list_need_no_torch() -> None:
     assert done.returncode == 0
     assert b"table-11" in done.stdout
     assert b"--dry_run" in done.stdout
+
+
+def test_every_file_of_settings_is_a_budgets() -> None:
+    assert {budget.file for budget in BUDGETS.values() if budget.file} == {
+        path.name for path in FOLDER.iterdir()
+    }
 
 
 # Settings without effect are refused, so none may be left in a table.

@@ -1,25 +1,22 @@
-"""How long a reproduction may take: from a budget, a column and a row to the settings of a run."""
+"""How long a reproduction may take: from a budget, a column and a row to the settings of a run.
 
-from collections.abc import Mapping, Sequence
+``smoke`` and ``cpu`` are YAML files beside this one. ``paper`` is the presets ``paper-…``, the
+paper's own schedule read as literally as can be. ``tiny`` serves the tests.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vsm.errors import SettingsError
-from vsm.experiments.changes import UnknownSettingError, with_changes
+from vsm.experiments.changes import with_changes
 from vsm.experiments.paper.catalog import Column, PaperTable, Row
-from vsm.runs.configuration import (
-    PRESETS,
-    preset_paths,
-    settings_from_dict,
-    settings_from_files,
-)
+from vsm.runs.configuration import PRESETS, preset_paths, settings_from_files
 from vsm.settings import METHODS, RunSettings
 
-FILE = Path(__file__).with_name("budgets.yaml")
+FOLDER = Path(__file__).with_name("budgets")
 FULL_WIDTH = 64
 CHARACTERS = ("glyphs", "omniglot", "omniglot-vinyals")
 RETENTION_OF_SHOT = {1: 0.7, 5: 0.8}  # the paper's best α (Table 10)
@@ -40,9 +37,9 @@ class Budget:
         episodes: test episodes per cell.
         queries: query images per class at test.
         data: datasets that stand in for the paper's unless ``--data`` says otherwise.
-        base: settings of its runs; empty for the paper's presets.
+        file: settings of its runs; None for the paper's presets.
         refusal: why a backbone that is not in ``channels`` is not trained.
-        pretraining_epochs: by dataset, or "other",, if runs begin with a pre-trained
+        pretraining_epochs: by dataset ("" for any other), if runs begin with a pre-trained
             backbone.
     """
 
@@ -51,8 +48,8 @@ class Budget:
     channels: Mapping[str, int]
     episodes: int
     queries: int = 15
-    data: Sequence[str] = ()
-    base: Mapping[str, Any] = field(default_factory=dict)
+    data: tuple[str, ...] = ()
+    file: str | None = None
     refusal: str = ""
     pretraining_epochs: Mapping[str, int] = field(default_factory=dict)
 
@@ -80,11 +77,7 @@ class Budget:
         }
         if table.backbone != "conv4":
             setting["model.keep_probability"] = 1.0  # the paper's dropout is of its shallow network
-        base = _settings(yaml.safe_dump(dict(self.base))) if self.base else _preset(column)
-        try:
-            return with_changes(base, {**setting, **row.changes})
-        except UnknownSettingError as error:
-            raise Unavailable(f"not available in this version: {error}") from error
+        return with_changes(_base(self.file, column), {**setting, **row.changes})
 
     def narrow(self, backbone: str) -> str:
         """Say that a backbone is narrower than the published one, if it is."""
@@ -93,12 +86,42 @@ class Budget:
 
     def epochs(self, data: str) -> int | None:
         """Return the epochs of pre-training on ``data``; None if runs begin from scratch."""
-        return self.pretraining_epochs.get(data, self.pretraining_epochs.get("other"))
+        return self.pretraining_epochs.get(data, self.pretraining_epochs.get(""))
 
 
-BUDGETS = {
-    name: Budget(name, **values)
-    for name, values in yaml.safe_load(FILE.read_text(encoding="utf-8")).items()
+BUDGETS: dict[str, Budget] = {
+    "tiny": Budget(
+        "tiny",
+        "two steps per run, for the tests of this package",
+        {"conv4": 4, "resnet12": 4, "wrn28_10": 4},
+        episodes=4,
+        queries=3,
+        data=("glyphs",),
+        file="tiny.yaml",
+    ),
+    "smoke": Budget(
+        "smoke",
+        "seconds per run, on glyphs: proves the plumbing; deep networks are narrow",
+        {"conv4": 32, "resnet12": 8, "wrn28_10": 4},
+        episodes=200,
+        data=("glyphs",),
+        file="smoke.yaml",
+    ),
+    "cpu": Budget(
+        "cpu",
+        "minutes per run on two cores, from one pre-trained backbone per dataset; no deep networks",
+        {"conv4": 64},
+        episodes=2000,
+        file="cpu.yaml",
+        refusal="a deep network takes days on a CPU; choose --budget smoke (narrow) or paper",
+        pretraining_epochs={"": 20, "cifar-fs": 40, "mini-imagenet": 15, "tiered-imagenet": 2},
+    ),
+    "paper": Budget(
+        "paper",
+        "the paper's schedule: 100,000 to 150,000 steps per run",
+        {"conv4": 64, "resnet12": 64, "wrn28_10": 64},
+        episodes=2000,
+    ),
 }
 
 
@@ -110,14 +133,12 @@ def budget(name: str) -> Budget:
 
 
 @cache
-def _preset(column: Column) -> RunSettings:
-    """Return the paper's schedule for a column, or for the one that is most like it."""
-    data = column.data
-    if not (PRESETS / f"paper-{data}-{column.way}way-{column.shot}shot.yaml").is_file():
-        data = "omniglot" if data in CHARACTERS else "mini-imagenet"
-    return settings_from_files(*preset_paths(f"paper-{data}-{column.way}way-{column.shot}shot"))
-
-
-@cache
-def _settings(values: str) -> RunSettings:
-    return settings_from_dict(yaml.safe_load(values), FILE)
+def _base(file: str | None, column: Column) -> RunSettings:
+    """Return the settings that all rows of a column share."""
+    if file is not None:
+        return settings_from_files(FOLDER / file)
+    own = f"paper-{column.data}-{column.way}way-{column.shot}shot"
+    if (PRESETS / f"{own}.yaml").is_file():
+        return settings_from_files(*preset_paths(own))
+    like = "omniglot" if column.data in CHARACTERS else "mini-imagenet"
+    return settings_from_files(*preset_paths(f"paper-{like}-{column.way}way-{column.shot}shot"))

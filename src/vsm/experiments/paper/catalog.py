@@ -1,7 +1,8 @@
-"""The paper's tables and figures, as paper.json has them: what is printed, and what is measured.
+"""What the paper prints, which of its rows can be measured here, by which settings, and claims.
 
-A row is a few changes to the settings of its column (:mod:`vsm.experiments.paper.budgets`). A row
-without changes is quoted: the paper's number stands alone.
+Printed values are read from paper.json, what is measured of them from measured.yaml. A row is a few
+changes to the settings of its column (:mod:`vsm.experiments.paper.budgets`). Rows without changes
+are quoted: the paper's number stands alone.
 """
 
 import difflib
@@ -12,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from vsm.errors import SettingsError
 from vsm.experiments.changes import Changes
-
-PAPER = Path(__file__).with_name("paper.json")
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,14 @@ class Row:
         name: what ``--rows`` takes.
         title: what the paper calls it.
         changes: settings that make it this row; None for a row that is only quoted.
-        cells: the paper's values, one per column of the table; empty where it prints none.
+        cells: the paper's values, one per column of the table.
         slots: at test, the memory keeps only so many of its first slots; unset: all.
         in_paper: whether the paper has this row at all.
     """
 
     name: str
     title: str
-    changes: Changes | None = None
+    changes: Changes | None
     cells: tuple[PaperCell | None, ...] = ()
     slots: int | None = None
     in_paper: bool = True
@@ -75,14 +76,9 @@ class PaperTable:
     Attributes:
         name: ``table-1`` … ``table-11``, ``figure-2``, ``figure-3``, numbered as in the paper.
         label: the LaTeX label.
-        purpose: what it shows, in a few words.
-        caption: the paper's.
-        columns: the paper's.
+        caption: the paper's, as its columns are.
         rows: measured and quoted ones, in the paper's order; rows beyond the paper come last.
-        claims: pairs (a, b) of rows whose difference a − b the table is about.
-        backbone: feature extractor of its measured rows.
-        kind: of the jobs that measure it: accuracies, or distances between prototypes.
-        remark: what the paper leaves open, and how it is read here.
+        purpose, claims, backbone, kind, remark: see ``measured.yaml``.
     """
 
     name: str
@@ -91,7 +87,7 @@ class PaperTable:
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    claims: tuple[tuple[str, str], ...] = ()
+    claims: Sequence[Sequence[str]] = ()
     backbone: str = "conv4"
     kind: str = "evaluate"
     remark: str = ""
@@ -118,30 +114,34 @@ class PaperTable:
         return list(dict.fromkeys(column.data for column in self.columns))
 
 
+def _table(name: str, printed: dict[str, Any], added: dict[str, Any]) -> PaperTable:
+    measured, extra = added.pop("measured", {}), added.pop("extra", ())
+    rows = [
+        Row(
+            one["name"],
+            one["title"],
+            measured.get(one["name"]),
+            tuple(map(PaperCell.read, one["cells"])),
+        )
+        for one in printed["rows"]
+    ]
+    return PaperTable(
+        name,
+        label=printed["label"],
+        caption=printed["caption"],
+        columns=tuple(Column(**column) for column in printed["columns"]),
+        rows=(*rows, *(Row(**row) for row in extra)),
+        **added,
+    )
+
+
 @cache
 def tables() -> dict[str, PaperTable]:
     """Return every table and figure of results by name, in the paper's order, tables first."""
-    stored = json.loads(PAPER.read_text(encoding="utf-8"))
-    return {name: _table(name, **values) for name, values in stored.items()}
-
-
-def _table(
-    name: str,
-    columns: list[dict[str, Any]],
-    rows: list[dict[str, Any]],
-    claims: Sequence[tuple[str, str]] = (),
-    **rest: str,
-) -> PaperTable:
-    return PaperTable(
-        name,
-        columns=tuple(Column(**column) for column in columns),
-        rows=tuple(
-            Row(**{**row, "cells": tuple(map(PaperCell.read, row.get("cells", ())))})
-            for row in rows
-        ),
-        claims=tuple((a, b) for a, b in claims),
-        **rest,
-    )
+    here = Path(__file__)
+    printed = json.loads(here.with_name("paper.json").read_text(encoding="utf-8"))
+    added = yaml.safe_load(here.with_name("measured.yaml").read_text(encoding="utf-8"))
+    return {name: _table(name, printed[name], added[name]) for name in printed}
 
 
 def table(name: str) -> PaperTable:

@@ -1,8 +1,9 @@
 """The pictures of a report: α, memory size, and prototype distributions. Needs matplotlib."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vsm.data import open_dataset
@@ -11,99 +12,70 @@ from vsm.experiments.document import Picture
 from vsm.experiments.episode_plots import prototype_clouds
 from vsm.experiments.execution import protocol_of
 from vsm.experiments.measures import look_at_episodes
+from vsm.experiments.paper.catalog import Column, Row
 from vsm.experiments.paper.results import Results
 from vsm.experiments.plots import color_of, png
 from vsm.experiments.store import JobStore
 
 CLOUD_QUERIES = 10
-EVERY_SLOT = "capacity-all"
-Curves = dict[str, list[tuple[float | str, float, float]]]
-"""By label, the points of a curve: place, accuracy and its interval in percent."""
+Point = tuple[float, float, float]
+"""A place, an accuracy in percent, and its interval."""
 
 
 def pictures(results: Results, store: JobStore) -> list[Picture]:
     """Draw what a table is shown by, as far as it is measured."""
-    name, budget = results.plan.table.name, results.plan.budget.name
-    if name == "figure-2":
+    if results.plan.table.name == "figure-2":
         return _prototypes(results, store)
-    if name == "table-10":
-        places = {
-            row.name: float(row.name.removeprefix("alpha-")) for row in results.plan.table.rows
-        }
-        ours = _measured(results, places)
-        share = "α of Eq. 13: share of old content that an update keeps"
-        panels = {f"measured here ({budget} budget)": ours, "the paper": _printed(results, places)}
-        caption = "Accuracy (%) against α, with 95% intervals. The panels may show different data."
-        return _curves(results, ours, panels, share, caption)
-    if name == "figure-3":
-        bounded, cut = (_measured(results, _sizes(results, kind)) for kind in ("capacity", "slots"))
-        panels = {
-            "slots in training and test": bounded,
-            "slots at test, of an unbounded memory": cut,
-        }
-        caption = f"Accuracy (%) against memory size ({budget} budget), with 95% intervals."
-        return _curves(results, bounded | cut, panels, "slots", caption)
-    return []
-
-
-def _sizes(results: Results, kind: str) -> dict[str, str]:
-    """Return the rows of one kind and how many slots each has; all of them come last."""
-    named = {row.name: row.name.rpartition("-")[2] for row in results.plan.table.rows}
-    sizes = {name: size for name, size in named.items() if name.startswith(kind)}
-    return {name: size for name, size in sizes.items() if size != "all"} | {EVERY_SLOT: "all"}
-
-
-def _measured(results: Results, places: Mapping[str, float | str]) -> Curves:
-    """Return what was measured of rows, by column."""
-    curves: Curves = {}
-    for position, planned in enumerate(results.plan.columns):
-        for name, place in places.items():
-            cell = results.cells.get((name, position))
-            found = cell.estimate() if cell else None
-            if found is not None:
-                point = (place, 100 * found.mean, 100 * found.ci95)
-                curves.setdefault(str(planned.column), []).append(point)
-    return curves
-
-
-def _printed(results: Results, places: Mapping[str, float | str]) -> Curves:
-    """Return what the paper prints of rows, by column."""
-    table = results.plan.table
-    return {
-        str(column): [
-            (places[row.name], cell.value, cell.interval or 0.0)
-            for row in table.rows
-            if (cell := row.cells[at]) is not None
-        ]
-        for at, column in enumerate(table.columns)
-    }
-
-
-def _curves(
-    results: Results, measured: Curves, panels: Mapping[str, Curves], across: str, caption: str
-) -> list[Picture]:
-    """Draw curves side by side, if anything was measured."""
-    if not measured:
+    draw = {"table-10": _retention, "figure-3": _memory_size}.get(results.plan.table.name)
+    if draw is None or not any(cell.seeds for cell in results.cells.values()):
         return []
+    return [draw(results)]
+
+
+def _retention(results: Results) -> Picture:
+    """α against accuracy: measured here, and in the paper."""
+    plan, rows = results.plan, results.plan.table.measured_rows
+    places = [float((row.changes or {})["memory.retention"]) for row in rows]
     figure = Figure(figsize=(10.5, 3.8), layout="constrained")
-    figure.subplots(1, len(panels))
-    for axes, (title, curves) in zip(figure.axes, panels.items(), strict=True):
-        for position, (label, points) in enumerate(curves.items()):
-            x, y, error = zip(*points, strict=True)
-            color = color_of(position)
-            axes.errorbar(x, y, error, label=label, color=color, capsize=2, marker="o", ms=3)
-        axes.set_title(title, fontsize=10)
-        axes.set(xlabel=across, ylabel="accuracy (%)")
-        axes.grid(alpha=0.25)
-        if curves:
-            axes.legend(frameon=False, fontsize=8)
-    return [_picture(results, figure, caption)]
+    ours, paper = figure.subplots(1, 2)
+    ours.set_title(f"measured here ({plan.budget.name} budget)", fontsize=10)
+    paper.set_title("the paper", fontsize=10)
+    for position, planned in enumerate(plan.columns):
+        _curve(ours, position, planned.column, _measured(results, rows, places, position))
+    for at, column in enumerate(plan.table.columns):
+        cells = [(x, row.cells[at]) for x, row in zip(places, rows, strict=True)]
+        printed = [(x, cell.value, cell.interval or 0.0) for x, cell in cells if cell]
+        _curve(paper, at, column, printed)
+    for axes in (ours, paper):
+        _label(axes, "α of Eq. 13: share of old content that an update keeps")
+    caption = "Accuracy (%) against α, with 95% intervals. The panels may show different data."
+    return _picture(results, figure, caption)
+
+
+def _memory_size(results: Results) -> Picture:
+    """Memory size against accuracy: bounded in training, and cut at test."""
+    figure = Figure(figsize=(10.5, 3.8), layout="constrained")
+    bounded = [row for row in results.plan.table.rows if row.slots is None]
+    cut = [row for row in results.plan.table.rows if row.slots is not None]
+    panels = {
+        "slots in training and test": bounded,
+        "slots at test, of a memory grown without bound": [*cut, bounded[-1]],
+    }
+    for axes, (title, rows) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        places = range(len(rows))
+        for position, planned in enumerate(results.plan.columns):
+            _curve(axes, position, planned.column, _measured(results, rows, places, position))
+        axes.set_xticks(places, [row.name.split("-")[1] for row in rows])
+        _label(axes, title)
+    caption = f"Accuracy (%) against memory size ({results.plan.budget.name} budget), with 95% "
+    return _picture(results, figure, caption + "intervals.")
 
 
 def _prototypes(results: Results, store: JobStore) -> list[Picture]:
     """One episode's prototype samples without and with memory, of the first seed."""
     drawn = []
     for position, planned in enumerate(results.plan.columns):
+        dataset = open_dataset(planned.column.data)
         shown = {}
         for row in results.plan.table.rows:
             job = results.plan.cells.get((row.name, position, 0))
@@ -112,7 +84,7 @@ def _prototypes(results: Results, store: JobStore) -> list[Picture]:
             few = replace(protocol_of(job), episodes=2)
             measured = evaluate_run(store.run_folder(job.after[0]), few)
             queries = min(CLOUD_QUERIES, few.queries)
-            [shown[row.title]] = look_at_episodes(measured, open_dataset(few.data), 1, queries)
+            [shown[row.title]] = look_at_episodes(measured, dataset, 1, queries)
         if shown:
             caption = (
                 f"Prototype samples of one test episode of {planned.column} with their "
@@ -121,6 +93,32 @@ def _prototypes(results: Results, store: JobStore) -> list[Picture]:
             )
             drawn.append(_picture(results, prototype_clouds(shown), caption, position))
     return drawn
+
+
+def _measured(
+    results: Results, rows: Sequence[Row], places: Sequence[float], position: int
+) -> list[Point]:
+    """Return the rows that are measured in one column."""
+    cells = [
+        (x, results.cells.get((row.name, position))) for x, row in zip(places, rows, strict=True)
+    ]
+    estimates = [(x, cell.estimate()) for x, cell in cells if cell]
+    return [(x, 100 * found.mean, 100 * found.ci95) for x, found in estimates if found]
+
+
+def _curve(axes: Axes, position: int, column: Column, points: Sequence[Point]) -> None:
+    if points:
+        x, y, error = zip(*points, strict=True)
+        color = color_of(position)
+        axes.errorbar(x, y, error, label=str(column), color=color, capsize=2, marker="o", ms=3)
+
+
+def _label(axes: Axes, title: str) -> None:
+    axes.set_xlabel(title)
+    axes.set_ylabel("accuracy (%)")
+    axes.grid(alpha=0.25)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=8)
 
 
 def _picture(results: Results, figure: Figure, caption: str, position: int = 0) -> Picture:
