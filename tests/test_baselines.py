@@ -23,6 +23,7 @@ from vsm.baselines import (
     DistributionCalibration,
     fit_logistic_regression,
 )
+from vsm.baselines.logistic import LinearClassifiers
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import EpisodeError, SettingsError
@@ -200,12 +201,20 @@ def test_cosine_centroids_equal_a_plain_loop(shot: int) -> None:
 
 
 def problem(shot: int, num_features: int) -> tuple[Tensor, Tensor]:
-    """Samples ``[6, 4·K, D]`` and labels ``[4·K]``, in no order."""
+    """Samples ``[6, 4·K, D]`` and labels ``[4·K]``, class after class."""
     random = torch.Generator().manual_seed(shot)
-    labels = torch.arange(4).repeat(shot)
+    labels = torch.arange(4).repeat_interleave(shot)
     means = torch.randn(6, 4, num_features, generator=random)
     noise = torch.randn(6, 4 * shot, num_features, generator=random)
     return (3 + means[:, labels] + noise).double(), labels
+
+
+def fit(samples: Tensor, inverse_penalty: float, tolerance: float, steps: int) -> LinearClassifiers:
+    """Fit samples ``[T, 4·K, D]``, class after class."""
+    settings = BaselineSettings(
+        inverse_penalty=inverse_penalty, tolerance=tolerance, max_iterations=steps
+    )
+    return fit_logistic_regression(samples.unflatten(1, (4, -1)), settings)
 
 
 @pytest.mark.parametrize("inverse_penalty", [0.1, 1.0, 10.0])
@@ -214,7 +223,7 @@ def test_the_gradient_vanishes_at_the_fit(
     shot: int, num_features: int, inverse_penalty: float
 ) -> None:
     samples, labels = problem(shot, num_features)
-    fitted = fit_logistic_regression(samples, labels, 4, inverse_penalty, 1e-10, 2000)
+    fitted = fit(samples, inverse_penalty, 1e-10, 2000)
     weights = fitted.weights.clone().requires_grad_()
     biases = fitted.biases.clone().requires_grad_()
     for t in range(len(samples)):
@@ -231,7 +240,7 @@ def test_the_gradient_vanishes_at_the_fit(
 @pytest.mark.parametrize(("shot", "num_features"), [(1, 30), (5, 30), (30, 5)])
 def test_the_fit_is_that_of_scikit_learn(shot: int, num_features: int) -> None:
     samples, labels = problem(shot, num_features)
-    fitted = fit_logistic_regression(samples, labels, 4, 2.0, 1e-9, 2000)
+    fitted = fit(samples, 2.0, 1e-9, 2000)
     found = fitted.log_probabilities(samples).numpy()
     for t in range(len(samples)):
         one = LogisticRegression(C=2.0, tol=1e-10, max_iter=5000)
@@ -255,9 +264,9 @@ def test_the_logistic_baseline_is_scikit_learn_on_unit_vectors(shot: int) -> Non
 
 
 def test_single_precision_reaches_the_fit_of_double_precision() -> None:
-    samples, labels = problem(100, 20)
-    double = fit_logistic_regression(samples, labels, 4, 1.0, 1e-9, 2000)
-    single = fit_logistic_regression(samples.float(), labels, 4, 1.0, 1e-6, 2000)
+    samples, _ = problem(100, 20)
+    double = fit(samples, 1.0, 1e-9, 2000)
+    single = fit(samples.float(), 1.0, 1e-6, 2000)
     torch.testing.assert_close(
         single.log_probabilities(samples.float()).double(),
         double.log_probabilities(samples),
@@ -267,10 +276,10 @@ def test_single_precision_reaches_the_fit_of_double_precision() -> None:
 
 
 def test_tasks_that_need_more_steps_are_counted() -> None:
-    samples, labels = problem(5, 30)
+    samples, _ = problem(5, 30)
     samples[0] = 0  # converged before the first step
     with pytest.warns(RuntimeWarning, match="5 of 6 tasks had not converged after 2 steps"):
-        fit_logistic_regression(samples, labels, 4, 1.0, 1e-9, 2)
+        fit(samples, 1.0, 1e-9, 2)
 
 
 # --- distribution calibration --------------------------------------------------------------------
@@ -348,15 +357,12 @@ def test_calibration_around_points_equals_logistic_regression_on_what_a_loop_add
     means = base.features[[0, 3, 7, 12]].numpy() ** (0.5 if transform_base else 1.0)
     nothing = np.zeros((4, 7, 7))
     for t in range(3):
-        rows, labels = [], []
-        for c, images in enumerate(np.sqrt(support[t].numpy())):
+        rows = []
+        for images in np.sqrt(support[t].numpy()):
             for image in images:
                 mean, _ = calibrated(image, means, nothing, 2, 0.0)
                 rows += [image, *([mean] * (12 // shot))]
-                labels += [c] * (1 + 12 // shot)
-        fitted = fit_logistic_regression(
-            torch.from_numpy(np.stack(rows))[None], torch.tensor(labels), 4, 1.0, 1e-9, 2000
-        )
+        fitted = fit(torch.from_numpy(np.stack(rows))[None], 1.0, 1e-9, 2000)
         expected = fitted.log_probabilities(queries[t].flatten(0, 1).sqrt()[None])[0]
         torch.testing.assert_close(found[t], expected, atol=1e-5, rtol=0)
 
@@ -366,11 +372,12 @@ def test_negative_features_keep_their_sign_under_the_power() -> None:
     base = BaseFeatures(-base_of([3, 4]).features, [3, 4])
     baseline = build("calibration", base, dispersion=0.0, transform_base=True, **FEW)
     mirrored = BaseFeatures(-base.features, [3, 4])
+    powered = BaseFeatures(mirrored.features**0.5, [3, 4])
     expected = build("calibration", mirrored, dispersion=0.0, transform_base=True, **FEW)
     found = baseline.fit_predict(-support, -queries, noise_of(3))
     assert torch.isfinite(found).all()
     assert isinstance(baseline, DistributionCalibration)
-    torch.testing.assert_close(baseline.statistics.class_means, -mirrored.powered(0.5).class_means)
+    torch.testing.assert_close(baseline.statistics.class_means, -powered.class_means)
     positive = expected.fit_predict(support, queries, noise_of(3))
     assert (found.argmax(-1) == positive.argmax(-1)).double().mean() > 0.8  # other noise
 

@@ -1,17 +1,15 @@
 """Omniglot from tiny trees in the official layout."""
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from data_layouts import leftovers, omniglot_drawing, write_tree, write_zip
 from vsm.data import open_images, store
 from vsm.data.catalog import prepare
-from vsm.data.omniglot import paper_split, regroup, vinyals_split
+from vsm.data.omniglot import paper_split, vinyals_split
 from vsm.errors import DataError
 
 BACKGROUND = ("Greek/character01", "Greek/character02")
@@ -118,14 +116,3 @@ def test_a_truncated_drawing_is_named_and_nothing_stays(source: Path, root: Path
         prepare("omniglot", source, allow_missing=True)
     assert leftovers(root) == []
     assert not store.is_prepared("omniglot")
-
-
-def test_streams_are_cut_anew_without_losing_order() -> None:
-    def batches() -> Iterator[npt.NDArray[np.uint8]]:
-        for start in range(0, 30, 4):
-            yield np.arange(start, min(start + 4, 30), dtype=np.uint8)
-
-    sizes = [1, 7, 2, 13, 4, 3]
-    pieces = list(regroup(batches(), sizes))
-    assert [len(piece) for piece in pieces] == sizes
-    assert np.concatenate(pieces).tolist() == list(range(30))

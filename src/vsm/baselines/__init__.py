@@ -8,17 +8,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from vsm.baselines.calibration import DistributionCalibration
-from vsm.baselines.centroids import CosineCentroids, SimpleShot
+from vsm.baselines.centroids import SimpleShot
 from vsm.baselines.contract import BaseFeatures, BaseFeaturesSource, Baseline
-from vsm.baselines.logistic import LogisticRegression
-from vsm.baselines.multinomial import LinearClassifiers, fit_logistic_regression
+from vsm.baselines.logistic import LogisticRegression, fit_logistic_regression
 from vsm.settings import BaselineName, BaselineSettings
 
 BASELINES: Mapping[BaselineName, Callable[[BaselineSettings, BaseFeaturesSource], Baseline]] = {
     "simpleshot": SimpleShot,
     "simpleshot_l2n": partial(SimpleShot, transformation="l2n"),
     "simpleshot_un": partial(SimpleShot, transformation="un"),
-    "cosine": CosineCentroids,
+    "cosine": partial(SimpleShot, transformation="un", distance="cosine"),
     "logistic": LogisticRegression,
     "calibration": DistributionCalibration,
 }
@@ -28,9 +27,7 @@ __all__ = [
     "BaseFeatures",
     "BaseFeaturesSource",
     "Baseline",
-    "CosineCentroids",
     "DistributionCalibration",
-    "LinearClassifiers",
     "LogisticRegression",
     "SimpleShot",
     "fit_logistic_regression",

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vsm.baselines.contract import BaseFeaturesSource, Baseline
-from vsm.nn.prototype_classifier import pairwise_distance
+from vsm.nn.prototype_classifier import Distance, pairwise_distance
 from vsm.seeding import Randomness
 from vsm.settings import BaselineSettings
 
@@ -16,10 +16,10 @@ Transformation = Literal["un", "l2n", "cl2n"]
 class SimpleShot(Baseline):
     """SimpleShot (Wang, Chao, Weinberger and van der Maaten 2019).
 
-    Nearest class mean by Euclidean distance of features that are left alone (``un``), scaled to
-    length one (``l2n``), or centered by the mean of all training features first (``cl2n``). The
-    mean of scaled features is not scaled again. The published rule has no probabilities; these are
-    the softmax of the negative squared distance over the temperature.
+    Nearest class mean by distance of features that are left alone (``un``), scaled to length one
+    (``l2n``), or centered by the mean of all training features first (``cl2n``). The mean of scaled
+    features is not scaled again. The published rule is Euclidean and has no probabilities; these
+    are the softmax of the negative squared distance, or cosine distance, over the temperature.
     """
 
     def __init__(
@@ -27,28 +27,19 @@ class SimpleShot(Baseline):
         settings: BaselineSettings,
         base: BaseFeaturesSource,
         transformation: Transformation = "cl2n",
+        distance: Distance = "squared_euclidean",
     ) -> None:
         super().__init__(settings, base)
-        self.transformation = transformation
+        self.transformation, self.distance = transformation, distance
 
     def fit_predict(self, support: Tensor, queries: Tensor, random: Randomness) -> Tensor:  # noqa: ARG002 - contract
         """Classify ``[T, N, Q, D]`` by ``[T, N, K, D]``; nothing is drawn."""
         centroids = self._transform(support).mean(2, keepdim=True)  # [T, N, 1, D]
         inputs = self._transform(queries).flatten(1, 2)  # [T, N·Q, D]
-        distances = pairwise_distance(inputs, centroids, "squared_euclidean").squeeze(-1)
+        distances = pairwise_distance(inputs, centroids, self.distance).squeeze(-1)
         return F.log_softmax(-distances / self.settings.temperature, -1)
 
     def _transform(self, features: Tensor) -> Tensor:
         if self.transformation == "cl2n":
             features = features - self.base().mean
         return features if self.transformation == "un" else F.normalize(features, dim=-1)
-
-
-class CosineCentroids(Baseline):
-    """Nearest class mean by cosine: the mean of untouched features, compared by direction alone."""
-
-    def fit_predict(self, support: Tensor, queries: Tensor, random: Randomness) -> Tensor:  # noqa: ARG002 - contract
-        """Classify ``[T, N, Q, D]`` by ``[T, N, K, D]``; nothing is drawn."""
-        centroids = support.mean(2, keepdim=True)  # [T, N, 1, D]
-        distances = pairwise_distance(queries.flatten(1, 2), centroids, "cosine").squeeze(-1)
-        return F.log_softmax(-distances / self.settings.temperature, -1)

@@ -14,15 +14,10 @@ from vsm.settings import BaselineSettings
 
 @dataclass(frozen=True)
 class BaseFeatures:
-    """Features of the training classes, and their statistics, each computed when first asked for.
+    """Features of the training classes, and statistics of them that are computed once."""
 
-    Attributes:
-        features: ``[B, D]``, class after class.
-        class_sizes: how many rows each of the C classes has.
-    """
-
-    features: Tensor
-    class_sizes: Sequence[int]
+    features: Tensor  # [B, D], class after class
+    class_sizes: Sequence[int]  # how many rows each of the C classes has
 
     def __post_init__(self) -> None:
         if sum(self.class_sizes) != len(self.features) or min(self.class_sizes, default=0) < 1:
@@ -55,10 +50,6 @@ class BaseFeatures:
             small = centered if len(rows) <= rank else torch.linalg.qr(centered, mode="r").R
             factor[: len(small)] = small
         return factors
-
-    def powered(self, power: float) -> "BaseFeatures":
-        """Return the same classes after Tukey's transform of every feature."""
-        return BaseFeatures(tukey(self.features, power), self.class_sizes)
 
     def _classes(self) -> Sequence[Tensor]:
         return torch.split(self.features, list(self.class_sizes))

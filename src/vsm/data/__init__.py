@@ -2,14 +2,7 @@
 
 from vsm.data.augmentation import Augmentation
 from vsm.data.catalog import describe, list_datasets, open_dataset, open_images, prepare
-from vsm.data.dataset import (
-    SPLITS,
-    Dataset,
-    FeatureDataset,
-    ImageDataset,
-    Normalization,
-    Split,
-)
+from vsm.data.dataset import SPLITS, Dataset, FeatureDataset, ImageDataset, Normalization, Split
 from vsm.data.episodes import EpisodeBatch, EpisodeSampler
 
 __all__ = [

@@ -15,19 +15,14 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R 601: how bright red, green and blue look
 class Augmentation:
     """A random crop, flip and change of colors, drawn for every image on its own.
 
-    Attributes:
-        crop_padding: black pixels added on all sides before a crop of the original size.
-        flip_probability: how often an image is mirrored left to right.
-        brightness: pixels are multiplied by a factor from ``[1 - brightness, 1 + brightness]``.
-        contrast: likewise, distances from the image's mean gray value.
-        saturation: likewise, distances from the pixel's gray value; 0 for gray images.
+    A factor for brightness b is drawn from [1 - b, 1 + b], and likewise the others.
     """
 
-    crop_padding: int = 0
-    flip_probability: float = 0.0
-    brightness: float = 0.0
-    contrast: float = 0.0
-    saturation: float = 0.0
+    crop_padding: int = 0  # black pixels added on all sides before a crop of the original size
+    flip_probability: float = 0.0  # how often an image is mirrored left to right
+    brightness: float = 0.0  # multiplies pixels
+    contrast: float = 0.0  # multiplies distances from the image's mean gray value
+    saturation: float = 0.0  # multiplies distances from the pixel's gray value; 0 for gray images
 
     def __call__(self, pixels: Tensor, random: Randomness) -> Tensor:
         """Return varied copies of ``pixels``, uint8 or float ``[B, C, H, W]`` in 0…255.

@@ -29,38 +29,25 @@ IMAGENET = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a dataset before it is prepared.
+    """What is known of a dataset before it is prepared."""
 
-    Attributes:
-        title: one line for people.
-        needs: what ``--from`` expects.
-        read: opens a source as a :class:`Preparation`, given (source, allow missing images).
-        normalization: mean and standard deviation of the training images.
-        augmentation: how training images are varied.
-        downloads: public files that ``--download`` fetches, if there are any.
-    """
-
-    title: str
-    needs: str
-    read: Callable[[Path, bool], AbstractContextManager[Preparation]]
-    normalization: Normalization
+    title: str  # one line for people
+    needs: str  # what --from expects
+    read: Callable[[Path, bool], AbstractContextManager[Preparation]]  # (source, allow missing)
+    normalization: Normalization  # mean and standard deviation of the training images
     augmentation: Augmentation = NO_AUGMENTATION
-    downloads: tuple[PublicFile, ...] = ()
+    downloads: tuple[PublicFile, ...] = ()  # public files that --download fetches
 
 
-_OMNIGLOT_URL = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/{}.zip"
+_OMNIGLOT_URL = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python"
 _OMNIGLOT = Entry(
     title="Omniglot, 1100/100/423 characters in 4 rotations (split of the paper)",
     needs="images_background.zip and images_evaluation.zip, or the folders inside them",
     read=omniglot.read,
     normalization=Normalization(mean=(0.0839,), std=(0.2393,)),
-    downloads=tuple(
-        PublicFile(_OMNIGLOT_URL.format(part), md5, size_limit=32 << 20)
-        for part, md5 in zip(
-            omniglot.PARTS,
-            ("68d2efa1b9178cc56df9314c21c6e718", "6b91aef0f799c5bb55b94e3f2daec811"),
-            strict=True,
-        )
+    downloads=(
+        PublicFile(f"{_OMNIGLOT_URL}/images_background.zip", "68d2efa1b9178cc56df9314c21c6e718"),
+        PublicFile(f"{_OMNIGLOT_URL}/images_evaluation.zip", "6b91aef0f799c5bb55b94e3f2daec811"),
     ),
 )
 _MINI_IMAGENET = Entry(
@@ -71,11 +58,7 @@ _MINI_IMAGENET = Entry(
     normalization=Normalization(mean=(0.4721, 0.4533, 0.4100), std=(0.2772, 0.2678, 0.2845)),
     augmentation=natural(crop_padding=8),
 )
-_CIFAR_100 = PublicFile(
-    f"https://www.cs.toronto.edu/~kriz/{cifar_fs.ARCHIVE}",
-    "eb9058c3a382ffc7106e4002c42a8d85",
-    size_limit=256 << 20,
-)
+_CIFAR_100_URL = f"https://www.cs.toronto.edu/~kriz/{cifar_fs.ARCHIVE}"
 
 CATALOG: dict[str, Entry] = {
     "omniglot": _OMNIGLOT,
@@ -90,7 +73,7 @@ CATALOG: dict[str, Entry] = {
         read=cifar_fs.read,
         normalization=Normalization(mean=(0.5088, 0.4917, 0.4437), std=(0.2674, 0.2564, 0.2772)),
         augmentation=natural(crop_padding=4),
-        downloads=(_CIFAR_100,),
+        downloads=(PublicFile(_CIFAR_100_URL, "eb9058c3a382ffc7106e4002c42a8d85"),),
     ),
     "mini-imagenet": _MINI_IMAGENET,
     "tiered-imagenet": replace(
@@ -153,8 +136,7 @@ def prepare(
     """Prepare a dataset and return its folder; one that is prepared already is left as it is.
 
     Args:
-        name: a name of :data:`CATALOG`, ``glyphs``, ``folder`` (with ``source``) or
-            ``folder:PATH``.
+        name: of :data:`CATALOG`, ``glyphs``, ``folder`` (with ``source``) or ``folder:PATH``.
         source: file or folder the user has.
         download: fetch the public files instead.
         allow_missing: go without images that should be there; the origin then says so.
@@ -174,12 +156,12 @@ def prepare(
     if store.is_prepared(name):
         store.read(name)  # says so if it is damaged
         return store.data_root() / name
-    if source is not None and download:
-        raise DataError("data: --from and --download exclude each other; give one of them")
-    if source is not None and not source.expanduser().exists():
-        raise DataError(f"data: {source} does not exist; check the path given with --from")
     if source is None:
         source = _download(name, entry, download, progress)
+    elif download:
+        raise DataError("data: --from and --download exclude each other; give one of them")
+    elif not source.expanduser().exists():
+        raise DataError(f"data: {source} does not exist; check the path given with --from")
     with entry.read(source.expanduser(), allow_missing) as preparation:
         return store.write(name, preparation, entry.normalization, progress)
 
@@ -229,13 +211,13 @@ def list_datasets() -> list[dict[str, Any]]:
     rows = [_row("glyphs", "glyphs-v*", "built-in procedural characters", "nothing", False)]
     for name, entry in CATALOG.items():
         rows.append(_row(name, name, entry.title, entry.needs, bool(entry.downloads)))
-    for name in store.prepared_names():
-        if name.startswith(STORED_FOLDER_PREFIX):
-            try:
-                title = str(store.read_index(name)["origin"])
-            except DataError as error:
-                title = str(error)
-            rows.append(_row(name, name, title, "a folder of class folders", False))
+    for index in sorted(store.data_root().glob(f"{STORED_FOLDER_PREFIX}*/index.json")):
+        name = index.parent.name
+        try:
+            title = str(store.read_index(name)["origin"])
+        except DataError as error:
+            title = str(error)
+        rows.append(_row(name, name, title, "a folder of class folders", False))
     return rows
 
 

@@ -141,10 +141,7 @@ class ImageDataset(Dataset):
         return self.image_shape
 
     def load(self, image_ids: Tensor | Ids) -> Tensor:
-        """Return the pixels of ``image_ids`` as uint8 ``[*image_ids.shape, C, H, W]``.
-
-        The result is channels-last in memory, because that is how images are stored.
-        """
+        """Return uint8 ``[*image_ids.shape, C, H, W]``, channels-last in memory as stored."""
         positions = np.asarray(image_ids)
         pixels = torch.from_numpy(self.images[positions.reshape(-1)])  # [B, H, W, C]
         return pixels.permute(0, 3, 1, 2).view(*positions.shape, *self.image_shape)

@@ -1,12 +1,13 @@
 """Fetching public files: with progress, resumed after a break, verified, and in bounded tries."""
 
 import hashlib
-import http.client
 import ssl
 import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
 from vsm.errors import DataError
@@ -15,25 +16,16 @@ from vsm.system.progress import Progress
 BLOCK = 1 << 18  # bytes
 TIMEOUT_SECONDS = 30.0
 PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
-DROPPED = (
-    *(urllib.error.URLError, http.client.HTTPException, ssl.SSLError),
-    *(ConnectionError, TimeoutError),
-)
+DROPPED = (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
 
 
 @dataclass(frozen=True)
 class PublicFile:
-    """A file anyone may fetch.
-
-    Attributes:
-        url: its address.
-        md5: what its publisher says its checksum is.
-        size_limit: bytes after which a download is given up, so that a server cannot fill a disk.
-    """
+    """A file anyone may fetch."""
 
     url: str
-    md5: str
-    size_limit: int
+    md5: str  # as its publisher says
+    size_limit: int = 256 << 20  # bytes; no server fills a disk
 
     @property
     def name(self) -> str:
@@ -42,12 +34,7 @@ class PublicFile:
 
 
 def fetch(
-    file: PublicFile,
-    folder: Path,
-    progress: Progress,
-    *,
-    tries: int = 6,
-    wait_seconds: float = 1.0,
+    file: PublicFile, folder: Path, progress: Progress, *, tries: int = 6, wait_seconds: float = 1.0
 ) -> Path:
     """Download ``file`` into ``folder``, unless it is there already, and return its path.
 
@@ -92,7 +79,7 @@ def _receive(file: PublicFile, partial: Path, progress: Progress) -> None:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
             _append(file, response, partial, have, progress)
     except urllib.error.HTTPError as error:
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        if error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return  # nothing is left to send; the checksum decides
         if error.code in PASSING_STATUS:
             raise _BrokenOffError(f"the server answered {error.code}") from error
@@ -110,11 +97,7 @@ def _receive(file: PublicFile, partial: Path, progress: Progress) -> None:
 
 
 def _append(
-    file: PublicFile,
-    response: http.client.HTTPResponse,
-    partial: Path,
-    have: int,
-    progress: Progress,
+    file: PublicFile, response: HTTPResponse, partial: Path, have: int, progress: Progress
 ) -> None:
     """Append a response to the ``have`` bytes that are there, if it begins where they end."""
     # "Content-Range: bytes N-M/L", or no such header for all of the file

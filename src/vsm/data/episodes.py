@@ -87,9 +87,4 @@ class EpisodeSampler:
         key = (self.dataset.name, self.split, self.way, self.shot, self.queries)
         for block, start in enumerate(range(0, num_episodes, EVALUATION_BLOCK)):
             drawn = self.draw(EVALUATION_BLOCK, generator(seed, "evaluation", *key, block))
-            count = min(EVALUATION_BLOCK, num_episodes - start)
-            yield EpisodeBatch(drawn.class_ids[:count], drawn.image_ids[:count])
-
-    def image_ids(self) -> Tensor:
-        """Return the positions of every sample of the split, class after class."""
-        return torch.from_numpy(self.dataset.split_ids(self.split))
+            yield drawn.part(range(min(EVALUATION_BLOCK, num_episodes - start)))

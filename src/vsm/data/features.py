@@ -1,24 +1,22 @@
 """Stored features: what any encoder made of any data, a label for each row.
 
-Either a ``.safetensors`` file or a folder of ``.npy`` files, with the same parts:
+Either a ``.safetensors`` file or a folder, with the same parts:
 
 - ``features``: floats ``[n, D]``.
 - ``labels``: integers ``[n]``; in a folder also strings of fixed width, which are class names.
-- ``class_names``, optional: a JSON list, the name of label 0, 1, … In a folder
-  ``class_names.json``, in a safetensors file the metadata ``class_names``.
+- ``class_names``, optional: a JSON list, the name of label 0, 1, …
 - ``splits``, optional: integers ``[n]``, 0 train, 1 validation, 2 test, the same for all rows of a
-  class; or a JSON object from class name to split, in ``splits.json`` or the metadata ``splits``.
-  Without either, classes are dealt 64 / 16 / 20 percent as for folders of pictures.
+  class; or a JSON object from class name to split. Without, classes are dealt as for folders.
 
-Nothing here can run code: numpy reads without pickle, and safetensors hold none.
+Arrays are tensors, or files ``.npy``; JSON is metadata, or files ``.json``. Nothing here can run
+code: numpy reads without pickle, and safetensors hold none.
 """
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -45,13 +43,15 @@ def read(path: Path) -> FeatureDataset:
     Raises:
         DataError: naming the file and the row or class.
     """
-    parts = _open(path)
-    features = _features(parts)
-    labels = _labels(parts, len(features))
+    arrays, tables = _open(path)
+    for part in ("features", "labels"):
+        if arrays[part].value is None:
+            raise DataError(f"features: {path} holds no {part}; add {arrays[part].place}")
+    features = _checked_features(*arrays["features"])
+    labels = _checked_labels(*arrays["labels"], len(features))
     values, class_ids, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    names = _class_names(parts, labels, values)
-    splits = _splits(parts, names, class_ids)
-    _require_finite(features, parts.array_place("features"))
+    names = _class_names(*tables["class_names"], labels, values)
+    splits = _splits(path, arrays["splits"], tables["splits"], names, class_ids)
     if not (class_ids[:-1] <= class_ids[1:]).all():
         features = features[np.argsort(class_ids, kind="stable")]
     ids = {name: position for position, name in enumerate(names)}
@@ -98,36 +98,24 @@ def write(
         )
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """The arrays and parsed JSON values at ``path``, those that are there."""
+class _Part(NamedTuple):
+    """An array or a parsed JSON value, None if it is not there, and its place."""
 
-    path: Path
-    arrays: Mapping[str, npt.NDArray[Any]]
-    tables: Mapping[str, Any]
-
-    def array_place(self, part: str) -> str:
-        in_folder = self.path.is_dir()
-        return str(self.path / f"{part}.npy") if in_folder else f"{self.path}, tensor {part!r}"
-
-    def table_place(self, part: str) -> str:
-        in_folder = self.path.is_dir()
-        return str(self.path / f"{part}.json") if in_folder else f"{self.path}, metadata {part!r}"
-
-    def required(self, part: str) -> npt.NDArray[Any]:
-        if part not in self.arrays:
-            raise DataError(f"features: {self.path} holds no {part}; add {self.array_place(part)}")
-        return self.arrays[part]
+    value: Any
+    place: str
 
 
-def _open(path: Path) -> _Parts:
+def _open(path: Path) -> tuple[dict[str, _Part], dict[str, _Part]]:
+    """Return the parts that are arrays and those that are JSON."""
     if path.is_dir():
         arrays = {part: path / f"{part}.npy" for part in ARRAYS}
         tables = {part: path / f"{part}.json" for part in TABLES}
-        return _Parts(
-            path,
-            {part: _mapped(file) for part, file in arrays.items() if file.is_file()},
-            {p: _parsed(file.read_bytes(), file) for p, file in tables.items() if file.is_file()},
+        return (
+            {part: _Part(_mapped(file), str(file)) for part, file in arrays.items()},
+            {
+                part: _parsed(file.read_bytes() if file.is_file() else None, str(file))
+                for part, file in tables.items()
+            },
         )
     if path.is_file() and path.suffix == SUFFIX:
         return _open_safetensors(path)
@@ -138,54 +126,66 @@ def _open(path: Path) -> _Parts:
     )
 
 
-def _mapped(file: Path) -> npt.NDArray[Any]:
+def _mapped(file: Path) -> npt.NDArray[Any] | None:
     try:
-        mapped: npt.NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+        return cast(npt.NDArray[Any], np.load(file, mmap_mode="r", allow_pickle=False))
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, EOFError) as error:
         raise DataError(
             f"{file}: cannot be read as an array of numbers or strings ({error}); write it with "
             "numpy.save, without Python objects"
         ) from error
-    return mapped
 
 
-def _open_safetensors(path: Path) -> _Parts:
+def _open_safetensors(path: Path) -> tuple[dict[str, _Part], dict[str, _Part]]:
+    arrays: dict[str, npt.NDArray[Any]] = {}
     try:
         with safetensors.safe_open(path, "pt") as file:
-            tensors = {part: file.get_tensor(part) for part in ARRAYS if part in file.keys()}  # noqa: SIM118 - no dict
+            for part in set(ARRAYS) & set(file.keys()):
+                tensor = file.get_tensor(part)  # numpy has no bfloat16
+                arrays[part] = (
+                    tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+                ).numpy()
             metadata = file.metadata() or {}
     except (OSError, safetensors.SafetensorError) as error:
         raise DataError(f"{path}: cannot be read as safetensors ({error})") from error
-    return _Parts(
-        path,
-        {  # numpy has no bfloat16
-            part: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-            for part, tensor in tensors.items()
-        },
-        {p: _parsed(metadata[p], f"{path}, metadata {p!r}") for p in TABLES if p in metadata},
+    return (
+        {part: _Part(arrays.get(part), f"{path}, tensor {part!r}") for part in ARRAYS},
+        {part: _parsed(metadata.get(part), f"{path}, metadata {part!r}") for part in TABLES},
     )
 
 
-def _parsed(text: str | bytes, place: object) -> Any:
+def _parsed(text: str | bytes | None, place: str) -> _Part:
     try:
-        return json.loads(text)
+        return _Part(None if text is None else json.loads(text), place)
     except ValueError as error:
         raise DataError(f"{place}: is not JSON ({error})") from error
 
 
-def _features(parts: _Parts) -> npt.NDArray[np.floating[Any]]:
-    features, place = parts.required("features"), parts.array_place("features")
+def _checked_features(features: npt.NDArray[Any], place: str) -> npt.NDArray[np.floating[Any]]:
+    """Check features; the model reads float32, and they must be finite as that."""
     if features.ndim != 2 or features.dtype.kind != "f":
         raise DataError(
             f"{place}: expected floats [n, D], got {features.dtype} {list(features.shape)}"
         )
     if 0 in features.shape:
         raise DataError(f"{place}: is empty, {list(features.shape)}; store at least one row")
+    rows_at_once = max(1, CHECKED_AT_ONCE // features.shape[1])
+    for start in range(0, len(features), rows_at_once):
+        with np.errstate(over="ignore"):
+            values = features[start : start + rows_at_once].astype(np.float32, copy=False)
+        finite = np.isfinite(values).all(1)
+        if not finite.all():
+            raise DataError(
+                f"{place}: row {start + int((~finite).argmax())} holds NaN, infinity or a number "
+                "too large for float32; fix or remove it"
+            )
     return features
 
 
-def _labels(parts: _Parts, num_rows: int) -> npt.NDArray[Any]:
-    labels, place = np.asarray(parts.required("labels")), parts.array_place("labels")
+def _checked_labels(labels: npt.NDArray[Any], place: str, num_rows: int) -> npt.NDArray[Any]:
+    """Check labels, and return them as integers or text."""
     if labels.shape != (num_rows,):
         raise DataError(
             f"{place}: expected one label for each of the {num_rows:,} rows of features, got "
@@ -193,17 +193,18 @@ def _labels(parts: _Parts, num_rows: int) -> npt.NDArray[Any]:
         )
     if labels.dtype.kind == "S":
         try:
-            return np.char.decode(labels, "utf-8")
+            return np.char.decode(np.asarray(labels), "utf-8")
         except UnicodeDecodeError as error:
             raise DataError(f"{place}: names are not UTF-8 ({error})") from error
     if labels.dtype.kind not in "iuU":
         raise DataError(f"{place}: expected integers or strings, got {labels.dtype}")
-    return labels
+    return np.asarray(labels)
 
 
-def _class_names(parts: _Parts, labels: npt.NDArray[Any], values: npt.NDArray[Any]) -> list[str]:
+def _class_names(
+    table: Any, place: str, labels: npt.NDArray[Any], values: npt.NDArray[Any]
+) -> list[str]:
     """Return the name of each of ``values``, the sorted distinct labels."""
-    table, place = parts.tables.get("class_names"), parts.table_place("class_names")
     if table is None:
         return [str(value) for value in values]
     if labels.dtype.kind == "U":
@@ -223,24 +224,19 @@ def _class_names(parts: _Parts, labels: npt.NDArray[Any], values: npt.NDArray[An
     return [table[value] for value in values]
 
 
-def _splits(parts: _Parts, names: list[str], class_ids: Ids) -> ClassLists:
-    numbers, table = parts.arrays.get("splits"), parts.tables.get("splits")
-    array_place, table_place = parts.array_place("splits"), parts.table_place("splits")
-    if numbers is not None and table is not None:
+def _splits(
+    path: Path, numbers: _Part, table: _Part, names: list[str], class_ids: Ids
+) -> ClassLists:
+    if numbers.value is not None and table.value is not None:
         raise DataError(
-            f"features: splits are given twice, by {array_place} and by {table_place}; remove one "
-            "of them"
+            f"features: splits are given twice, by {numbers.place} and by {table.place}; remove "
+            "one of them"
         )
-    if numbers is not None:
-        return _numbered_splits(numbers, array_place, names, class_ids)
-    if table is not None:
-        return _named_splits(table, table_place, names)
-    if len(names) < len(SPLITS):
-        raise DataError(
-            f"features: {parts.path} has {len(names)} classes, but needs at least {len(SPLITS)}, "
-            "one for each of train, validation and test; add classes or splits"
-        )
-    return dealt(names)
+    if numbers.value is not None:
+        return _numbered_splits(*numbers, names, class_ids)
+    if table.value is not None:
+        return _named_splits(*table, names)
+    return dealt(names, f"features: {path} has {len(names)} classes", "add classes or splits")
 
 
 def _numbered_splits(
@@ -288,18 +284,3 @@ def _named_splits(table: Any, place: str, names: list[str]) -> ClassLists:
         if name not in table:
             raise DataError(f"{place}: class {name!r} has no split; add it")
     return {split: [name for name in names if table[name] == split] for split in SPLITS}
-
-
-def _require_finite(features: npt.NDArray[np.floating[Any]], place: str) -> None:
-    """Refuse rows with values that are not finite as float32, which is what the model reads."""
-    rows_at_once = max(1, CHECKED_AT_ONCE // features.shape[1])
-    for start in range(0, len(features), rows_at_once):
-        with np.errstate(over="ignore"):
-            values = features[start : start + rows_at_once].astype(np.float32, copy=False)
-        finite = np.isfinite(values).all(1)
-        if not finite.all():
-            row = start + int((~finite).argmax())
-            raise DataError(
-                f"{place}: row {row} holds NaN, infinity or a number too large for float32; fix or "
-                "remove it"
-            )

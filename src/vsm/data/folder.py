@@ -14,12 +14,9 @@ from vsm.data.preparation import ClassLists, Preparation, dealt
 from vsm.errors import DataError
 
 LARGEST_SIDE = 84
-SPLIT_FOLDERS: dict[str, Split] = {
-    "train": "train",
-    "validation": "validation",
+SPLIT_FOLDERS: dict[str, Split] = {split: split for split in SPLITS} | {
     "valid": "validation",
     "val": "validation",
-    "test": "test",
 }
 
 
@@ -67,14 +64,15 @@ def labeled_images(path: Path) -> tuple[list[Path], list[str]]:
 
     There may be any number of classes, and no splits: this is for examples, not for training.
     """
-    files = {folder: _images(folder) for folder in _folders(_existing(path))}
-    if not files:
-        raise DataError(f"folder: {path} has no class folders; put the images of each class in one")
-    for folder, found in files.items():
+    images: list[Path] = []
+    for folder in _folders(path):
+        found = _images(folder)
         if not found:
             raise DataError(f"folder: {folder} has no images; add some, or remove it")
-    labels = [folder.name for folder, found in files.items() for _ in found]
-    return [image for found in files.values() for image in found], labels
+        images += found
+    if not images:
+        raise DataError(f"folder: {path} has no class folders; put the images of each class in one")
+    return images, [image.parent.name for image in images]
 
 
 def images_below(path: Path) -> list[Path]:
@@ -88,40 +86,24 @@ def images_below(path: Path) -> list[Path]:
 
 def _class_folders(path: Path) -> dict[Split, list[Path]]:
     """Return the class folders of each split."""
-    top = _folders(_existing(path))
+    top = _folders(path)
     splits = [folder for folder in top if folder.name in SPLIT_FOLDERS and _folders(folder)]
+    stray = [folder.name for folder in top if folder not in splits]
     if not splits:
-        return _deal(path, top)
-    if stray := [folder.name for folder in top if folder not in splits]:
+        found = f"folder: {path} has {len(stray)} class folders"
+        lists = dealt(stray, found, "add classes, or check that this is the folder above them")
+        return {split: [path / name for name in names] for split, names in lists.items()}
+    if stray:
         raise DataError(
             f"folder: {path} has {stray[0]!r} beside {splits[0].name!r}; keep class folders inside "
             "train, validation and test only"
         )
-    given: dict[Split, list[Path]] = {}
+    given: dict[Split, list[Path]] = {split: [] for split in SPLITS}
     for folder in splits:
-        given.setdefault(SPLIT_FOLDERS[folder.name], []).extend(_folders(folder))
-    if "train" not in given:
+        given[SPLIT_FOLDERS[folder.name]] += _folders(folder)
+    if not given["train"]:
         raise DataError(f"folder: {path} has no 'train' folder beside {splits[0].name!r}; add one")
-    return {split: given[split] for split in SPLITS if split in given}
-
-
-def _deal(path: Path, folders: list[Path]) -> dict[Split, list[Path]]:
-    if len(folders) < len(SPLITS):
-        raise DataError(
-            f"folder: {path} has {len(folders)} class folders, but needs at least {len(SPLITS)}, "
-            "one for each of train, validation and test; add classes, or check that this is the "
-            "folder above them"
-        )
-    names = dealt([folder.name for folder in folders])
-    return {split: [path / name for name in names[split]] for split in SPLITS}
-
-
-def _existing(path: Path) -> Path:
-    if not path.is_dir():
-        raise DataError(
-            f"folder: {path} is not a folder; give one with a folder of images per class"
-        )
-    return path
+    return given
 
 
 def _folders(path: Path) -> list[Path]:
@@ -133,6 +115,10 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _contents(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise DataError(
+            f"folder: {path} is not a folder; give one with a folder of images per class"
+        )
     try:
         return sorted(path.iterdir())
     except OSError as error:

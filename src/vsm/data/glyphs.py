@@ -50,7 +50,7 @@ TURNS: dict[str, tuple[int, int, int, int, int]] = {
 
 # What alphabets differ in.
 NUM_PRIMITIVES = (5, 8)  # fewest and most primitives
-BEND = 0.15  # spread of a primitive's turns about its kind's, relative
+BEND = 0.15  # relative standard deviation of a primitive's turns about its kind's
 HEADINGS = (0, 45, 90, 90, 135)  # degrees at which a primitive sets off; 90 is downwards
 SIZES = (0.6, 0.8, 1.0)  # of strokes after the first
 STROKE_COUNTS = (0.8, 2.4, 1.5, 0.4)  # Dirichlet weights of 1, 2, 3 and 4 strokes
@@ -96,32 +96,16 @@ GAIN = 4.0  # how black a single pass of the pen is
 
 
 class Alphabet(NamedTuple):
-    """A style and its primitives.
+    """A style and its primitives."""
 
-    Attributes:
-        primitives: turned in every way the alphabet allows, ``[F, NUM_CONTROLS, 2]``; each is
-            centered and its longer side is 1.
-        frequencies: how often each is used, ``[F]``.
-        stroke_counts: probabilities of one to four strokes, ``[4]``.
-        layouts: probabilities that a stroke is joined, beside, or a mark, ``[3]``.
-        mark_side: -1 if marks stand above, 1 if below.
-        basis: takes control points to points of the curve, ``[NUM_SAMPLES, NUM_CONTROLS]``.
-        page: shear and aspect of the alphabet, ``[2, 2]``, applied to row vectors.
-        pen: standard deviation of the pen's profile in pixels.
-    """
-
-    primitives: Floats
-    frequencies: Floats
-    stroke_counts: Floats
-    layouts: Floats
-    mark_side: int
-    basis: Floats
-    page: Floats
-    pen: float
-
-
-def _random(seed: int, *names: str | int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(derive_seed(seed, "glyphs", *names)))
+    primitives: Floats  # in all their turns [F, NUM_CONTROLS, 2]; centered, longer side is 1
+    frequencies: Floats  # how often each is used [F]
+    stroke_counts: Floats  # probabilities of one to four strokes [4]
+    layouts: Floats  # probabilities that a stroke is joined, beside, or a mark [3]
+    mark_side: int  # -1 if marks stand above, 1 if below
+    basis: Floats  # takes control points to points of the curve [NUM_SAMPLES, NUM_CONTROLS]
+    page: Floats  # shear and aspect of the alphabet, applied to row vectors [2, 2]
+    pen: float  # standard deviation of the pen's profile in pixels
 
 
 def _design_alphabet(random: np.random.Generator) -> Alphabet:
@@ -253,13 +237,6 @@ def _rotation(angle: Floats) -> Floats:
     return np.stack([np.stack([cosine, sine], -1), np.stack([-sine, cosine], -1)], -2)
 
 
-def _smoothing() -> Floats:
-    """Return the matrix ``[M, M]`` that correlates the noise of neighboring control points."""
-    apart = np.subtract.outer(np.arange(NUM_CONTROLS), np.arange(NUM_CONTROLS))
-    kernel = np.exp(-0.5 * (apart / JITTER_REACH) ** 2)
-    return np.asarray(kernel / np.linalg.norm(kernel, axis=1, keepdims=True))
-
-
 def _draw(alphabet: Alphabet, character: Floats, random: np.random.Generator) -> Floats:
     """Draw a character ``[S, M, 2]`` with motor noise: curves ``[NUM_DRAWINGS, S, P, 2]``."""
     num_strokes = len(character)
@@ -273,7 +250,10 @@ def _draw(alphabet: Alphabet, character: Floats, random: np.random.Generator) ->
     scale = np.exp(STROKE_SCALE * noise(num_strokes, 1, 1))
     strokes = (character - middle) @ _rotation(STROKE_TURN * noise(num_strokes)) * scale
     strokes += middle + SHIFT * noise(num_strokes, 1, 2)
-    strokes += JITTER * _smoothing() @ noise(num_strokes, NUM_CONTROLS, 2)
+    apart = np.subtract.outer(np.arange(NUM_CONTROLS), np.arange(NUM_CONTROLS))
+    smoothing = np.exp(-0.5 * (apart / JITTER_REACH) ** 2)  # correlates neighboring points [M, M]
+    smoothing /= np.linalg.norm(smoothing, axis=1, keepdims=True)
+    strokes += JITTER * smoothing @ noise(num_strokes, NUM_CONTROLS, 2)
     curves = _warp(alphabet.basis @ strokes, noise(2), random)
     hand = np.exp(STRETCH * noise(2, 1)) * _rotation(TURN * noise())  # [NUM_DRAWINGS, 2, 2]
     hand[:, 1] += SHEAR * noise(1) * hand[:, 0]
@@ -318,20 +298,19 @@ def _ink(points: Floats, pen: Floats) -> npt.NDArray[np.float32]:
 
 def draw_alphabet(seed: int, number: int) -> Pixels:
     """Draw all of alphabet ``number``: uint8 ``[num_characters, NUM_DRAWINGS, H, W, 1]``."""
-    design = _random(seed, "alphabet", number)
+    design, motor = (
+        np.random.Generator(np.random.PCG64(derive_seed(seed, "glyphs", purpose, number)))
+        for purpose in ("alphabet", "drawings")
+    )
     alphabet = _design_alphabet(design)
     num_characters = int(design.integers(*NUM_CHARACTERS, endpoint=True))
-    characters = _design_characters(alphabet, num_characters, design)
-    motor = _random(seed, "drawings", number)
-    return np.stack([_draw_on_paper(alphabet, character, motor) for character in characters])
-
-
-def _draw_on_paper(alphabet: Alphabet, character: Floats, random: np.random.Generator) -> Pixels:
-    """Return the drawings of one character, uint8 ``[NUM_DRAWINGS, H, W, 1]``."""
-    points = _fit(_draw(alphabet, character, random))
-    points += random.uniform(-OFF_CENTER, OFF_CENTER, (NUM_DRAWINGS, 1, 1, 2))
-    pen = alphabet.pen * np.exp(PEN_NOISE * random.standard_normal(NUM_DRAWINGS))
-    return np.rint(255 * _ink(points, pen)[..., None]).astype(np.uint8)
+    drawings = []
+    for character in _design_characters(alphabet, num_characters, design):
+        points = _fit(_draw(alphabet, character, motor))
+        points += motor.uniform(-OFF_CENTER, OFF_CENTER, (NUM_DRAWINGS, 1, 1, 2))
+        pen = alphabet.pen * np.exp(PEN_NOISE * motor.standard_normal(NUM_DRAWINGS))
+        drawings.append(np.rint(255 * _ink(points, pen)[..., None]).astype(np.uint8))
+    return np.stack(drawings)
 
 
 def open_glyphs() -> ImageDataset:

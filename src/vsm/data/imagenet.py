@@ -1,18 +1,14 @@
 """miniImageNet and tieredImageNet: classes of ImageNet at 84×84.
 
-miniImageNet has 100 classes of 600 images, split 64 / 16 / 20: O. Vinyals et al.: Matching networks
-for one shot learning. NIPS 2016, with the classes of S. Ravi, H. Larochelle: Optimization as a
-model for few-shot learning. ICLR 2017.
+- miniImageNet has 100 classes of 600 images. O. Vinyals et al.: Matching networks for one shot
+  learning. NIPS 2016, with the classes of S. Ravi, H. Larochelle: Optimization as a model for
+  few-shot learning. ICLR 2017.
+- tieredImageNet has 608 classes, split by what they are kinds of. M. Ren et al.: Meta-learning for
+  semi-supervised few-shot classification. ICLR 2018.
 
-tieredImageNet has 608 classes, split 351 / 97 / 160 by what they are kinds of: M. Ren et al.:
-Meta-learning for semi-supervised few-shot classification. ICLR 2018.
-
-The images may not be passed on, so there is no download. Of each, two forms that people have are
-read. miniImageNet: the image files, by the names in ``train.csv``, ``val.csv`` and ``test.csv``
-where those are present and by class otherwise; and the three ``mini-imagenet-cache-*.pkl``.
-tieredImageNet: an ImageNet folder with one folder per synset; and Ren et al.'s
-``{train,val,test}_images_png.pkl`` with ``*_labels.pkl``. The pickles of one split are held in
-memory at a time (about 6 GB for tieredImageNet's train).
+The images may not be passed on, so there is no download. Both are read from image files, and from
+the pickles that people have; those of one split are held in memory at a time (about 6 GB for
+tieredImageNet's train).
 """
 
 import csv
@@ -76,6 +72,7 @@ def _mini_layout() -> Layout:
 
 
 def _from_images(tree: Tree, allow_missing: bool) -> Preparation:
+    """Prepare what the CSVs of miniImageNet name, if they are there, or all images by class."""
     images = [name for name in tree.names if is_image_name(name)]
     if not images:
         raise DataError(
@@ -97,40 +94,35 @@ def _by_tables(
     """Return the files of every class by the rows of the CSVs; suffixes need not agree."""
     by_stem = {PurePosixPath(name).stem: name for name in images}
     files: dict[str, list[str]] = {}
-    missing: list[str] = []
-    num_rows = 0
+    found, missing = 0, []
     for split, short in SHORT_NAMES.items():
         if f"{short}.csv" not in tables:
             raise DataError(
                 f"mini-imagenet: {short}.csv is missing in {tree.location}, though other CSVs are "
                 "there; add it, or remove them all to go by class"
             )
-        for name, label in _rows(tree, tables[f"{short}.csv"], set(lists[split]), split):
-            num_rows += 1
-            if found := by_stem.get(PurePosixPath(name).stem):
-                files.setdefault(label, []).append(found)
+        table, classes = tables[f"{short}.csv"], set(lists[split])
+        text = tree.read(table).decode("utf-8-sig", errors="replace")
+        for row in (reader := csv.DictReader(text.splitlines())):
+            name, label = row.get("filename"), row.get("label")
+            if not name or label not in classes:
+                raise DataError(
+                    f"{tree.location}: {table}, line {reader.line_num}: expected filename,label "
+                    f"with a {split} class of Ravi & Larochelle, got {name},{label}; restore the "
+                    "published CSV"
+                )
+            if stored := by_stem.get(PurePosixPath(name).stem):
+                files.setdefault(label, []).append(stored)
+                found += 1
             else:
                 missing.append(name)
     if missing and not allow_missing:
         raise DataError(
-            f"mini-imagenet: {len(missing):,} of the {num_rows:,} images named in the CSVs are "
-            f"missing in {tree.location}, first {missing[0]}; add them, or pass --allow-missing "
-            "to go without them"
+            f"mini-imagenet: {len(missing):,} of the {found + len(missing):,} images named in the "
+            f"CSVs are missing in {tree.location}, first {missing[0]}; add them, or pass "
+            "--allow-missing to go without them"
         )
     return files
-
-
-def _rows(tree: Tree, table: str, classes: set[str], split: Split) -> Iterator[tuple[str, str]]:
-    """Yield (filename, label) of each row of a CSV, checked against the published classes."""
-    text = tree.read(table).decode("utf-8-sig", errors="replace")
-    for row in (reader := csv.DictReader(text.splitlines())):
-        name, label = row.get("filename"), row.get("label")
-        if not name or label not in classes:
-            raise DataError(
-                f"{tree.location}: {table}, line {reader.line_num}: expected filename,label with a "
-                f"{split} class of Ravi & Larochelle, got {name},{label}; restore the published CSV"
-            )
-        yield name, label
 
 
 def _by_class(tree: Tree, lists: ClassLists) -> dict[str, list[str]]:

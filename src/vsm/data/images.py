@@ -38,22 +38,13 @@ UNREADABLE = (
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """What every image is turned into.
+    """What every image is turned into."""
 
-    Attributes:
-        side: height and width; other sizes are resized straight to it, without cropping.
-        channels: 1 for gray, 3 for color.
-        ink: invert, for dark ink on white paper: the signal is high and the paper 0.
-        upright: turn photographs the way their camera says they were held.
-        any_paper: with ``ink``, invert only images that are light for the most part; light ink on
-            dark paper is as it should be already.
-    """
-
-    side: int
-    channels: int
-    ink: bool = False
-    upright: bool = False
-    any_paper: bool = False
+    side: int  # height and width; other sizes are resized straight to it, without cropping
+    channels: int  # 1 for gray, 3 for color
+    ink: bool = False  # invert dark ink on white paper: the signal is high and the paper 0
+    upright: bool = False  # turn photographs the way their camera says they were held
+    any_paper: bool = False  # with ink, leave light ink on dark paper as it is
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -86,7 +77,12 @@ def form_image(image: Image.Image, name: str, form: ImageFormat) -> Pixels:
     with _reporting(name):
         if form.upright:
             image = ImageOps.exif_transpose(image)
-        image = _convert(image, "L" if form.channels == 1 else "RGB")
+        if image.mode.startswith("I"):  # 16 bits become 8
+            image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+        if image.has_transparency_data:  # on white
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        image = image.convert("L" if form.channels == 1 else "RGB")
         if form.ink and not (form.any_paper and np.asarray(image).mean() < DARK):
             image = ImageOps.invert(image)
         if image.size != (form.side, form.side):
@@ -113,13 +109,8 @@ def decode_all(
 ) -> Iterator[Pixels]:
     """Yield batches ``[up to CHUNK, side, side, channels]`` of images, in the order of ``items``.
 
-    Decoding runs in threads, as Pillow releases the interpreter lock.
-
-    Args:
-        items: whatever ``read`` turns into the contents of an image file.
-        read: called from several threads.
-        form: what every image is turned into.
-        label: names an item in messages.
+    ``read`` gives the contents of an item's image file, ``label`` its name in messages. Both are
+    called in threads, as Pillow releases the interpreter lock.
     """
 
     def attempt(item: Item) -> Pixels | DataError:
@@ -150,16 +141,6 @@ def decode_files(files: Sequence[Path], form: ImageFormat) -> Iterator[Pixels]:
             raise DataError(f"{file}: cannot be read ({error.strerror}); check the path") from error
 
     return decode_all(files, read, form, str)
-
-
-def _convert(image: Image.Image, mode: str) -> Image.Image:
-    """Convert to ``mode``: transparent parts become white, 16 bits become 8."""
-    if image.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert(mode)
 
 
 def _bombs_refused() -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ in all three splits; the four stay in one split. Turned drawings are stored, not
 loaded: all of it is 102 MB, and every reader of the prepared file stays a plain lookup.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def read(
                 for split, names in upright.class_lists.items()
             },
             class_sizes={name + turn: size for name, size in sizes.items() for turn in TURNS},
-            batches=_turned(regroup(upright.batches, sizes.values())),
+            batches=_turned(upright),
             origin=origin_of(source, what, drawings, CLASS_SIZE * len(flat(lists))),
         )
 
@@ -87,19 +87,9 @@ def _find(folder: Path, part: str) -> Path:
     )
 
 
-def regroup(batches: Iterable[Pixels], sizes: Iterable[int]) -> Iterator[Pixels]:
-    """Cut a stream of batches anew, into batches of the given ``sizes``."""
-    stream = iter(batches)
-    held = next(stream)
-    for size in sizes:
-        while len(held) < size:
-            held = np.concatenate([held, next(stream)])
-        yield held[:size]
-        held = held[size:]
-
-
-def _turned(characters: Iterator[Pixels]) -> Iterator[Pixels]:
+def _turned(upright: Preparation) -> Iterator[Pixels]:
     """Yield each character's drawings ``[n, 28, 28, 1]``, then turned by 90°, 180° and 270°."""
-    for drawings in characters:
+    drawings = np.concatenate(list(upright.batches))  # all of them are 25 MB
+    for character in np.split(drawings, np.cumsum(list(upright.class_sizes.values()))[:-1]):
         for turns in range(len(TURNS)):
-            yield np.rot90(drawings, turns, axes=(1, 2))
+            yield np.rot90(character, turns, axes=(1, 2))

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, ClassVar, Literal
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -68,26 +68,6 @@ def text(value: object) -> str:
     return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
-class _Array:
-    """Stands for an array while a pickle is read; keeps the state that numpy would be given.
-
-    numpy's own ``__setstate__`` believes what it is told and can be made to crash.
-    """
-
-    state: tuple[Any, ...] = ()
-
-    def build(self) -> npt.NDArray[Any]:
-        _, shape, described, is_fortran, data = self.state
-        dtype = _element_type(described)
-        order: Literal["F", "C"] = "F" if is_fortran else "C"
-        if dtype.kind != "O":
-            return np.frombuffer(data, dtype).reshape(shape, order=order)
-        values = np.empty(len(data), dtype)
-        for position, value in enumerate(data):
-            values[position] = _built(value)
-        return values.reshape(shape, order=order)
-
-
 class _ElementType:
     """Stands for ``numpy.dtype(code)``; of the pickled state only the byte order is used."""
 
@@ -97,22 +77,13 @@ class _ElementType:
         self.code = text(code)
 
 
-def _element_type(described: object) -> np.dtype[Any]:
-    if not isinstance(described, _ElementType) or not PLAIN_TYPE.fullmatch(described.code):
-        raise pickle.UnpicklingError(f"unsupported element type {described!r}")
-    return np.dtype(described.code).newbyteorder(text(described.state[1]))  # type: ignore[arg-type]  # numpy checks
+class _Array:
+    """Stands for an array while a pickle is read; keeps the state that numpy would be given.
 
+    numpy's own ``__setstate__`` believes what it is told and can be made to crash.
+    """
 
-def _built(value: Any) -> Any:
-    """Return ``value`` with the arrays in it built and keys as text, however deep."""
-    if isinstance(value, _Array):
-        return value.build()
-    if isinstance(value, dict):
-        texts = {key: text(key) if isinstance(key, bytes) else key for key in value}
-        return {texts[key]: _built(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_built(item) for item in value)
-    return value
+    state: tuple[Any, ...] = ()
 
 
 NDARRAY = object()  # stands for numpy.ndarray, which pickles only pass on to _reconstruct
@@ -124,31 +95,48 @@ def _reconstruct(kind: object, *_: object) -> _Array:
     return _Array()
 
 
-def _from_buffer(data: bytes, dtype: object, shape: tuple[int, ...], order: str) -> Any:
-    values: npt.NDArray[Any] = np.frombuffer(data, _element_type(dtype))
+def _from_buffer(data: Any, described: object, shape: Any, order: str | bytes) -> Any:
+    if not isinstance(described, _ElementType) or not PLAIN_TYPE.fullmatch(described.code):
+        raise pickle.UnpicklingError(f"unsupported element type {described!r}")
+    byte_order: Any = text(described.state[1])
+    dtype = np.dtype(described.code).newbyteorder(byte_order)
+    if dtype.kind == "O" and isinstance(data, list):
+        values: npt.NDArray[Any] = np.fromiter(map(_built, data), dtype)
+    else:
+        values = np.frombuffer(data, dtype)  # refuses references
     return values.reshape(shape, order="F" if text(order) == "F" else "C")
 
 
-def _scalar(dtype: object, data: bytes) -> Any:
-    return np.frombuffer(data, _element_type(dtype))[0]
+def _built(value: Any) -> Any:
+    """Return ``value`` with the arrays in it built and keys as text, however deep."""
+    if isinstance(value, _Array):
+        _, shape, described, is_fortran, data = value.state
+        return _from_buffer(data, described, shape, "F" if is_fortran else "C")
+    if isinstance(value, dict):
+        texts = {key: text(key) if isinstance(key, bytes) else key for key in value}
+        return {texts[key]: _built(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_built(item) for item in value)
+    return value
 
 
-def _encode(value: str | bytes, _: object) -> bytes:
+def _latin1(value: str | bytes, _: object) -> bytes:
     return value if isinstance(value, bytes) else value.encode("latin1")  # as old protocols do
 
 
-def _empty_bytes() -> bytes:
-    return b""  # old protocols call bytes() for it; sizes are not accepted
-
-
-BUILTINS = {"bytes": _empty_bytes, "complex": complex, "frozenset": frozenset, "set": set}
+BUILTINS = {
+    "bytes": lambda: b"",  # as old protocols make empty ones; sizes are not accepted
+    "complex": complex,
+    "frozenset": frozenset,
+    "set": set,
+}
 ADMITTED: Mapping[tuple[str, str], Any] = {
     ("numpy", "ndarray"): NDARRAY,
     ("numpy", "dtype"): _ElementType,
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy.core.multiarray", "scalar"): _scalar,
+    ("numpy.core.multiarray", "scalar"): lambda dtype, data: _from_buffer(data, dtype, (), "C")[()],
     ("numpy.core.numeric", "_frombuffer"): _from_buffer,
-    ("_codecs", "encode"): _encode,
+    ("_codecs", "encode"): _latin1,
     ("collections", "OrderedDict"): OrderedDict,
     **{(module, n): b for module in ("builtins", "__builtin__") for n, b in BUILTINS.items()},
 }
@@ -176,7 +164,7 @@ class _PlainUnpickler(pickle._Unpickler):
         """Do what BUILD asks, on placeholders alone: what is admitted cannot be changed."""
         state = self.stack.pop()
         if not isinstance(self.stack[-1], _Array | _ElementType):
-            raise pickle.UnpicklingError(f"a state for {self.stack[-1]!r}")
+            raise pickle.UnpicklingError("a state for something that is no array")
         self.stack[-1].state = state
 
     dispatch: ClassVar[dict[int, Any]] = pickle._Unpickler.dispatch | {pickle.BUILD[0]: _set_state}

@@ -38,9 +38,17 @@ def published(name: str) -> ClassLists:
     return {split: [row["class"] for row in rows if row["split"] == split] for split in SPLITS}
 
 
-def dealt(names: Collection[str]) -> ClassLists:
-    """Deal at least three classes 64 / 16 / 20 percent to train, validation and test."""
+def dealt(names: Collection[str], found: str, fix: str) -> ClassLists:
+    """Deal classes 64 / 16 / 20 percent to train, validation and test.
+
+    If there are too few of them, the error says what was ``found`` and how to ``fix`` that.
+    """
     count = len(names)
+    if count < len(SPLITS):
+        raise DataError(
+            f"{found}, but needs at least {len(SPLITS)}, one for each of train, validation and "
+            f"test; {fix}"
+        )
     validation, test = (max(1, round(share * count)) for share in (0.16, 0.20))
     return seeded(names, (count - validation - test, validation, test), seed=0)
 

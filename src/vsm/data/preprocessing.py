@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vsm.data.dataset import Dataset, ImageDataset
-from vsm.data.images import CHUNK, ImageFormat, decode_all, form_image, form_pixels
+from vsm.data.dataset import Dataset, ImageDataset, Pixels
+from vsm.data.images import CHUNK, ImageFormat, decode_files, form_image, form_pixels
 from vsm.errors import ClassifierError, ClassifierTypeError, DataError
 from vsm.system.progress import NULL_PROGRESS, Progress
 
@@ -26,20 +26,12 @@ INK_DATA = ("glyphs", "omniglot")
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How the pictures of a model's training data were prepared.
+    """How the pictures of a model's training data were prepared."""
 
-    Attributes:
-        side: height and width.
-        channels: 1 for gray, 3 for color.
-        ink: characters: ink is made high and paper 0, whichever of the two is dark.
-        mean: of each channel, of pixels scaled to [0, 1].
-        std: likewise.
-    """
-
-    side: int
-    channels: int
-    ink: bool
-    mean: tuple[float, ...]
+    side: int  # height and width
+    channels: int  # 1 for gray, 3 for color
+    ink: bool  # characters: ink is made high and paper 0, whichever of the two is dark
+    mean: tuple[float, ...]  # of each channel, of pixels scaled to [0, 1]
     std: tuple[float, ...]
 
     @staticmethod
@@ -66,26 +58,16 @@ class Preprocessing:
         return self.channels, self.side, self.side
 
     def pixels(self, pictures: Sequence[Picture], progress: Progress = NULL_PROGRESS) -> Tensor:
-        """Return ``pictures`` as uint8 ``[n, C, H, W]``, channels-last in memory.
-
-        Args:
-            pictures: in any mixture of kinds.
-            progress: told of every batch that is done.
+        """Return ``pictures`` of any kinds as uint8 ``[n, C, H, W]``, channels-last in memory.
 
         Raises:
             DataError: naming the picture that is none.
         """
         form = ImageFormat(self.side, self.channels, self.ink, upright=True, any_paper=True)
         batches = []
-        if all(isinstance(picture, str | Path) for picture in pictures):
-            files = [Path(str(picture)) for picture in pictures]
-            for batch in decode_all(files, _contents, form, str):
-                batches.append(batch)
-                progress.advance(len(batch))
-        else:
-            for start in range(0, len(pictures), CHUNK):
-                batches.append(_all_formed(pictures[start : start + CHUNK], start, form))
-                progress.advance(len(batches[-1]))
+        for start in range(0, len(pictures), CHUNK):
+            batches.append(_batch(pictures[start : start + CHUNK], start, form))
+            progress.advance(len(batches[-1]))
         return torch.from_numpy(np.concatenate(batches)).permute(0, 3, 1, 2)
 
     def normalize(self, pixels: Tensor) -> Tensor:
@@ -112,29 +94,23 @@ def as_list(pictures: Any) -> list[Picture]:
     return list(pictures)
 
 
-def _contents(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror}); check the path") from error
-
-
-def _all_formed(
-    pictures: Sequence[Picture], start: int, form: ImageFormat
-) -> npt.NDArray[np.uint8]:
+def _batch(pictures: Sequence[Picture], start: int, form: ImageFormat) -> Pixels:
     """Turn pictures into uint8 ``[n, side, side, channels]``; the first has number ``start``."""
-    shapes = (form.shape, form.shape[:2]) if form.channels == 1 else (form.shape,)
+    files = [Path(picture) for picture in pictures if isinstance(picture, str | Path)]
+    if len(files) == len(pictures):
+        return np.concatenate(list(decode_files(files, form)))
     arrays = [picture for picture in pictures if isinstance(picture, np.ndarray)]
+    shapes = (form.shape, form.shape[:2]) if form.channels == 1 else (form.shape,)
     ready = [one for one in arrays if one.dtype == np.uint8 and one.shape in shapes]
     if len(ready) == len(pictures):  # nothing to convert or resize
         return form_pixels(np.stack([one.reshape(form.shape) for one in ready]), form)
     return np.stack([_formed(one, place, form) for place, one in enumerate(pictures, start)])
 
 
-def _formed(picture: Picture, place: int, form: ImageFormat) -> npt.NDArray[np.uint8]:
+def _formed(picture: Picture, place: int, form: ImageFormat) -> Pixels:
     """Turn one picture into uint8 ``[side, side, channels]``."""
     if isinstance(picture, str | Path):
-        [[pixels]] = decode_all([Path(picture)], _contents, form, str)
+        [[pixels]] = decode_files([Path(picture)], form)
         return np.asarray(pixels)
     name = f"picture {place}"
     if isinstance(picture, Image.Image):
@@ -149,15 +125,14 @@ def _formed(picture: Picture, place: int, form: ImageFormat) -> npt.NDArray[np.u
     return form_image(Image.fromarray(_bytes(picture, name)), name, form)
 
 
-def _bytes(values: npt.NDArray[Any], name: str) -> npt.NDArray[np.uint8]:
+def _bytes(values: npt.NDArray[Any], name: str) -> Pixels:
     """Return an array that Pillow takes, uint8 ``[H, W]``, ``[H, W, 3]`` or ``[H, W, 4]``."""
     if values.ndim == 3 and values.shape[-1] == 1:
         values = values[..., 0]
-    shape = list(values.shape)
-    if 0 in shape or values.ndim not in (2, 3) or (values.ndim == 3 and shape[-1] not in (3, 4)):
+    if 0 in values.shape or (values.ndim != 2 and values.shape[2:] not in ((3,), (4,))):
         raise DataError(
             f"{name}: expected an array [H, W] or [H, W, C] with 1, 3 or 4 channels (a tensor "
-            f"[C, H, W]), got {shape}"
+            f"[C, H, W]), got {list(values.shape)}"
         )
     if values.dtype == np.uint8:
         return np.ascontiguousarray(values)
@@ -168,8 +143,7 @@ def _bytes(values: npt.NDArray[Any], name: str) -> npt.NDArray[np.uint8]:
             f"{name}: expected floats from 0 to 1, got {values.min():g} to {values.max():g}; give "
             "pixels before any normalization"
         )
-    pixels: npt.NDArray[np.uint8] = np.rint(values * 255).astype(np.uint8)
-    return pixels
+    return np.asarray(np.rint(values * 255), np.uint8)
 
 
 def as_features(rows: Any, width: int | None = None) -> Tensor:

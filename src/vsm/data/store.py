@@ -43,11 +43,6 @@ def is_prepared(name: str) -> bool:
     return (data_root() / name / "index.json").is_file()
 
 
-def prepared_names() -> list[str]:
-    """Return the folder names of all prepared datasets."""
-    return sorted(path.parent.name for path in data_root().glob("[!.]*/index.json"))
-
-
 def write(
     name: str,
     preparation: Preparation,
@@ -56,7 +51,9 @@ def write(
 ) -> Path:
     """Write a prepared dataset atomically as ``name`` and return its folder."""
     target = data_root() / name
-    _sweep(target)
+    for abandoned in target.parent.glob(f".{name}.*"):  # by a preparation that was killed
+        if time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
+            shutil.rmtree(abandoned, ignore_errors=True)
     progress.start(f"preparing {name}", sum(preparation.class_sizes.values()))
     try:
         with atomic_directory(target) as folder:
@@ -119,13 +116,6 @@ def _write_images(path: Path, preparation: Preparation, progress: Progress) -> s
     if written != expected:
         raise DataError(f"expected {expected} images, got {written}")
     return checksum.hexdigest()
-
-
-def _sweep(target: Path) -> None:
-    """Remove what a preparation of ``target`` that was killed, not interrupted, left long ago."""
-    for abandoned in target.parent.glob(f".{target.name}.*"):
-        if time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
-            shutil.rmtree(abandoned, ignore_errors=True)
 
 
 def verify(name: str) -> None:

@@ -212,7 +212,7 @@ def evaluate_classifier(
 
 def cached_embedder(model: FewShotModel, sampler: EpisodeSampler) -> Embedder:
     """Embed every image of the sampler's split once; return the look-up of their features."""
-    image_ids = sampler.image_ids()
+    image_ids = torch.from_numpy(sampler.dataset.split_ids(sampler.split))
     features = embed_images(model, sampler.dataset, image_ids)
     row = torch.zeros(sampler.dataset.num_samples, dtype=torch.int64)
     row[image_ids] = torch.arange(len(image_ids))

@@ -4,7 +4,7 @@ They compute what :class:`vsm.FewShotClassifier` does, by the same code.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,9 @@ from vsm.nn.prototype_classifier import mean_distance, predictive
 from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import generator
 
-NOISE_NAMES = ("memory_choice", "memory_noise", "prototype_noise")
-"""Of a classifier's draws; one that draws fewer times lacks the first."""
+TASK_NAMES = ("support_features", "support_labels", "query_features")
+NOISE_CLASSES = 5  # that noise is stored for; more share it, see vsm.export.noise
+NOISE_NAMES = ("memory_choice", "memory_noise", "prototype_noise")  # fewer draws lack the first
 
 
 class EncoderGraph(nn.Module):
@@ -26,36 +27,41 @@ class EncoderGraph(nn.Module):
     def __init__(self, trained: TrainedModel) -> None:
         super().__init__()
         self.model, self.preprocessing = trained.model, trained.preprocessing
+        self.input_name = "raw_features" if self.preprocessing is None else "images"
+        self.defaults: dict[str, Tensor] = {}
+
+    def sample(self, count: int) -> Tensor:
+        """Draw ``count`` inputs to check with: images between empty and full, or features."""
+        random = generator(0, "export", "inputs", count)
+        if self.preprocessing is None:
+            return torch.randn(count, self.model.num_features, generator=random)
+        density = torch.rand(count, 1, 1, 1, generator=random)
+        return torch.rand(count, *self.preprocessing.input_shape, generator=random) * density
+
+    def signature(self) -> dict[str, Any]:
+        """Return what ``torch.onnx.export`` is told: inputs, their variable axes, and names."""
+        return {
+            "args": (self.sample(3),),
+            "dynamic_shapes": ({0: "batch"},),
+            "input_names": (self.input_name,),
+            "output_names": ("features",),
+        }
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Embed.
-
-        Args:
-            inputs: images ``[n, C, H, W]`` from 0 to 1; features ``[n, D]`` if the model has no
-                backbone.
-
-        Returns:
-            ``[n, D]``.
-        """
+        """Embed images ``[n, C, H, W]`` from 0 to 1, or features ``[n, D]``: ``[n, D]``."""
         if self.preprocessing is not None:
             constants = (self.preprocessing.mean, self.preprocessing.std)
-            mean, deviation = (torch.tensor(values).view(-1, 1, 1) for values in constants)
-            inputs = (inputs - mean) / deviation
+            mean, std = (torch.tensor(values).view(-1, 1, 1) for values in constants)
+            inputs = (inputs - mean) / std
         return self.model.embed(inputs)
 
 
 class Answers(NamedTuple):
-    """What a classifier's graph gives for Q queries and N classes.
+    """What a classifier's graph gives for Q queries and N classes."""
 
-    Attributes:
-        probabilities: ``[Q, N]``.
-        distances: to each class's prototype, averaged over its samples ``[Q, N]``.
-        recalled_weights: λ ``[N, A]``; None for methods without memory.
-    """
-
-    probabilities: Tensor
-    distances: Tensor
-    recalled_weights: Tensor | None
+    probabilities: Tensor  # [Q, N]
+    distances: Tensor  # to each class's prototype, averaged over its samples [Q, N]
+    recalled_weights: Tensor | None  # λ [N, A]; None for methods without memory
 
 
 class ClassifierGraph(nn.Module):
@@ -63,13 +69,35 @@ class ClassifierGraph(nn.Module):
 
     def __init__(self, trained: TrainedModel) -> None:
         super().__init__()
-        self.model = trained.model
-        self.memory = trained.state
-        fitted = dict(trained.calibration.temperatures) or {1: 1.0}
-        self.log_shots, self.log_temperatures = (
-            torch.tensor(values).log()
-            for values in (sorted(fitted), [fitted[shot] for shot in sorted(fitted)])
+        self.trained, self.model = trained, trained.model
+        fitted = sorted(trained.calibration.temperatures.items()) or [(1, 1.0)]
+        self.log_shots, self.log_temperatures = torch.tensor(fitted).log().unbind(1)
+        self.defaults = {"temperature": torch.zeros(())}  # of inputs that are not given
+        if trained.state is not None:
+            self.defaults["slot_mask"] = torch.zeros(1, len(trained.state), dtype=torch.bool)
+        self.defaults |= classifier_noise(trained, NOISE_CLASSES)
+
+    def signature(self) -> dict[str, Any]:
+        """Return the same as the encoder, with sizes that differ: none is taken for another."""
+        support, way, queries, width = 7, 3, 4, self.model.num_features
+        slot_mask = self.defaults.get("slot_mask")
+        noise = [self.defaults[name] for name in NOISE_NAMES if name in self.defaults]
+        inputs = (
+            torch.randn(support, width, generator=generator(0, "export", "support")),
+            F.one_hot(torch.arange(support) % way).float(),
+            torch.randn(queries, width, generator=generator(0, "export", "queries")),
+            torch.ones(()),
+            None if slot_mask is None else slot_mask.repeat(2, 1),
+            noise,
         )
+        axes = ({0: "support"}, {0: "support", 1: "way"}, {0: "queries"})
+        hidden = None if slot_mask is None else {0: "hidden_classes"}
+        return {
+            "args": inputs,
+            "dynamic_shapes": (*axes, {}, hidden, [{0: "noise_classes"} for _ in noise]),
+            "input_names": (*TASK_NAMES, *self.defaults),
+            "output_names": Answers._fields[: 2 if slot_mask is None else 3],
+        }
 
     def temperature(self, shots: Tensor) -> Tensor:
         """Return what ``Calibration.temperature`` does: ``[N, 1]`` to ``[]``."""
@@ -80,49 +108,36 @@ class ClassifierGraph(nn.Module):
 
     def forward(
         self,
-        support_features: Tensor,
-        support_labels: Tensor,
-        query_features: Tensor,
-        temperature: Tensor,
-        slot_mask: Tensor | None,
-        noise: list[Tensor],
+        support_features: Tensor,  # [S, D], of all classes in any order
+        support_labels: Tensor,  # [S, N], 1 where an example is of a class; zeros do not count
+        query_features: Tensor,  # [Q, D]
+        temperature: Tensor,  # T of p^(1/T) / Z []; 0 is the model's own for so many examples
+        slot_mask: Tensor | None,  # slots that a class may not recall, boolean [N, A] or [1, A]
+        noise: list[Tensor],  # see vsm.export.noise.StoredNoise
     ) -> Answers:
-        """Infer the classes, and classify.
-
-        Args:
-            support_features: ``[S, D]``, of all classes in any order.
-            support_labels: ``[S, N]``, 1 where an example is of a class, else 0. Rows of zeros
-                do not count.
-            query_features: ``[Q, D]``.
-            temperature: T of the probabilities p^(1/T) / Z ``[]``; 0 is the model's own for so many
-                examples.
-            slot_mask: boolean ``[N, A]``, slots that a class may not recall, or ``[1, A]`` for
-                all classes; None for methods without memory.
-            noise: see :class:`vsm.export.noise.StoredNoise`.
-        """
+        """Infer the classes, and classify; only methods without memory have no ``slot_mask``."""
         shots = support_labels.sum(0).unsqueeze(-1)  # [N, 1]
         mean = (support_labels.mT @ support_features / shots).unsqueeze(0)
         support = SupportSet(mean.unsqueeze(2), mean, shots.unsqueeze(0))
         if slot_mask is not None:
             rows = torch.arange(mean.shape[1]) % torch.full((1,), slot_mask.shape[0])
             slot_mask = slot_mask[rows].unsqueeze(0)  # [1, N, A]
-        inferred = self.model.infer(support, self.memory, StoredNoise(noise), slot_mask)
+        inferred = self.model.infer(support, self.trained.state, StoredNoise(noise), slot_mask)
         queries = query_features.unsqueeze(0)
         log_probabilities = predictive(self.model.classifier(queries, inferred.prototypes))
         chosen = torch.where(temperature > 0, temperature, self.temperature(shots))
-        kind = self.model.classifier.distance
+        distances = mean_distance(queries, inferred.prototypes, self.model.classifier.distance)
         recalled = inferred.recollection
         return Answers(
             F.softmax(log_probabilities / chosen, dim=-1)[0],
-            mean_distance(queries, inferred.prototypes, kind)[0],
+            distances[0],
             None if recalled is None else recalled.weights[0],
         )
 
     def by_name(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Take inputs and give answers by the names that the graph's have."""
-        required = ("support_features", "support_labels", "query_features", "temperature")
         answers = self(
-            *(inputs[name] for name in required),
+            *(inputs[name] for name in (*TASK_NAMES, "temperature")),
             inputs.get("slot_mask"),
             [inputs[name] for name in NOISE_NAMES if name in inputs],
         )
@@ -133,11 +148,9 @@ class ClassifierGraph(nn.Module):
 def classifier_noise(trained: TrainedModel, way: int, seed: int = 0) -> dict[str, Tensor]:
     """Return what :class:`vsm.FewShotClassifier` draws for ``way`` classes, by names of inputs.
 
-    Returns:
-        Each ``[way, samples, width]``; empty where the model draws nothing.
+    Each is ``[way, samples, width]``; there are none where the model draws nothing.
     """
     noise = RecordedNoise(generator(seed, "classify"))
     mean = torch.zeros(1, way, trained.model.num_features)
-    memory = trained.state
-    trained.model.infer(SupportSet(mean.unsqueeze(2), mean), memory, noise)
+    trained.model.infer(SupportSet(mean.unsqueeze(2), mean), trained.state, noise)
     return dict(zip(NOISE_NAMES[-len(noise.drawn) :], noise.drawn, strict=False))

@@ -13,11 +13,7 @@ from vsm.seeding import Draws, normal, uniform
 
 
 class RecordedNoise(Draws):
-    """Draws from a generator, and keeps what was drawn.
-
-    Attributes:
-        drawn: noise so far, each ``[N, samples, width]``.
-    """
+    """Draws from a generator, and keeps what was ``drawn``, each ``[N, samples, width]``."""
 
     def __init__(self, random: torch.Generator) -> None:
         self.drawn: list[Tensor] = []
@@ -40,10 +36,8 @@ class StoredNoise(Draws):
     """Gives noise that was drawn for W classes to any number of them.
 
     Class n gets the noise of class n mod W, begun n // W samples further on. So in one sample no
-    two classes share their noise, as long as there are at most W times as many as samples.
-
-    Args:
-        stored: in the order of drawing, each ``[W, samples, width]``.
+    two classes share their noise, as long as there are at most W times as many as samples. What
+    is ``stored`` is in the order of drawing, each ``[W, samples, width]``.
     """
 
     def __init__(self, stored: Sequence[Tensor]) -> None:
@@ -51,15 +45,10 @@ class StoredNoise(Draws):
 
     def normal(self, *shape: int) -> Tensor:
         """See :class:`vsm.seeding.Draws`."""
-        return self._next(shape)
-
-    def uniform(self, *shape: int) -> Tensor:
-        """See :class:`vsm.seeding.Draws`."""
-        return self._next(shape)
-
-    def _next(self, shape: tuple[int, ...]) -> Tensor:
         noise = next(self._stored)
         stored, samples = torch.full((1,), noise.shape[0]), noise.shape[1]
         classes = torch.arange(shape[1]).unsqueeze(-1)  # [N, 1]
         turns = (torch.arange(samples) + classes // stored) % samples  # [N, samples]
         return noise[classes % stored, turns].view(shape)
+
+    uniform = normal  # whatever was drawn is what comes
