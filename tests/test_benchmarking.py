@@ -365,7 +365,12 @@ def wait_until(condition: Callable[[], object]) -> None:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_benchmark_that_is_stopped_leaves_no_process_behind(number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "vsm", "bench", "--repeats", "1000", "--channels", "2"]
+    # A shell lets what it starts in the background ignore interrupts, so they are heeded anew.
+    heeding = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from vsm.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", heeding, "bench", "--repeats", "1000", "--channels", "2"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as bench:
         wait_until(lambda: len(children_of(bench.pid)) == 2)
         workers = children_of(bench.pid)

@@ -64,7 +64,7 @@ def test_every_model_loads_by_name_without_data_and_is_what_its_card_says(
     assert all(value.dtype == torch.float32 for value in model.parameters())
     assert sum(value.numel() for value in model.parameters()) == card["num_parameters"]
     assert model.embed(torch.zeros(1, *card["input_shape"])).shape == (1, card["num_features"])
-    for key, value in json.loads(json.dumps(trained.metadata)).items():
+    for key, value in json.loads(json.dumps(trained.metadata())).items():
         assert card[key] == value or key in ("way", "shot"), key
     fitted = {str(shot): value for shot, value in trained.calibration.temperatures.items()}
     assert card["temperatures"] == fitted

@@ -110,7 +110,7 @@ def test_a_run_is_loaded_with_names_and_preprocessing(checkpoint: Checkpoint, al
     assert trained.input_shape == (1, 28, 28)
     assert trained.preprocessing is not None
     assert not trained.preprocessing.ink
-    stored = json.loads(json.dumps(trained.metadata))
+    stored = json.loads(json.dumps(trained.metadata()))
     assert stored["input_shape"] == [1, 28, 28]
     assert Preprocessing.from_dict(stored["preprocessing"]) == trained.preprocessing
 

@@ -53,7 +53,7 @@ def write_classifier(path: Path, saved: Saved) -> None:
         "format": FORMAT,
         "name": trained.name,
         "settings": asdict(trained.settings),
-        **{key: trained.metadata[key] for key in MODEL_KEYS},
+        **{key: trained.metadata()[key] for key in MODEL_KEYS},
         **trained.calibration.as_dict(),
         "has_encoder": saved.has_encoder,
         "labels": list(examples.labels),

@@ -147,7 +147,7 @@ class ImageDataset(Dataset):
         return pixels.permute(0, 3, 1, 2).view(*positions.shape, *self.image_shape)
 
     def augment(self, pixels: Tensor, random: Randomness, colors: bool = True) -> Tensor:
-        """Vary training images ``[..., C, H, W]`` by :attr:`augmentation`; layout is kept."""
+        """Vary training images ``[..., C, H, W]`` by ``augmentation``; layout is kept."""
         augmentation = self.augmentation if colors else self.augmentation.without_colors()
         return augmentation(pixels.flatten(0, -4), random).view(pixels.shape)
 

@@ -46,7 +46,7 @@ class Preprocessing:
 
     @staticmethod
     def from_dict(stored: Mapping[str, Any] | None) -> "Preprocessing | None":
-        """Return what :func:`dataclasses.asdict` made of it and JSON kept; None stays None."""
+        """Return what ``dataclasses.asdict`` made of it and JSON kept; None stays None."""
         if stored is None:
             return None
         constants = {name: tuple(map(float, stored[name])) for name in ("mean", "std")}

@@ -174,7 +174,7 @@ def ship(
         found.write(directory.calibration, stored.trained.encoder.fingerprint)
         card = {
             "name": shipment.name,
-            **stored.trained.metadata,
+            **stored.trained.metadata(),
             "way": protocols[0].way,
             "shot": protocols[0].shot,
             "temperatures": {str(shot): value for shot, value in temperatures.items()} or None,

@@ -135,7 +135,7 @@ class NamedMemory:
         """Return the memory after it has taken in labeled features, and what became of them.
 
         Args:
-            consolidation: as :func:`manual_consolidation` gives it.
+            consolidation: as ``manual_consolidation`` gives it.
             features: ``[P, D]``.
             labels: P names; those of slots update them, others are appended.
             source: added to the provenance.

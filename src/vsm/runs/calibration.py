@@ -70,7 +70,7 @@ class Calibration:
     def read(path: Path, fingerprint: str) -> "Calibration":
         """Read what is stored with a model; an empty one if there is no file."""
         if not path.is_file():
-            return Calibration()
+            return NO_CALIBRATION
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
             measured_with, found = stored["encoder"], Calibration.from_dict(stored)
@@ -85,6 +85,9 @@ class Calibration:
                 f"beside it holds {fingerprint[:12]}; was one of the two exchanged?"
             )
         return found
+
+
+NO_CALIBRATION = Calibration()
 
 
 def memory_digest(memory: NamedMemory | None) -> str:

@@ -6,7 +6,7 @@ prepared, so using it never opens the dataset that it was trained on.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -27,7 +27,7 @@ from vsm.memory.named import (
     trained_memory,
 )
 from vsm.model import FewShotModel
-from vsm.runs.calibration import Calibration, memory_digest
+from vsm.runs.calibration import NO_CALIBRATION, Calibration, memory_digest
 from vsm.runs.checkpoints import apply_pending, restored_state
 from vsm.runs.directory import RunDirectory
 from vsm.runs.memory_files import read_memory
@@ -64,7 +64,7 @@ class TrainedModel:
     memory: NamedMemory | None
     preprocessing: Preprocessing | None
     encoder: EncoderIdentity
-    calibration: Calibration = field(default_factory=Calibration)
+    calibration: Calibration = NO_CALIBRATION
     step: int = 0
     card: Card | None = None
 
@@ -83,9 +83,8 @@ class TrainedModel:
             return (self.model.num_features,)
         return self.preprocessing.input_shape
 
-    @property
     def metadata(self) -> dict[str, Any]:
-        """What a card says of the model besides what was measured; ready for JSON."""
+        """Return what a card says of the model besides what was measured, ready for JSON."""
         settings = self.settings
         return {
             "method": settings.method,
@@ -340,8 +339,8 @@ def store(
     if trained.memory is not None:
         named = replace(trained.memory, encoder=encoder)
         save_tensors(run.memory, convert(named.memory.tensors()), named.metadata())
-    metadata = {key: trained.metadata[key] for key in ("step", "method", "input_shape")}
-    metadata |= {"preprocessing": trained.metadata["preprocessing"], "encoder": encoder._asdict()}
+    known, kept = trained.metadata(), ("step", "method", "input_shape", "preprocessing")
+    metadata = {key: known[key] for key in kept} | {"encoder": encoder._asdict()}
     save_tensors(run.model, weights, metadata)
 
 
