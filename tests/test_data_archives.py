@@ -65,7 +65,7 @@ def test_images_in_a_compressed_tar_have_to_be_unpacked_first(tmp_path: Path) ->
     form = ImageFormat(side=8, channels=3)
     message = r"images\.tar\.gz: .* unpack it"
     with open_tree(path) as tree, pytest.raises(DataError, match=message):
-        Layout({"train": ["a"]}, 1, form).from_files(tree, {"a": tree.names}, allow_missing=False)
+        Layout({"train": ["a"]}, 1, form, allow_missing=False).from_files(tree, {"a": tree.names})
 
 
 @pytest.mark.parametrize("name", ["../evil.png", "a/../../evil.png", "/etc/evil", "C:/evil.png"])
