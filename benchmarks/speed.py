@@ -17,11 +17,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks import run
 from vsm.benchmarking.suite import MEMORY_WORKS, Plan, measure
 from vsm.benchmarking.timing import Quartiles
 from vsm.benchmarking.workloads import EvaluationWorkload
 from vsm.cli.output import ProgressBar
+from vsm.errors import VsmError
 from vsm.experiments.document import Block, Heading, Picture, Table, Text, write_markdown
 from vsm.experiments.plots import svg
 from vsm.system.files import write_text
@@ -139,7 +139,8 @@ def write(results: dict[str, Any], folder: Path) -> None:
     write_markdown(folder / "results.md", page(results))
 
 
-def main() -> None:
+def main() -> int:
+    """Measure, write and print; return the exit code: a known error or Ctrl-C is one line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -149,11 +150,19 @@ def main() -> None:
     chosen = parser.parse_args()
     plan = replace(Plan(), evaluation=EvaluationWorkload(data=chosen.data), threads=chosen.threads)
     measured_commit = commit()
-    with ProgressBar() as bar:
-        results = measure(plan, bar)
+    try:
+        with ProgressBar() as bar:
+            results = measure(plan, bar)
+    except VsmError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     write({**results, "commit": measured_commit}, chosen.output)
     print((chosen.output / "results.md").read_text(encoding="utf-8"))
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    sys.exit(main())

@@ -4,8 +4,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tiny import make_dataset, make_settings
 from vsm.data import ImageDataset
@@ -38,3 +40,17 @@ def tiny_dataset() -> ImageDataset:
 @pytest.fixture
 def tiny_settings() -> RunSettings:
     return make_settings()
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of 30 classes of 20 small, noisy pictures, as ``--data`` takes it."""
+    folder = tmp_path_factory.mktemp("pictures")
+    random = np.random.default_rng(0)
+    for number in range(30):
+        pattern = random.integers(0, 200, (16, 16))
+        (folder / f"class{number:02}").mkdir()
+        for drawing in range(20):
+            pixels = (pattern + random.integers(0, 55, (16, 16))).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"class{number:02}" / f"{drawing}.png")
+    return f"folder:{folder}"

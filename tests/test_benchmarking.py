@@ -20,16 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import optimizations, speed
+from benchmarks import speed
 from tiny import RecordedProgress
-from vsm.benchmarking import worker
+from vsm.benchmarking import processes, worker
 from vsm.benchmarking.classifier import (
-    _fitted,
     embedding_alone,
     explanations,
     fits_and_predictions,
+    fitted,
 )
-from vsm.benchmarking.evaluation import evaluations
 from vsm.benchmarking.memory_size import consolidations, recalls, recalls_with_gradient
 from vsm.benchmarking.processes import Worker
 from vsm.benchmarking.reference import (
@@ -47,13 +46,20 @@ from vsm.benchmarking.step import (
     run_settings,
     training_steps,
 )
-from vsm.benchmarking.suite import CLASSIFIER_WORKS, Measurements, Plan, _shares, measure
-from vsm.benchmarking.timing import Timed, interleaved, quartiles, ratios
+from vsm.benchmarking.suite import (
+    CLASSIFIER_WORKS,
+    REFERENCE_SIZES,
+    Measurements,
+    Plan,
+    _shares,
+    measure,
+)
+from vsm.benchmarking.timing import Timed, interleaved, quartiles
 from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, StepWorkload
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import BenchmarkError, SettingsError
-from vsm.evaluation.evaluator import Evaluation, evaluate
+from vsm.evaluation.evaluator import evaluate
 from vsm.model import FewShotModel
 from vsm.settings import METHODS, KanervaSettings
 
@@ -131,15 +137,15 @@ def test_quartiles_are_those_of_the_sorted_values_with_the_median() -> None:
 
 def test_a_ratio_is_the_median_over_pairs_not_the_ratio_of_medians() -> None:
     above, below = [1.0, 4.0, 30.0], [2.0, 1.0, 10.0]
-    assert ratios(above, below) == [0.5, 4.0, 3.0]
     found = Measurements()
-    times = {"above": above, "below": below}
-    found.add(times, {"a": "above"}, {"r": ("above", "below"), "s": ("below", "above")})
-    found.add_worst("worst", "r", "s")
+    found.add({"above": above, "below": below}, {"ratio": ("above", "below")}, "_1")
+    found.add({"above": above, "below": below}, {"ratio": ("below", "above")}, "_2")
+    found.add_worst("ratio", "_1", "_2")
     written = found.as_dict()
-    assert written["ratios"] == {"r": 3.0, "s": statistics.median([2, 1 / 4, 1 / 3]), "worst": 3.0}
-    assert written["milliseconds"]["a"]["median"] == 4000
-    assert written["quartiles"]["r"] == {"low": 1.75, "median": 3.0, "high": 3.5, "count": 3}
+    inverse = statistics.median([2, 1 / 4, 1 / 3])
+    assert written["ratios"] == {"ratio_1": 3.0, "ratio_2": inverse, "ratio": 3.0}
+    assert written["milliseconds"]["above_1"]["median"] == 4000
+    assert written["quartiles"]["ratio_1"] == {"low": 1.75, "median": 3.0, "high": 3.5, "count": 3}
 
 
 # What is timed
@@ -264,11 +270,11 @@ def test_recall_and_consolidation_meet_the_memory_they_are_asked_for() -> None:
     recalls_with_gradient(workload)()
 
 
-def test_the_works_of_a_classifier_are_of_the_same_pictures() -> None:
+def test_the_works_of_a_classifier_are_of_the_same_images() -> None:
     embedded = embedding_alone(TINY_CLASSIFIER)()
     assert isinstance(embedded, Tensor)
     assert embedded.shape[0] == 2 * 2 + 3
-    classifier, support, queries, labels = _fitted(TINY_CLASSIFIER)
+    classifier, support, queries, labels = fitted(TINY_CLASSIFIER)
     assert classifier.encoder is not None
     torch.testing.assert_close(classifier.encoder.embed([*support, *queries]), embedded)
     answers = classifier.predict(queries)
@@ -281,75 +287,6 @@ def test_the_works_of_a_classifier_are_of_the_same_pictures() -> None:
 def test_a_task_cannot_have_more_classes_than_are_remembered() -> None:
     with pytest.raises(SettingsError, match=r"remembered: a task's 5 classes .* got 4 of them"):
         StepWorkload(remembered=4)
-
-
-# Optimizations, undone
-
-
-REPLACEMENTS = {
-    "channels_last": (optimizations.ChannelsFirstConv4, "forward"),
-    "pooling_first": (optimizations.RectifyingFirstConv4, "forward"),
-    "tasks_together": (optimizations, "one_task_at_a_time"),
-    "split_first_layer": (optimizations, "concatenated_first_layer"),
-    "moments": (optimizations, "broadcast_bound"),
-    "cached_features": (optimizations, "embedding_every_episode"),
-}
-
-
-def outcome(work: str) -> list[float]:
-    """Return what a work computes: losses and gradients of two steps, or confidences."""
-    if work == "step":
-        step: Any = training_steps(TINY, "vsm")
-        return [number for _ in range(2) for number in step().values()]
-    evaluated: Any = evaluations(TINY_EVALUATION)()
-    assert isinstance(evaluated, Evaluation)
-    return evaluated.confidence.flatten().tolist()
-
-
-@pytest.mark.parametrize("name", REPLACEMENTS)
-def test_an_undone_optimization_is_really_undone_and_computes_the_same(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    undoing = optimizations.OPTIMIZATIONS[name]
-    owner, attribute = REPLACEMENTS[name]
-    replacement, calls = getattr(owner, attribute), []
-
-    def counted(*arguments: Any) -> Any:
-        calls.append(attribute)
-        return replacement(*arguments)
-
-    monkeypatch.setattr(owner, attribute, counted)
-    expected = outcome(undoing.work)
-    assert not calls
-    with undoing.patch():
-        undone = outcome(undoing.work)
-    assert calls
-    if name != "tasks_together":  # which updates the weights between tasks
-        assert undone == pytest.approx(expected, rel=1e-3, abs=1e-5)
-
-
-def test_undoing_channels_last_gives_the_default_layout() -> None:
-    for size in SIZES:
-        workload = replace(TINY, image_size=size)
-        network = optimizations.ChannelsFirstConv4(workload.image_shape, workload.channels)
-        images = episode_images(workload).flatten(0, 2)
-        assert set(layouts(network, network.blocks, images)) == {"default"}
-
-
-def test_every_optimization_but_the_allocator_is_undone_by_a_patch() -> None:
-    assert {*REPLACEMENTS, "allocator"} == set(optimizations.OPTIMIZATIONS)
-    assert not optimizations.OPTIMIZATIONS["allocator"].keep_allocations
-    assert all(optimizations.OPTIMIZATIONS[name].keep_allocations for name in REPLACEMENTS)
-
-
-def test_an_undone_optimization_is_measured_in_a_process_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(Path(__file__).parents[1])
-    monkeypatch.setattr(optimizations, "StepWorkload", lambda size: replace(TINY, image_size=size))
-    title, work, *cells, pairs = optimizations.measure("moments", 28, {"step": 2}, threads=1)
-    assert (title, work, pairs) == (optimizations.OPTIMIZATIONS["moments"].title, "step", "2")
-    assert len(cells) == 3
 
 
 # Processes
@@ -365,30 +302,30 @@ def test_a_worker_times_works_and_tells_about_itself(process: Worker) -> None:
     assert process.metadata["torch"] == torch.__version__
     assert process.metadata["threads"] == 1
     assert process.metadata["keeps_allocations"] is False
-    step = process.prepare("step", method="vsm", **asdict(TINY))
-    backbone = process.prepare("backbone", **asdict(TINY))
-    times = interleaved({"step": step, "backbone": backbone}, rounds=2, warm_up=0)
+    step = process.prepare("step", TINY, method="vsm")
+    backbone = process.prepare("backbone", TINY)
+    times = interleaved({"step": step, "backbone": backbone}, rounds=2)
     assert all(seconds > 0 for values in times.values() for seconds in values)
 
 
 def test_a_mistake_in_a_worker_is_one_line_and_not_its_end(process: Worker) -> None:
     with pytest.raises(BenchmarkError, match=r"^data: unknown dataset 'cats'"):
-        process.prepare("evaluation", **{**asdict(TINY_EVALUATION), "data": "cats"})
-    assert process.prepare("embedding", **asdict(TINY))() > 0
+        process.prepare("evaluation", replace(TINY_EVALUATION, data="cats"))
+    assert process.prepare("embedding", TINY)() > 0
 
 
 def test_a_worker_that_dies_is_named() -> None:
     with Worker(keep_allocations=False) as dying:
-        work = dying.prepare("embedding", **asdict(TINY))
+        work = dying.prepare("embedding", TINY)
         os.kill(dying.process_id, signal.SIGKILL)
         with pytest.raises(BenchmarkError, match=r"died \(signal 9, out of memory\?\) .* to run"):
             work()
 
 
-def test_a_worker_that_cannot_start_is_named() -> None:
-    command = (sys.executable, "-c", "raise SystemExit(3)")
+def test_a_worker_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
     with pytest.raises(BenchmarkError, match=r"died \(exit code 3\) while asked to begin"):
-        Worker(keep_allocations=True, command=command).__enter__()
+        Worker(keep_allocations=True)
 
 
 def test_only_a_default_allocator_forgets_how_glibc_was_tuned(
@@ -396,13 +333,12 @@ def test_only_a_default_allocator_forgets_how_glibc_was_tuned(
 ) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
     reply = (
-        "import json, os; input()\n"
-        "print(json.dumps({'arenas': os.environ.get('MALLOC_ARENA_MAX')}))"
+        "import os, pickle, sys; pickle.load(sys.stdin.buffer)\n"
+        "pickle.dump({'arenas': os.environ.get('MALLOC_ARENA_MAX')}, sys.stdout.buffer)"
     )
-    command = (sys.executable, "-c", reply)
-    with Worker(keep_allocations=True, command=command) as kept:
+    monkeypatch.setattr(processes, "COMMAND", (sys.executable, "-c", reply))
+    with Worker(keep_allocations=True) as kept, Worker(keep_allocations=False) as default:
         assert kept.metadata == {"arenas": "7"}
-    with Worker(keep_allocations=False, command=command) as default:
         assert default.metadata == {"arenas": None}
 
 
@@ -452,9 +388,9 @@ class NotingWorker(Worker):
         self.keeps, self.prepared = keep_allocations, list[str]()
         self.made.append(self)
 
-    def prepare(self, work: str, **parameters: Any) -> Timed:
+    def prepare(self, work: str, *arguments: Any, **named: Any) -> Timed:
         self.prepared.append(work)
-        return super().prepare(work, **parameters)
+        return super().prepare(work, *arguments, **named)
 
 
 @pytest.fixture(scope="module")
@@ -500,7 +436,7 @@ def test_results_have_the_promised_ratios_and_each_is_the_median_of_its_pairs(
 def test_a_process_in_which_the_reference_trains_does_nothing_else() -> None:
     training = [one for one in NotingWorker.made if "reference_steps" in one.prepared]
     assert all(one.prepared == ["reference_steps"] and not one.keeps for one in training)
-    one_task_at_once_and_all, sizes = 2, len(TINY_PLAN.reference_sizes)
+    one_task_at_once_and_all, sizes = 2, len(REFERENCE_SIZES)
     assert len(training) == one_task_at_once_and_all * sizes * TINY_PLAN.pairs
 
 
@@ -615,20 +551,18 @@ def test_asking_for_help_or_planning_needs_no_torch() -> None:
 
 
 def test_every_work_of_the_worker_runs(data_folder: Path) -> None:
-    step, evaluation = asdict(TINY), asdict(TINY_EVALUATION)
-    parameters: dict[str, dict[str, Any]] = {
-        "step": {"method": "vpn", **step},
-        "arithmetic": {"method": "vpn", **step},
-        "reference_steps": {"tasks_at_once": 1, **step},
-        "evaluation": evaluation,
-        "reference_evaluation": evaluation,
-        **dict.fromkeys(CLASSIFIER_WORKS, asdict(TINY_CLASSIFIER)),
+    arguments: dict[str, tuple[Any, ...]] = {
+        "step": (TINY, "vpn"),
+        "arithmetic": (TINY, "vpn"),
+        "reference_steps": (TINY, 1),
+        "evaluation": (TINY_EVALUATION,),
+        "reference_evaluation": (TINY_EVALUATION,),
+        **dict.fromkeys(CLASSIFIER_WORKS, (TINY_CLASSIFIER,)),
     }
     bench = worker.Bench()
     for work in worker.WORKS:
-        chosen = parameters.get(work, step)
-        bench.answer({"do": "prepare", "name": "it", "work": work, "parameters": chosen})
-        assert bench.answer({"do": "run", "name": "it"})["seconds"] > 0
+        bench.prepare("it", work, arguments.get(work, (TINY,)), {})
+        assert bench.run("it") > 0
 
 
 def test_benchmarks_draw_memories_with_the_network_alone() -> None:

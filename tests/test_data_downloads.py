@@ -137,6 +137,12 @@ def unavailable(request: Handler, start: int) -> None:
     request.head(503, Content_Length="0")
 
 
+def unannounced(request: Handler, start: int) -> None:
+    """Send everything, and do not say how much that is."""
+    request.head(200)
+    request.wfile.write(CONTENT)
+
+
 def missing(request: Handler, start: int) -> None:
     request.head(404, Content_Length="0")
 
@@ -155,6 +161,22 @@ def test_a_file_is_fetched_once_and_progress_is_shown(server: Server, tmp_path: 
     assert [done for _, done, _ in progress.shown] == sorted(done for _, done, _ in progress.shown)
     assert get(server, tmp_path) == path
     assert len(server.asked) == 1
+
+
+def test_a_length_that_is_not_known_is_not_shown(server: Server, tmp_path: Path) -> None:
+    server.script = [unannounced]
+    progress = RecordedProgress()
+    assert fetch(public(server), tmp_path, progress).read_bytes() == CONTENT
+    assert progress.shown[-1] == ("downloading file.zip", len(CONTENT), None)
+
+
+def test_a_resumed_transfer_goes_on_counting(server: Server, tmp_path: Path) -> None:
+    server.script = [cut, ranged]
+    progress = RecordedProgress()
+    fetch(public(server), tmp_path, progress, wait_seconds=0.01)
+    third = len(CONTENT) // 3
+    assert ("downloading file.zip", third, len(CONTENT)) in progress.shown
+    assert progress.shown[-1] == ("downloading file.zip", len(CONTENT), len(CONTENT))
 
 
 def test_a_dropped_transfer_is_resumed_where_it_broke(server: Server, tmp_path: Path) -> None:

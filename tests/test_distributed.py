@@ -22,9 +22,9 @@ from vsm.model import FewShotModel
 from vsm.nn.batch_norm import (
     SynchronizedBatchNorm2d,
     SynchronizedBatchNorm3d,
+    global_statistics,
     synchronize_batch_norm,
     unsynchronized_buffers,
-    whole_statistics,
 )
 from vsm.runs.directory import RunDirectory
 from vsm.settings import RunSettings
@@ -182,7 +182,7 @@ def test_synchronizing_keeps_every_name_and_parameter(
 
 def test_statistics_of_images_far_from_zero_do_not_cancel() -> None:
     images = 1000 + torch.randn(8, 2, 5, 5, generator=torch.Generator().manual_seed(0))
-    mean, variance = whole_statistics(images, SINGLE_PROCESS)
+    mean, variance = global_statistics(images, SINGLE_PROCESS)
     exact = images.double()
     torch.testing.assert_close(mean.double(), exact.mean((0, 2, 3)), rtol=1e-6, atol=0)
     expected = exact.var((0, 2, 3), correction=0)

@@ -87,7 +87,7 @@ def test_the_variance_about_a_recalled_slot_is_the_one_that_classes_were_made_wi
     # Every new class sees the known ones alone, and a scale of almost zero makes these equal.
     new = ids[8:].view(-1, 4)
     support = memory.content[new].unsqueeze(2)
-    held_out = HeldOut(support, support, new, (ids >= 8).expand(*new.shape, -1))
+    held_out = HeldOut(support, support, (ids >= 8).expand(*new.shape, -1), new)
     settings = RunSettings(
         method="vsm",
         model=ModelSettings(inference="conjugate", hidden_units=1),

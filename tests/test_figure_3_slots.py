@@ -10,9 +10,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 from safetensors.torch import load_file
 
 from vsm.cli import main
@@ -59,20 +57,6 @@ def measured_by_hand(run: Path, slots: int | None) -> tuple[int, Evaluation]:
     memory = SlotMemory(**{name: tensor[:slots] for name, tensor in stored.items()})
     sampler = EpisodeSampler(dataset, "test", settings.way, settings.shot, QUERIES)
     return len(memory), evaluate(model, memory, sampler, EPISODES, SEED)
-
-
-@pytest.fixture
-def pictures(tmp_path: Path) -> str:
-    """A folder of 30 classes of 20 noisy pictures, as ``--data`` takes it."""
-    random = np.random.default_rng(0)
-    for number in range(30):
-        folder = tmp_path / "pictures" / f"class{number:02}"
-        folder.mkdir(parents=True)
-        pattern = random.integers(0, 200, (16, 16))
-        for drawing in range(20):
-            pixels = (pattern + random.integers(0, 55, (16, 16))).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f"{drawing}.png")
-    return f"folder:{tmp_path / 'pictures'}"
 
 
 def test_every_row_of_figure_3_is_measured_with_its_own_number_of_slots(

@@ -135,7 +135,9 @@ def test_the_total_adds_the_terms_with_their_weights_over_the_number_of_queries(
     divergence = torch.rand(TASKS, WAY, generator=random).double()
     recollection = Recollection(prototypes, torch.ones(TASKS, WAY, 1), divergence)
     settings = ObjectiveSettings(beta_z=0.3, beta_m=0.7, kl=kl)  # type: ignore[arg-type]
-    prediction = Prediction(log_probabilities, prototypes, posterior, recollection)
+    prediction = Prediction(
+        prototypes, posterior, recollection, log_probabilities=log_probabilities
+    )
     terms = objective(prediction, prior, settings)
     kl_z = (
         prototype_kl_bound(posterior, prior)
@@ -178,12 +180,8 @@ def test_the_monte_carlo_divergence_differentiates_the_samples_as_well_as_the_de
     at = [posterior.components.mean.clone(), posterior.components.log_variance.clone()]
     mean, log_variance = (value.clone().requires_grad_() for value in at)
     prototypes = mean + (0.5 * log_variance).exp() * noise
-    prediction = Prediction(
-        log_probabilities,
-        prototypes,
-        GaussianMixture(DiagonalGaussian(mean, log_variance)),
-        None,
-    )
+    posterior = GaussianMixture(DiagonalGaussian(mean, log_variance))
+    prediction = Prediction(prototypes, posterior, None, log_probabilities=log_probabilities)
     kl_z = objective(prediction, prior, ObjectiveSettings(kl="monte_carlo")).kl_z
     assert kl_z.item() == pytest.approx(by_distributions(*at))
     kl_z.backward()
@@ -200,7 +198,7 @@ def test_the_monte_carlo_divergence_differentiates_the_samples_as_well_as_the_de
 
 
 def test_mean_prototypes_have_no_divergence(log_probabilities: Tensor) -> None:
-    prediction = Prediction(log_probabilities, torch.zeros(0), None, None)
+    prediction = Prediction(torch.zeros(0), None, None, log_probabilities=log_probabilities)
     terms = objective(prediction, None, ObjectiveSettings())
     assert terms.kl_z == terms.kl_m == 0
     assert terms.total == terms.cross_entropy

@@ -604,7 +604,7 @@ def test_data_that_cannot_be_trained_on_are_named(
 
 def test_a_pretraining_that_diverges_says_so(settings: PretrainSettings, tmp_path: Path) -> None:
     reckless = replace(settings, optimizer=OneCycleSettings(learning_rate=1e30))
-    with pytest.raises(RunError, match=r"pre-training diverged: the loss is \S+ at step \d"):
+    with pytest.raises(RunError, match=r"training diverged: the loss is \S+ at step \d"):
         pretrain(reckless, tmp_path / "run")
 
 

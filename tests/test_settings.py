@@ -12,8 +12,8 @@ from vsm.cli import main
 from vsm.errors import SettingsError
 from vsm.runs.configuration import (
     PRESETS,
+    check_settings,
     preset_paths,
-    settings_from_dict,
     settings_from_files,
     settings_to_yaml,
 )
@@ -144,7 +144,7 @@ def given(options: dict[str, Any]) -> RunSettings:
     for name, value in options.items():
         section, _, key = name.rpartition(".")
         (nested.setdefault(section, {}) if section else nested)[key] = value
-    return settings_from_dict(nested, Path("given"))
+    return check_settings(RunSettings, nested, Path("given"))
 
 
 @pytest.mark.parametrize("name", NETWORK_SETTINGS)

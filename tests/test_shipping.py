@@ -140,7 +140,7 @@ def test_weights_and_memory_come_back_in_their_own_precision_rounded_to_half(
 def test_the_files_are_about_half_as_large(
     tmp_path: Path, tiny_dataset: ImageDataset, tiny_settings: RunSettings
 ) -> None:
-    wide = replace(tiny_settings, model=ModelSettings(channels=16, hidden_units=64))
+    wide = replace(tiny_settings, model=replace(tiny_settings.model, channels=16, hidden_units=64))
     stored(tmp_path / "half", trained_model(tmp_path / "single", wide, tiny_dataset))
     single, half = (
         (tmp_path / name / "model.safetensors").stat().st_size for name in ("single", "half")

@@ -24,11 +24,10 @@ from vsm.evaluation.statistics import class_bootstrap, estimate
 from vsm.experiments.changes import with_changes
 from vsm.experiments.comparison import load_for, measure
 from vsm.experiments.measures import with_slots
-from vsm.experiments.provenance import command
-from vsm.experiments.study.definition import StudySettings, conditions, read_study
-from vsm.experiments.study.page import read_results, write_page
+from vsm.experiments.provenance import command, training_record
+from vsm.experiments.study.definition import StudySettings, read_study
+from vsm.experiments.study.page import write_page
 from vsm.experiments.study.pictures import chart
-from vsm.experiments.study.training_record import training_record
 from vsm.memory import SlotMemory
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.runs.directory import RunDirectory
@@ -120,7 +119,7 @@ def measured(data: str, runs: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def results(measured: Path) -> dict[str, Any]:
-    return read_results(read_study(measured))
+    return read_study(measured).read_results()
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +158,7 @@ def test_differences_are_paired_and_have_intervals_over_episodes_and_over_classe
         direct = estimate(reference.episode_accuracies - control.episode_accuracies)
         assert one["mean"] == pytest.approx(direct.mean)
         assert one["ci95"] == pytest.approx(direct.ci95)
-        errors = (control.confusions - reference.confusions) / 3
+        errors = (control.confusions - reference.confusions).double() / 3
         random = generator(0, "class-bootstrap")
         by_class = class_bootstrap(errors, reference.class_ids, random)
         assert by_class.mean == pytest.approx(direct.mean)
@@ -289,7 +288,7 @@ def test_what_was_measured_is_kept_and_what_is_damaged_is_measured_again(
     assert code == 0
     [done] = json.loads(printed)["studies"]
     assert (done["measured"], done["kept"]) == (1, len(results_of_jobs) - 1)
-    assert read_results(read_study(study))["conditions"] == results["conditions"]
+    assert read_study(study).read_results()["conditions"] == results["conditions"]
 
 
 def test_a_changed_run_is_measured_again(
@@ -335,7 +334,7 @@ def test_rows_of_settings_are_trained_once_and_measured_as_runs_are(
         [done] = json.loads(printed)["studies"]
         counts.append((done["measured"], done["kept"]))
     assert counts == [(2 + 3 + 2, 0), (0, 2 + 3 + 2)]  # trainings, evaluations, and what changed
-    found = read_results(read_study(study))
+    found = read_study(study).read_results()
     [condition] = found["conditions"]
     assert "temperature" not in condition["rows"]["memory"]
     [memory, without, _] = found["runs"]
@@ -369,8 +368,21 @@ def test_a_page_shows_what_result_files_hold_and_nothing_else(
     assert "| memory | 12.34 ± " in text
     for expected in ("− permuted", "cosine (baseline)", "Spearman", "Every run was trained for 3"):
         assert expected in text
-    assert "--memory.control permuted" in text
+    assert text.count("--model.channels 4") == 2, "what all rows share is said once per study"
+    assert "| `--memory.control permuted` |" in text
     assert "--seed 0\\|1" in text
+
+
+def test_rows_that_were_not_trained_equally_long_are_named(measured: Path, tmp_path: Path) -> None:
+    shutil.copytree(measured.parent, tmp_path / "copy")
+    study = read_study(tmp_path / "copy" / "tiny.yaml")
+    found = study.read_results()
+    found["runs"][-1]["steps"] = 9
+    study.results.write_text(json.dumps(found))
+    write_page([study], tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "Not all runs were trained equally long: memory for 3 steps of 1 episodes," in page
+    assert "permuted for 3 steps of 1 episodes, permuted for 9 steps" in page
 
 
 def test_a_page_has_charts_of_memory_sizes_and_gains_beside_it(
@@ -413,7 +425,7 @@ def test_conditions_differ_in_shape_and_batch_norm(
     code, printed, _ = vsm_study(capsys, study)
     assert code == 0
     assert "7-way 1-shot, transductive batch norm" in printed
-    found = read_results(read_study(study))["conditions"]
+    found = read_study(study).read_results()["conditions"]
     kinds = [(one["way"], one["batch_norm"]) for one in found]
     assert kinds == [
         (5, "inductive"), (7, "inductive"), (5, "transductive"), (7, "transductive")
@@ -424,7 +436,11 @@ def test_conditions_differ_in_shape_and_batch_norm(
     assert found[2]["rows"]["memory"]["nll"] == pytest.approx(direct.nll)
     assert "temperature" in found[2]["rows"]["memory"]
     assert "temperature" not in found[3]["rows"]["memory"]  # 6 validation classes are not 7
-    assert "| – | – | – |" in (tmp_path / "s" / "page.md").read_text()
+    page = (tmp_path / "s" / "page.md").read_text()
+    assert "| – | – | – |" in page
+    gap = 100 * found[1]["differences"]["permuted"]["mean"]
+    assert "| 7-way 1-shot | − without |" in page
+    assert f"|  | − permuted | {gap:+.2f} ± " in page
 
 
 @pytest.mark.parametrize(
@@ -518,7 +534,7 @@ def test_every_shipped_study_can_be_read(path: Path) -> None:
     if not isinstance(settings, StudySettings):
         assert set(settings.models) <= set(shipped_names())
         return
-    assert conditions(settings)
+    assert settings.conditions
     for row in settings.rows.values():
         if not isinstance(row, str):
             base = settings_from_files(*preset_paths(settings.base or ""))

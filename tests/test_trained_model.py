@@ -57,6 +57,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         tiny,
         data=f"folder:{pictures}",
         model=replace(tiny.model, inference="conjugate"),
+        sampling=replace(tiny.sampling, train_memory=None, evaluation_memory=None),
         way=2,
         steps=STEPS,
         validation=ValidationSettings(every=STEPS, episodes=5),

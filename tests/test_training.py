@@ -14,6 +14,7 @@ from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import RunError
 from vsm.evaluation.evaluator import evaluate
 from vsm.memory import MEMORIES, SlotConsolidation, SlotMemory
+from vsm.memory.variational import VariationalRecall
 from vsm.model import FewShotModel
 from vsm.runs.calibration import Calibration
 from vsm.runs.checkpoints import TrainingState, apply_pending
@@ -286,15 +287,10 @@ def test_a_step_recalls_what_the_previous_steps_saw_and_nothing_of_its_own_queri
         nothing_learns = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
         state = TrainingState(0, model.empty_memory(), None)
         samples: list[torch.Tensor] = []
-        watched = FewShotModel._recall
-
-        def watching(*arguments: Any) -> Any:
-            recollection = watched(model, *arguments)
-            assert recollection is not None
-            samples.append(recollection.samples.detach())
-            return recollection
-
-        model._recall = watching  # type: ignore[assignment, method-assign]
+        assert model.recall is not None
+        model.recall.register_forward_hook(
+            lambda _recall, _inputs, found: samples.append(found.samples.detach())
+        )
         class_ids = torch.arange(12).view(2, 2, 3)  # no class twice, so that none is hidden
         random = torch.Generator().manual_seed(0)
         inputs = torch.rand(2, 2, 3, 3, 16, generator=random)  # features, no backbone
@@ -353,15 +349,14 @@ def test_training_hides_the_slots_that_the_mask_names(
 ) -> None:
     settings = replace(tiny_settings, memory=MemorySettings(mask=mask))  # type: ignore[arg-type]
     seen: list[tuple[SlotMemory, torch.Tensor]] = []
-    forward = FewShotModel._recall
+    forward = VariationalRecall.forward
 
-    def watched(self: FewShotModel, *arguments: Any) -> Any:
+    def watched(self: VariationalRecall, *arguments: Any) -> Any:
         recollection = forward(self, *arguments)
-        assert recollection is not None
         seen.append((arguments[1], recollection.weights))
         return recollection
 
-    monkeypatch.setattr(FewShotModel, "_recall", watched)
+    monkeypatch.setattr(VariationalRecall, "forward", watched)
     step_through(settings, tiny_dataset, 6)
     sampler = EpisodeSampler(tiny_dataset, "train", 3, 1, 2)
     hidden_weight = shown_weight = 0.0

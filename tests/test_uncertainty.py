@@ -10,7 +10,7 @@ import torch
 from vsm.cli import main
 from vsm.evaluation.rejection import class_scores, slots_of
 from vsm.experiments.study.uncertainty_page import COVERAGES
-from vsm.experiments.uncertainty import FewShotTasks, certainty
+from vsm.experiments.uncertainty import certainty
 from vsm.runs.trained_model import load
 from vsm.seeding import task_generators
 
@@ -66,7 +66,7 @@ def test_queries_of_the_classes_and_ood_queries_are_told_apart_by_their_place() 
     support = centers[:, :5].expand(-1, -1, 2, -1)
     queries = centers.expand(-1, -1, queries_per_class, -1)
     noise = task_generators(0, "test", 0, range(1))
-    told = certainty(trained, FewShotTasks(support, queries, noise))
+    told = certainty(trained, support, queries, noise)
     assert told["auroc"].item() == 1
     assert told["correct"].all()
     assert told["correct"].shape == (1, 50)

@@ -10,7 +10,7 @@ from vsm.system.interruption import Interrupted
 
 
 def api_reference() -> str:
-    """Return Markdown: the public names room by room, then the types that they take and return."""
+    """Return Markdown: public names package by package, then the types they take and return."""
     public = [getattr(vsm, name) for name in vsm.__all__]
     return "\n".join([*_public_names(public), *_further_types(public)])
 
@@ -18,7 +18,7 @@ def api_reference() -> str:
 def _public_names(public: list[Any]) -> Iterator[str]:
     homes: dict[str, list[Any]] = {}
     for what in public:
-        homes.setdefault(_room(what), []).append(what)
+        homes.setdefault(_package(what), []).append(what)
     for home in sorted(homes):
         purpose = (importlib.import_module(home).__doc__ or "").strip().split("\n\n")[0]
         yield from (f"## {home}", "", " ".join(purpose.split()), "")
@@ -37,7 +37,7 @@ def _entry(path: str, what: Any) -> list[str]:
     return [f"### {path}", "", "```{eval-rst}", f".. {directive}:: {path}", "```", ""]
 
 
-def _room(what: Any) -> str:
+def _package(what: Any) -> str:
     """Return the module that a name lives in, or the package of that."""
     return ".".join(what.__module__.split(".")[:2])
 

@@ -4,7 +4,8 @@ All T tasks of a batch run as one tensor program. The memory is a value that is 
 pass only reads it.
 """
 
-from typing import NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,8 @@ from vsm.settings import ModelSettings, RunSettings
 from vsm.system.devices import Placement, computing_in
 
 
-class InferredPrototypes(NamedTuple):
+@dataclass(frozen=True)
+class InferredPrototypes:
     """What support and memory say of the classes of T tasks.
 
     Attributes:
@@ -44,32 +46,25 @@ class InferredPrototypes(NamedTuple):
     prototypes: Tensor
     posterior: GaussianMixture | None
     recollection: Recollection | None
-    strength: Tensor | None
+    strength: Tensor | None = None
 
 
-class Prediction(NamedTuple):
+@dataclass(frozen=True)
+class Prediction(InferredPrototypes):
     """One forward pass over T tasks.
 
     Attributes:
         log_probabilities: ``[T, N·Q, N, L]``, for each sample of the prototypes.
-        prototypes: z ``[T, N, L, D]``.
-        posterior: q̃(z | M, S), components ``[T, N, C, D]``; None for mean prototypes.
-        recollection: what the memory offered; None for methods without memory.
-        strength: κ ``[T, N, D]``, the support images that it counted for in conjugate inference.
     """
 
-    log_probabilities: Tensor
-    prototypes: Tensor
-    posterior: GaussianMixture | None
-    recollection: Recollection | None
-    strength: Tensor | None = None
+    log_probabilities: Tensor = field(kw_only=True)
 
 
 class FewShotModel(nn.Module):
     """ProtoNet, the variational prototype network, or one of the memories, by ``settings.method``.
 
     Args:
-        settings: the whole run's; the model reads method, model, memory, sampling and objective.
+        settings: of the run; the model reads method, model, memory, sampling and objective.
         input_shape: ``(channels, height, width)`` of images, or ``(D,)`` of features, for which
             there is no backbone.
     """
@@ -92,7 +87,9 @@ class FewShotModel(nn.Module):
                 self.recall, self.consolidation = MEMORIES[settings.method](width, settings)
             self.adapter: nn.Linear | None = None
             if settings.model.adapter == "linear":
-                self.adapter = _identity(width)
+                self.adapter = nn.Linear(width, width)  # starts as the identity
+                nn.init.eye_(self.adapter.weight)
+                nn.init.zeros_(self.adapter.bias)
 
     def place(self, placement: Placement) -> Self:
         """Move to a device; from now on the backbone computes in the placement's precision."""
@@ -132,7 +129,8 @@ class FewShotModel(nn.Module):
         with computing_in(self.precision, inputs.device):
             features: Tensor = self.backbone(inputs, random)
             if self.settings.model.mirror:
-                features = (features + self.backbone(_mirrored(inputs), random)) / 2
+                mirrored = inputs.flip(-1).contiguous(memory_format=torch.channels_last)
+                features = (features + self.backbone(mirrored, random)) / 2
         return features.to(inputs.dtype)
 
     def adapt(self, features: Tensor) -> Tensor:
@@ -160,7 +158,7 @@ class FewShotModel(nn.Module):
         """
         inferred = self.infer(SupportSet.of(support), memory, random, slot_mask)
         log_probabilities = self.classifier(queries.flatten(1, 2), inferred.prototypes)  # Eq. 1
-        return Prediction(log_probabilities, *inferred)
+        return Prediction(**vars(inferred), log_probabilities=log_probabilities)
 
     def infer(
         self,
@@ -171,47 +169,23 @@ class FewShotModel(nn.Module):
     ) -> InferredPrototypes:
         """Infer prototypes: the part of :meth:`forward` before there are queries.
 
-        Args:
-            given: the support of every class; classes may differ in size.
-            memory: as in :meth:`forward`, and so are the others.
-            random: see there.
-            slot_mask: see there.
+        The classes of ``given`` may differ in size.
         """
-        posterior: GaussianMixture | None
+        if memory is None and self.consolidation is not None:
+            raise ValueError(f"memory: the method {self.settings.method} needs one, got None")
+        recollection: Recollection | None = None
+        strength: Tensor | None = None
+        if self.inference is None:
+            return InferredPrototypes(given.mean.unsqueeze(-2), None, None)  # L = 1
         if isinstance(self.inference, ConjugateInference):
             posterior, recollection, strength = self._by_bayes_rule(given, memory, slot_mask)
-        else:
-            recollection = self._recall(given, memory, slot_mask, random)  # Eqs. 8, 9
-            posterior, strength = self._by_network(given.mean, recollection), None  # Eqs. 7, 10
-        if posterior is None:
-            prototypes = given.mean.unsqueeze(-2)  # [T, N, 1, D]
-        else:
-            prototypes = posterior.sample(self.num_prototype_samples, random)  # [T, N, L, D]
+        elif self.recall is None:
+            posterior = GaussianMixture(self.inference(given.mean).unsqueeze(-2))
+        else:  # Eqs. 8, 9, then Eqs. 7, 10
+            recollection = self.recall(given, memory, slot_mask, self.num_memory_samples, random)
+            posterior = GaussianMixture(self.inference(recollection.samples, given.mean))
+        prototypes = posterior.sample(self.num_prototype_samples, random)  # [T, N, L, D]
         return InferredPrototypes(prototypes, posterior, recollection, strength)
-
-    def _recall(
-        self,
-        support: SupportSet,
-        memory: Memory | PreparedMemory | None,
-        slot_mask: Tensor | None,
-        random: Randomness,
-    ) -> Recollection | None:
-        if self.recall is None:
-            return None
-        self._require_memory(memory)
-        recollection: Recollection = self.recall(
-            support, memory, slot_mask, self.num_memory_samples, random
-        )
-        return recollection
-
-    def _by_network(
-        self, support_mean: Tensor, recollection: Recollection | None
-    ) -> GaussianMixture | None:
-        if self.inference is None:
-            return None
-        if recollection is None:
-            return GaussianMixture(self.inference(support_mean).unsqueeze(-2))
-        return GaussianMixture(self.inference(recollection.samples, support_mean))
 
     def _by_bayes_rule(
         self, support: SupportSet, memory: Memory | PreparedMemory | None, slot_mask: Tensor | None
@@ -220,17 +194,12 @@ class FewShotModel(nn.Module):
         assert isinstance(self.inference, ConjugateInference)
         if self.recall is None:
             return GaussianMixture(self.inference(support, None).unsqueeze(-2)), None, None
-        self._require_memory(memory)
         prior = self.recall.prior(support, memory, slot_mask)
         posterior: DiagonalGaussian = self.inference(support, prior)
         divergence = support.mean.new_zeros(support.mean.shape[:2])
         recollection = Recollection(prior.gaussian.mean.unsqueeze(-2), prior.weights, divergence)
         mixture = GaussianMixture(posterior.unsqueeze(-2))
         return mixture, recollection, self.inference.kappa(prior)
-
-    def _require_memory(self, memory: Memory | PreparedMemory | None) -> None:
-        if memory is None and self.consolidation is not None:
-            raise ValueError(f"memory: the method {self.settings.method} needs one, got none")
 
     def prepare(self, memory: Memory) -> PreparedMemory | None:
         """Compute once what reading ``memory`` in closed form needs; None where there is nothing.
@@ -248,10 +217,7 @@ class FewShotModel(nn.Module):
     def consolidate(
         self, memory: Memory | None, observations: Observations | None, step: int
     ) -> Memory | None:
-        """Return the memory after ``observations`` at ``step``: Eqs. 11-13 or another rule.
-
-        It is the same memory where there is nothing to take in, or nowhere to.
-        """
+        """Return the memory after ``observations``, if any, at ``step``: Eqs. 11-13 or others."""
         if self.consolidation is None or memory is None or observations is None:
             return memory
         return self.consolidation(memory, observations, step)
@@ -271,11 +237,6 @@ class FewShotModel(nn.Module):
         """
         num_memories = self.settings.sampling.num_memories(self.training)
         return num_memories if self.training else min(num_memories, self.num_prototype_samples)
-
-
-def _mirrored(images: Tensor) -> Tensor:
-    """Turn images ``[B, C, H, W]`` left to right; the layout in memory is kept."""
-    return images.flip(-1).contiguous(memory_format=torch.channels_last)
 
 
 def _backbone_for(settings: ModelSettings, input_shape: tuple[int, ...]) -> Backbone | None:
@@ -298,11 +259,3 @@ def _inference_for(
     if settings.method == "vpn":
         return GaussianNetwork(width, settings.model)
     return MemoryConditionedNetwork(width, settings.model)
-
-
-def _identity(width: int) -> nn.Linear:
-    """Return the map h → Wh + b that starts with W = I and b = 0."""
-    layer = nn.Linear(width, width)
-    nn.init.eye_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer

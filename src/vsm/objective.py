@@ -34,23 +34,18 @@ def objective(
 ) -> ObjectiveTerms:
     """Eq. 14, with the signs of Eq. 4 and divided by the number of queries T·N·Q.
 
-    Args:
-        prediction: a forward pass over T tasks.
-        prior: p_θ(z | h(x_i)) of every query ``[T, N, Q, D]``; None for mean prototypes.
-        settings: β_z, β_m and the estimators.
+    ``prior`` is p_θ(z | h(x_i)) of every query ``[T, N, Q, D]``; None for mean prototypes.
     """
-    log_probabilities = prediction.log_probabilities
+    log_probabilities, posterior = prediction.log_probabilities, prediction.posterior
     _, num_queries, way, _ = log_probabilities.shape
     queries_per_class = num_queries // way
     entropy = cross_entropy(log_probabilities, settings.likelihood)
     kl_z = kl_m = torch.zeros_like(entropy)
-    if prediction.posterior is not None and prior is not None:
+    if posterior is not None and prior is not None:
         if settings.kl == "bound":
-            kl_z = prototype_kl_bound(prediction.posterior, prior).mean()
+            kl_z = prototype_kl_bound(posterior, prior).mean()
         else:
-            kl_z = prototype_kl_monte_carlo(
-                prediction.posterior, prediction.prototypes, prior
-            ).mean()
+            kl_z = prototype_kl_monte_carlo(posterior, prediction.prototypes, prior).mean()
     if prediction.recollection is not None:
         kl_m = prediction.recollection.divergence.mean()
     total = entropy + settings.beta_z * kl_z + settings.kl_m_weight * kl_m / queries_per_class
@@ -86,10 +81,6 @@ def prototype_kl_bound(posterior: GaussianMixture, prior: DiagonalGaussian) -> T
 def prototype_kl_monte_carlo(
     posterior: GaussianMixture, prototypes: Tensor, prior: DiagonalGaussian
 ) -> Tensor:
-    """Unbiased estimate of the same divergence from the prototypes ``[T, N, L, D]`` drawn of q̃.
-
-    Returns:
-        ``[T, N, Q]``.
-    """
+    """Unbiased estimate of the same divergence, of prototypes ``[T, N, L, D]``: ``[T, N, Q]``."""
     log_posterior = posterior.log_prob(prototypes).mean(-1, keepdim=True)  # [T, N, 1]
     return log_posterior - pairwise_log_prob(prototypes, prior).mean(-2)  # [T, N, Q]

@@ -66,17 +66,16 @@ class ModelSettings:
     """Train the temperature with the other parameters."""
 
     def __post_init__(self) -> None:
-        _require_known_choices(self)
-        _require_backbone(self.backbone)
-        _require_positive(self, "channels", "hidden_units", "temperature")
-        _require_between(self, -9.0, 9.0, "initial_log_variance")
+        _check(self, positive="channels hidden_units temperature")
+        _check_backbone(self.backbone)
+        _check_interval(self, "initial_log_variance", -9.0, 9.0)
+        _check_interval(self, "keep_probability", open_below=True)
         if self.inference == "conjugate" and not self.residual:
             raise SettingsError(
                 "residual: conjugate inference needs memories in the space of the features, which "
                 "networks that add to their input give; got false, which goes with "
                 "--model.inference network"
             )
-        _require_between(self, 0.0, 1.0, "keep_probability", low_open=True)
 
     @property
     def own_backbone(self) -> str | None:
@@ -126,10 +125,12 @@ class MemorySettings:
     """When full: ignore new classes, or drop the slot whose last update is the oldest."""
 
     def __post_init__(self) -> None:
-        _require_known_choices(self)
-        _require_positive(self, "gumbel_temperature", "addressing_scale", "top_k", "capacity")
-        _require_not_negative(self, "refresh_steps", "strength")
-        _require_between(self, 0.0, 1.0, "retention")
+        _check(
+            self,
+            positive="gumbel_temperature addressing_scale top_k capacity",
+            not_negative="refresh_steps strength",
+        )
+        _check_interval(self, "retention")
 
     @property
     def recall_kind(self) -> RecallKind:
@@ -158,8 +159,8 @@ class MannSettings:
     """γ: how much of a place's usage is left after every image shown."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "slots", "width", "reads", "controller_units")
-        _require_between(self, 0.0, 1.0, "usage_decay")
+        _check(self, positive="slots width reads controller_units")
+        _check_interval(self, "usage_decay")
         if self.reads > self.slots:
             raise SettingsError(f"reads: must not exceed slots ({self.slots}), got {self.reads}")
 
@@ -174,8 +175,8 @@ class KanervaSettings:
     """How much weight old evidence keeps at every step; 1 is Bayes' rule without forgetting."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "slots")
-        _require_between(self, 0.0, 1.0, "retention")
+        _check(self, positive="slots")
+        _check_interval(self, "retention")
 
 
 @dataclass(frozen=True)
@@ -192,9 +193,7 @@ class SamplingSettings:
     """L at validation and test."""
 
     def __post_init__(self) -> None:
-        _require_positive(
-            self, "train_memory", "train_prototypes", "evaluation_memory", "evaluation_prototypes"
-        )
+        _check(self, positive=" ".join(vars(self)))
 
     def num_memories(self, training: bool) -> int:
         """J, or its default."""
@@ -215,8 +214,7 @@ class ObjectiveSettings:
     """Average over prototype samples outside the log as in Eq. 14, or inside it."""
 
     def __post_init__(self) -> None:
-        _require_known_choices(self)
-        _require_not_negative(self, "beta_z", "beta_m")
+        _check(self, not_negative="beta_z beta_m")
 
     @property
     def kl_m_weight(self) -> float:
@@ -242,9 +240,8 @@ class OptimizerSettings:
     """Largest norm of the gradient; unset: no clipping."""
 
     def __post_init__(self) -> None:
-        _require_known_choices(self)
-        _require_positive(self, "learning_rate", "halve_every", "clip_norm")
-        _require_not_negative(self, "warmup_steps", "weight_decay")
+        positive = "learning_rate halve_every clip_norm"
+        _check(self, positive, not_negative="warmup_steps weight_decay")
 
 
 @dataclass(frozen=True)
@@ -257,8 +254,8 @@ class ValidationSettings:
     """Episodes of each validation."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "every")
-        _require_episodes(self.episodes)
+        _check(self, positive="every")
+        _check_episodes(self.episodes)
 
 
 @dataclass(frozen=True)
@@ -301,16 +298,11 @@ class RunSettings:
     validation: ValidationSettings = field(default_factory=ValidationSettings)
 
     def __post_init__(self) -> None:
-        _require_known_choices(self)
-        _require_positive(self, "way", "shot", "queries", "tasks", "steps", "checkpoint_every")
+        _check(self, positive="way shot queries tasks steps checkpoint_every")
         if self.freeze_backbone and self.init is None:
             raise SettingsError(
                 "freeze_backbone: only a trained backbone is worth keeping; name one with --init"
             )
-        self._require_effects()
-
-    def _require_effects(self) -> None:
-        """Refuse settings that were given but change nothing under the inference that is used."""
         if self.inference == "conjugate":
             for name in NETWORK_SETTINGS:
                 if attrgetter(name)(self) is not None:
@@ -367,17 +359,10 @@ class BaselineSettings:
     """Calibration: features drawn for a class, shared evenly by its support images."""
 
     def __post_init__(self) -> None:
-        _require_positive(
-            self,
-            "temperature",
-            "inverse_penalty",
-            "tolerance",
-            "max_iterations",
-            "power",
-            "nearest_classes",
-            "samples",
+        others = (
+            "temperature inverse_penalty tolerance max_iterations power nearest_classes samples"
         )
-        _require_not_negative(self, "dispersion")
+        _check(self, positive=others, not_negative="dispersion")
 
 
 @dataclass(frozen=True)
@@ -400,9 +385,10 @@ class OneCycleSettings:
     """Weight decay, coupled to the gradient as plain SGD has it."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "learning_rate", "initial_divisor", "final_divisor")
-        _require_between(self, 0.0, 1.0, "warmup_share", "momentum")
-        _require_not_negative(self, "weight_decay")
+        positive = "learning_rate initial_divisor final_divisor"
+        _check(self, positive, not_negative="weight_decay")
+        _check_interval(self, "warmup_share")
+        _check_interval(self, "momentum")
         if self.nesterov and self.momentum == 0:
             raise SettingsError(
                 "nesterov: needs momentum above 0, got momentum 0; set nesterov to false"
@@ -419,8 +405,7 @@ class RotationSettings:
     """Weight of the rotation head's cross-entropy in the loss."""
 
     def __post_init__(self) -> None:
-        _require_known_choices(self)
-        _require_not_negative(self, "weight")
+        _check(self, not_negative="weight")
 
 
 @dataclass(frozen=True)
@@ -439,8 +424,8 @@ class FewShotValidationSettings:
     """Query images of a class."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "every", "queries")
-        _require_episodes(self.episodes)
+        _check(self, positive="every queries")
+        _check_episodes(self.episodes)
         if self.way < 2:
             raise SettingsError(f"way: a choice needs at least 2 classes, got {self.way}")
         if not self.shots or min(self.shots) < 1 or len(set(self.shots)) < len(self.shots):
@@ -484,11 +469,10 @@ class PretrainSettings:
     validation: FewShotValidationSettings = field(default_factory=FewShotValidationSettings)
 
     def __post_init__(self) -> None:
-        _require_known_choices(self)
-        _require_backbone(self.backbone)
-        _require_positive(self, "channels", "epochs", "cosine_scale", "checkpoint_every")
-        _require_between(self, 0.0, 1.0, "keep_probability", low_open=True)
-        _require_between(self, 0.0, 1.0, "label_smoothing")
+        _check(self, positive="channels epochs cosine_scale checkpoint_every")
+        _check_backbone(self.backbone)
+        _check_interval(self, "keep_probability", open_below=True)
+        _check_interval(self, "label_smoothing")
         if self.batch_size < 2:
             raise SettingsError(
                 f"batch_size: batch norm needs at least 2 images, got {self.batch_size}"
@@ -525,10 +509,8 @@ class SlurmSettings:
     """Features that machines must have."""
 
     def __post_init__(self) -> None:
-        _require_positive(
-            self, "nodes", "processes_per_node", "cpus_per_process", "memory_gb", "hours"
-        )
-        _require_not_negative(self, "gpus_per_node", "restarts", "warning_seconds")
+        positive = "nodes processes_per_node cpus_per_process memory_gb hours"
+        _check(self, positive, not_negative="gpus_per_node restarts warning_seconds")
         if 0 < self.gpus_per_node < self.processes_per_node:
             raise SettingsError(
                 f"gpus_per_node: {self.processes_per_node} processes of a machine need as many "
@@ -541,28 +523,44 @@ class SlurmSettings:
         return self.nodes * self.processes_per_node
 
 
-def _require_episodes(episodes: int) -> None:
-    if episodes < 2:
-        raise SettingsError(f"episodes: an interval needs at least 2, got {episodes}")
-
-
-def _require_known_choices(settings: object) -> None:
-    """Check every field that is a choice among words, for settings that are built in Python."""
-    for name, kind in get_type_hints(type(settings)).items():
-        value = getattr(settings, name)
-        may_be_left_out = get_origin(kind) in (Union, UnionType)
-        choice = get_args(kind)[0] if may_be_left_out and value is not None else kind
-        if get_origin(choice) is Literal and value not in get_args(choice):
-            known = ", ".join(map(str, get_args(choice)))
-            raise SettingsError(f"{name}: expected one of {known}, got {value!r}")
-
-
 def own_code(backbone: str) -> str | None:
     """Return ``backbone`` if it is the user's own code ``module:attribute``; else None."""
     return backbone if ":" in backbone else None
 
 
-def _require_backbone(backbone: str) -> None:
+def _check(settings: object, positive: str = "", not_negative: str = "") -> None:
+    """Check every choice among words, and the numbers that are named; None passes."""
+    for name, kind in get_type_hints(type(settings)).items():
+        value = getattr(settings, name)
+        is_optional = get_origin(kind) in (Union, UnionType)
+        choice = get_args(kind)[0] if is_optional and value is not None else kind
+        if get_origin(choice) is Literal and value not in get_args(choice):
+            known = ", ".join(map(str, get_args(choice)))
+            raise SettingsError(f"{name}: expected one of {known}, got {value!r}")
+    for name in positive.split():
+        if (value := getattr(settings, name)) is not None and value <= 0:
+            raise SettingsError(f"{name}: must be greater than 0, got {value}")
+    for name in not_negative.split():
+        if (value := getattr(settings, name)) is not None and value < 0:
+            raise SettingsError(f"{name}: must not be negative, got {value}")
+
+
+def _check_interval(
+    settings: object, name: str, low: float = 0.0, high: float = 1.0, open_below: bool = False
+) -> None:
+    value = getattr(settings, name)
+    if not low <= value <= high or (open_below and value == low):
+        raise SettingsError(
+            f"{name}: must lie in {'(' if open_below else '['}{low}, {high}], got {value}"
+        )
+
+
+def _check_episodes(episodes: int) -> None:
+    if episodes < 2:
+        raise SettingsError(f"episodes: an interval needs at least 2, got {episodes}")
+
+
+def _check_backbone(backbone: str) -> None:
     module, colon, attribute = backbone.partition(":")
     names = [*module.split("."), *attribute.split(".")]
     if backbone not in BACKBONE_NAMES and not (colon and all(map(str.isidentifier, names))):
@@ -570,27 +568,3 @@ def _require_backbone(backbone: str) -> None:
             f"backbone: expected {', '.join(BACKBONE_NAMES)}, or your own as module:attribute, "
             f"got {backbone!r}"
         )
-
-
-def _require_not_negative(settings: object, *names: str) -> None:
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and value < 0:
-            raise SettingsError(f"{name}: must not be negative, got {value}")
-
-
-def _require_positive(settings: object, *names: str) -> None:
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and value <= 0:
-            raise SettingsError(f"{name}: must be greater than 0, got {value}")
-
-
-def _require_between(
-    settings: object, low: float, high: float, *names: str, low_open: bool = False
-) -> None:
-    for name in names:
-        value = getattr(settings, name)
-        if not low <= value <= high or (low_open and value == low):
-            bracket = "(" if low_open else "["
-            raise SettingsError(f"{name}: must lie in {bracket}{low}, {high}], got {value}")

@@ -7,7 +7,6 @@ recalls what its own queries wrote.
 """
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,9 +16,9 @@ import torch
 from torch import Tensor
 
 from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, open_dataset
-from vsm.errors import ProcessLostError, RunError, SettingsError
+from vsm.errors import ProcessLostError, SettingsError
 from vsm.evaluation.cached_features import cached_features
-from vsm.evaluation.evaluator import Evaluation, evaluate, evaluation_mode
+from vsm.evaluation.evaluator import evaluate, evaluation_mode
 from vsm.memory import Memory, Observations
 from vsm.model import FewShotModel, Prediction
 from vsm.nn.batch_norm import synchronize_batch_norm, unsynchronized_buffers
@@ -31,7 +30,7 @@ from vsm.runs.checkpoints import (
     load_resume,
     save_resume,
 )
-from vsm.runs.directory import Log, RunDirectory
+from vsm.runs.directory import RunDirectory, StepLog
 from vsm.runs.trained_model import calibrate_rejection, load, model_metadata, save_best
 from vsm.seeding import generator, task_generators
 from vsm.settings import OptimizerSettings, RunSettings
@@ -40,7 +39,6 @@ from vsm.system.distributed import SINGLE_PROCESS, Processes
 from vsm.system.interruption import Interrupted, stop_request
 from vsm.system.progress import NULL_PROGRESS, Progress
 
-LOG_EVERY = 10
 VALIDATION_SEED = 0
 FUSED_ADAM_DEVICES = ("cpu", "cuda", "mps")
 
@@ -84,9 +82,8 @@ def train(
         sampler, validation = (replace(one, dataset=features) for one in (sampler, validation))
     progress.start(settings.method, settings.steps)
     progress.advance(state.step)
-    started = time.monotonic()
     with (
-        run.metrics_log(state.step, processes.is_first) as log,
+        run.step_log(state.step, processes.is_first) as log,
         stop_request() as stop,
         _report_lost_process(settings, state, output),
     ):
@@ -97,24 +94,13 @@ def train(
             inputs = load_inputs(sampler.dataset, batch, settings, state.step, tasks, model.device)
             measured = training_step(model, optimizer, inputs, batch.class_ids, state, processes)
             progress.advance(1, f"loss {measured['loss']:.3f}")
-            _log_step(measured, state.step, time.monotonic() - started, log)
+            log.step({"step": state.step}, measured, "or set optimizer.clip_norm")
             if state.step % settings.validation.every == 0 or state.step == settings.steps:
                 samplers = (sampler, validation)
                 _validate(run, model, state, samplers, dataset, log, progress, processes)
             _save_or_stop(run, model, optimizer, state, dataset, stop.signal_number, processes)
     _calibrate(run, settings, validation.dataset, processes)
     return run
-
-
-def _log_step(measured: dict[str, float], step: int, seconds: float, log: Log) -> None:
-    """Note a step, every tenth of them; raise if the loss is no number any more."""
-    if not math.isfinite(measured["loss"]):
-        raise RunError(
-            f"training diverged: the loss is {measured['loss']} at step {step}; "
-            "lower optimizer.learning_rate or set optimizer.clip_norm"
-        )
-    if step % LOG_EVERY == 0 or step == 1:
-        log({"step": step, "seconds": seconds, **measured})
 
 
 def _save_or_stop(
@@ -181,7 +167,7 @@ def _validate(
     state: TrainingState,
     samplers: tuple[EpisodeSampler, EpisodeSampler],
     dataset: Dataset,
-    log: Log,
+    log: StepLog,
     progress: Progress,
     processes: Processes,
 ) -> None:
@@ -192,13 +178,14 @@ def _validate(
         memory = apply_pending(model, state)
         if memory is not None and model.settings.memory.refresh_steps:
             memory = refreshed_memory(model, training)
-        num_episodes = model.settings.validation.episodes
-        result = evaluate(model, memory, validation, num_episodes, VALIDATION_SEED)
+        episodes = model.settings.validation.episodes
+        result = evaluate(model, memory, validation, episodes, VALIDATION_SEED)
         accuracy = result.accuracy.mean
         is_best = accuracy > state.best_accuracy
         if is_best:
             save_best(run, model, memory, state.step, dataset)
-        log({"step": state.step, "validation": _summary(result, validation.way)})
+        scores = {"accuracy": accuracy, "ci95": result.accuracy.ci95, "nll": result.nll}
+        log.write({"step": state.step, "validation": {"way": validation.way, **scores}})
         best = " (best so far)" if is_best else ""
         progress.message(f"step {state.step}: validation {result.accuracy}{best}")
     accuracy = processes.broadcast_value(accuracy)
@@ -253,7 +240,7 @@ def load_inputs(
         batch: T episodes.
         settings: whether to augment, and the seed.
         step: the training step.
-        tasks: the episodes' places in the whole batch; unset: they are all of it.
+        tasks: the episodes' places in the full batch; unset: they are all of it.
         device: where the images go, as bytes; unset: the CPU.
     """
     pixels = dataset.load(batch.image_ids)
@@ -309,7 +296,8 @@ def training_step(
     optimizer.zero_grad(set_to_none=True)
     terms.total.backward()
     processes.average_gradients(model.parameters())
-    gradient_norm = _clip(model, settings.optimizer.clip_norm)
+    limit = settings.optimizer.clip_norm or math.inf
+    gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item()
     optimizer.step()
 
     processes.average(unsynchronized_buffers(model))
@@ -333,12 +321,7 @@ def _observe(
 ) -> None:
     """Keep the memory, and this step's features as observations for the next step to consolidate.
 
-    Args:
-        memory: what this step recalled from, detached.
-        features: ``[T, N, K + Q, D]``, detached.
-        class_ids: ``[T, N]``.
-        state: changed.
-        processes: who shares the batch.
+    Features ``[T, N, K + Q, D]`` and class ids ``[T, N]`` are this process's share of the batch.
     """
     state.memory = memory
     if features.device.type != "cpu":  # where sums have no fixed order, memories drift apart
@@ -394,12 +377,6 @@ def set_learning_rate(
         group["lr"] = settings.learning_rate * factor
 
 
-def _clip(model: FewShotModel, largest: float | None) -> float:
-    """Scale the gradient down to ``largest`` if it is longer; return its norm before that."""
-    limit = math.inf if largest is None else largest
-    return torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item()
-
-
 def _open_run(
     settings: RunSettings,
     output: Path,
@@ -419,9 +396,3 @@ def _open_run(
     if run.open(settings, resume, processes.broadcast_value, processes.is_first):
         return run, load_resume(run, model, optimizer)
     return run, TrainingState(step=0, memory=model.empty_memory(), pending=None)
-
-
-def _summary(result: Evaluation, way: int) -> dict[str, float]:
-    """Return what is logged of a validation; its way is lower where the split has fewer classes."""
-    accuracy = result.accuracy
-    return {"way": way, "accuracy": accuracy.mean, "ci95": accuracy.ci95, "nll": result.nll}

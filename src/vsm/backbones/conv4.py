@@ -50,14 +50,9 @@ class Conv4(nn.Module):
         return (size + 1) // 2 if self.pool_rounds_up else size // 2
 
     def forward(self, images: Tensor, random: Randomness | None = None) -> Tensor:
-        """Embed images.
+        """Map images ``[B, C, H, W]``, best channels-last, to features ``[B, num_features]`` ≥ 0.
 
-        Args:
-            images: ``[B, C, H, W]``, best in channels-last memory.
-            random: source of the dropout pattern; needed in training if anything is dropped.
-
-        Returns:
-            Non-negative features ``[B, num_features]``.
+        ``random`` is the source of the dropout pattern; needed in training if anything is dropped.
         """
         hidden = images.contiguous(memory_format=torch.channels_last)
         for block in self.blocks:

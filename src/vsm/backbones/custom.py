@@ -50,15 +50,10 @@ class CustomBackbone(nn.Module):
         _require_tensors(self.network, name)
 
     def forward(self, images: Tensor, random: Randomness | None = None) -> Tensor:
-        """Embed images.
+        """Map images ``[B, C, H, W]`` to features ``[B, num_features]`` of the same dtype.
 
-        Args:
-            images: ``[B, C, H, W]``.
-            random: in training, seeds torch's global generator while the module runs, so that its
-                dropout is repeatable; the generator's state is put back.
-
-        Returns:
-            Features ``[B, num_features]`` of the images' dtype.
+        In training ``random`` seeds torch's global generator while the module runs, so that its
+        dropout is repeatable; the generator's state is put back.
         """
         if not self.training or random is None:
             return self._features(images)

@@ -5,13 +5,10 @@ from torch.nn import functional as F
 
 from vsm.seeding import Randomness, uniform
 
-FULL_CHANNELS = 64
-"""The value of ``channels`` that stands for a deep network's published widths."""
-
 
 def scaled_width(width: int, channels: int) -> int:
     """Return a published width made narrower or wider by ``channels / 64``, at least 1."""
-    return max(1, round(width * channels / FULL_CHANNELS))
+    return max(1, round(width * channels / 64))
 
 
 def convolution3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:

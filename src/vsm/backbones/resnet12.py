@@ -67,14 +67,10 @@ class ResNet12(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor, random: Randomness | None = None) -> Tensor:
-        """Embed images.
+        """Map images ``[B, C, H, W]``, best channels-last, to features ``[B, num_features]``.
 
-        Args:
-            images: ``[B, C, H, W]``, best in channels-last memory.
-            random: source of what is dropped; needed in training if anything is.
-
-        Returns:
-            Features ``[B, num_features]``; the leaky ReLU lets slightly negative ones through.
+        The leaky ReLU lets slightly negative ones through. ``random`` is the source of what is
+        dropped; needed in training if anything is.
         """
         keep_probability = self.keep_probability if self.training else 1.0
         hidden = images.contiguous(memory_format=torch.channels_last)

@@ -58,14 +58,9 @@ class WideResNet(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor, random: Randomness | None = None) -> Tensor:
-        """Embed images.
+        """Map images ``[B, C, H, W]``, best channels-last, to features ``[B, num_features]`` ≥ 0.
 
-        Args:
-            images: ``[B, C, H, W]``, best in channels-last memory.
-            random: source of the dropout pattern; needed in training if anything is dropped.
-
-        Returns:
-            Non-negative features ``[B, num_features]``.
+        ``random`` is the source of the dropout pattern; needed in training if anything is dropped.
         """
         keep_probability = self.keep_probability if self.training else 1.0
         hidden = self.stem(images.contiguous(memory_format=torch.channels_last))

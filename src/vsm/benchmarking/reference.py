@@ -57,15 +57,9 @@ def channels_first(images: Tensor) -> Tensor:
 
 
 def reference_logits(backbone: nn.Module, images: Tensor, shot: int) -> Tensor:
-    """Return −‖h(x) − h̄_n‖² of every query and class.
+    """Return −‖h(x) − h̄_n‖² of every query and class ``[T, N·Q, N]``, queries ordered by class.
 
-    Args:
-        backbone: images ``[B, C, H, W]`` to features ``[B, D]``.
-        images: ``[T, N, K + Q, C, H, W]``, the first K of each class its support.
-        shot: K.
-
-    Returns:
-        ``[T, N·Q, N]``, queries ordered by class.
+    Of ``images [T, N, K + Q, C, H, W]`` the first K of each class are its support.
     """
     features: Tensor = backbone(images.flatten(0, 2)).unflatten(0, images.shape[:3])
     prototypes = features[:, :, :shot].mean(2)  # [T, N, D]

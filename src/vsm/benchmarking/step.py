@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vsm.backbones import Backbone
 from vsm.benchmarking.timing import Work
-from vsm.benchmarking.workloads import EvaluationWorkload, StepWorkload
+from vsm.benchmarking.workloads import EpisodeWorkload, StepWorkload
 from vsm.memory import Memory, Observations
 from vsm.model import FewShotModel
 from vsm.runs.checkpoints import TrainingState
@@ -28,11 +28,11 @@ PRODUCT_WIDTH = 1024  # of matrices so large that arithmetic alone decides how l
 
 
 def run_settings(
-    workload: StepWorkload | EvaluationWorkload, method: Method, inference: Inference = "network"
+    workload: EpisodeWorkload, method: Method, inference: Inference = "network"
 ) -> RunSettings:
     """Return the defaults of a run with the sizes of ``workload``.
 
-    The paper's network is the dearer of the two inferences, and the one that draws J memories.
+    The paper's network is the slower of the two inferences, and the one that draws J memories.
     """
     num_memories = workload.memory_samples if inference == "network" else None
     samples = (num_memories, workload.prototype_samples)
@@ -48,10 +48,9 @@ def run_settings(
 
 
 def episode_images(workload: StepWorkload) -> Tensor:
-    """Return noise in the place of normalized images, channels-last in memory as data gives them.
+    """Return noise ``[T, N, K + Q, C, H, W]`` in place of normalized images.
 
-    Returns:
-        ``[T, N, K + Q, C, H, W]``.
+    It is channels-last in memory, as datasets give their images.
     """
     channels, height, width = workload.image_shape
     shape = (workload.tasks, workload.way, workload.shot + workload.queries)
@@ -60,7 +59,7 @@ def episode_images(workload: StepWorkload) -> Tensor:
 
 
 def remembered(model: FewShotModel, num_classes: int) -> Memory | None:
-    """Return the model's memory of ``num_classes`` made-up classes; None if it has none."""
+    """Return the model's memory of ``num_classes`` made-up classes, or None if it has none."""
     features = uniform(generator(0, "memory"), num_classes, model.num_features)
     observations = Observations(features, torch.arange(num_classes))
     with torch.no_grad():
@@ -106,16 +105,16 @@ def backbone_passes(workload: StepWorkload) -> Work:
 def equal_arithmetic(workload: StepWorkload, method: Method) -> Work:
     """Return as much arithmetic as the convolutions and matrix products of a step, and no more.
 
-    It is done in the one way that uses all of a processor, products of large square matrices. A
-    step that computes the same sums in the same way cannot be faster.
+    Products of large square matrices use all of a processor: a step that computes the same sums in
+    the same way cannot be faster.
     """
     step = training_steps(workload, method)
     step()  # leaves something to consolidate
     with FlopCounterMode(display=False) as counter:
         step()
-    of_one_row = 2 * PRODUCT_WIDTH**2
-    repeats = max(1, round(counter.get_total_flops() / (of_one_row * PRODUCT_WIDTH)))
-    rows = max(1, round(counter.get_total_flops() / (of_one_row * repeats)))
+    num_rows = counter.get_total_flops() / (2 * PRODUCT_WIDTH**2)
+    repeats = max(1, round(num_rows / PRODUCT_WIDTH))
+    rows = max(1, round(num_rows / repeats))
     left = normal(generator(0, "left"), rows, PRODUCT_WIDTH)
     right = normal(generator(0, "right"), PRODUCT_WIDTH, PRODUCT_WIDTH)
     product = torch.empty_like(left)
@@ -131,13 +130,7 @@ def embeddings(workload: StepWorkload) -> Work:
     """Return the embedding of the step's images in evaluation mode."""
     backbone, images = _backbone_and_images(workload)
     backbone.eval()
-
-    def embed() -> Tensor:
-        with torch.no_grad():
-            features: Tensor = backbone(images)
-            return features
-
-    return embed
+    return torch.no_grad()(lambda: backbone(images))
 
 
 def _backbone_and_images(workload: StepWorkload) -> tuple[Backbone, Tensor]:

@@ -9,10 +9,10 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from vsm.benchmarking.processes import Worker
-from vsm.benchmarking.timing import Quartiles, interleaved, quartiles, ratios
+from vsm.benchmarking.timing import Quartiles, Timed, interleaved, quartiles
 from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, StepWorkload
 from vsm.errors import SettingsError
 from vsm.system.progress import NULL_PROGRESS, Progress
@@ -30,10 +30,27 @@ CLASSIFIER_RATIOS = {
     "classifying_vs_embedding": ("fit_and_predict", "embedding_alone"),
     "explaining_vs_predicting": ("explain", "predict"),
 }
+OUR_STEP, REFERENCE_STEPS = "vsm_step_beside_reference", "reference_protonet"
+REFERENCE_RATIOS = {
+    "vsm_step_vs_reference_protonet": (OUR_STEP, REFERENCE_STEPS),
+    "vsm_step_vs_reference_protonet_batched": (OUR_STEP, "reference_protonet_batched"),
+    "vsm_conjugate_step_vs_reference_protonet": (
+        "vsm_conjugate_step_beside_reference",
+        REFERENCE_STEPS,
+    ),
+    "backbone_vs_reference_protonet": ("backbone_beside_reference", REFERENCE_STEPS),
+    "arithmetic_vs_vsm_step": ("arithmetic_of_a_step", OUR_STEP),
+    "arithmetic_vs_reference_protonet": ("arithmetic_of_a_step", REFERENCE_STEPS),
+}
+BACKBONE_SIZES = (28, 32, 84)  # of images, for steps beside the bare backbone
+REFERENCE_SIZES = (28, 32)
+SHOTS = (1, 5)  # of evaluations
+REFERENCE_PROCESSES = 10
+"""Among which the turns of a reference step are shared; each trains and does nothing else.
 
-Value = TypeVar("Value")
-Times = Mapping[str, Sequence[float]]
-"""Seconds of every work, round by round."""
+How much memory glibc gives back and asks for again differs from process to process, and leftovers
+of other work can keep it from doing so.
+"""
 
 
 @dataclass
@@ -44,23 +61,27 @@ class Measurements:
     ratios: dict[str, Quartiles] = field(default_factory=dict)
 
     def add(
-        self, times: Times, names: Mapping[str, str], divided: Mapping[str, tuple[str, str]]
+        self,
+        times: Mapping[str, Sequence[float]],
+        divided: Mapping[str, tuple[str, str]],
+        suffix: str = "",
     ) -> None:
         """Add what was timed.
 
         Args:
-            times: of each work.
-            names: what the times of a work are called, and which work that is.
+            times: seconds of each work, round by round.
             divided: what a ratio is called, and of which two works it is, pair by pair.
+            suffix: of the names of times and ratios.
         """
-        for name, work in names.items():
-            self.milliseconds[name] = quartiles(times[work]).times(1000)
+        for name, seconds in times.items():
+            self.milliseconds[name + suffix] = quartiles([1000 * s for s in seconds])
         for name, (above, below) in divided.items():
-            self.ratios[name] = quartiles(ratios(times[above], times[below]))
+            pairs = zip(times[above], times[below], strict=True)
+            self.ratios[name + suffix] = quartiles([a / b for a, b in pairs])
 
-    def add_worst(self, name: str, *others: str) -> None:
-        """Add the ratio with the largest median among ``others`` under another name."""
-        self.ratios[name] = max((self.ratios[o] for o in others), key=lambda q: q.median)
+    def add_worst(self, name: str, *suffixes: str) -> None:
+        """Add the ratio with the largest median among those with suffixes, without a suffix."""
+        self.ratios[name] = max((self.ratios[name + s] for s in suffixes), key=lambda q: q.median)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the medians of the ratios, and the quartiles of everything."""
@@ -76,34 +97,21 @@ class Plan:
     """All of the measurement.
 
     Attributes:
-        step: one training step; its image size is set to each of ``sizes``.
-        evaluation: the episodes; their shot is set to each of ``shots``.
-        sizes: images compared with the bare backbone.
-        reference_sizes: images compared with the reference ProtoNet.
-        shots: support images of the evaluations compared with the reference's.
+        step: one training step; its image size is set to each that is compared.
+        evaluation: the episodes; their shot is set to each of ``SHOTS``.
+        classifier: what the classifiers of the shipped ``models`` are asked.
         slots: sizes of the memory whose cost is measured.
-        classifier: what the classifiers of shipped models are asked, with each of ``models``.
-        models: names of shipped models.
         pairs: turns of a training step.
-        reference_processes: among which the turns of a reference step are shared; each trains
-            and does nothing else. How much memory glibc gives back and asks for again differs from
-            process to process, and leftovers of other work can keep it from doing so.
-        evaluation_pairs: turns of an evaluation.
-        memory_rounds: turns of recall and consolidation.
         warm_up: turns of a training step, a recall or a consolidation that do not count.
-        threads: of torch; unset: torch's own choice.
+        threads: of torch; None: torch's own choice.
     """
 
     step: StepWorkload = field(default_factory=StepWorkload)
     evaluation: EvaluationWorkload = field(default_factory=EvaluationWorkload)
-    sizes: tuple[int, ...] = (28, 32, 84)
-    reference_sizes: tuple[int, ...] = (28, 32)
-    shots: tuple[int, ...] = (1, 5)
-    slots: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     classifier: ClassifierWorkload = field(default_factory=ClassifierWorkload)
     models: tuple[str, ...] = ("cifar-fs-vsm", "omniglot-vsm")
+    slots: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     pairs: int = 20
-    reference_processes: int = 10
     evaluation_pairs: int = 3
     memory_rounds: int = 7
     warm_up: int = 4
@@ -114,143 +122,95 @@ def measure(plan: Plan, progress: Progress = NULL_PROGRESS) -> dict[str, Any]:
     """Measure all of ``plan`` in one run; return what ``benchmarks/results.json`` holds."""
     found = Measurements()
     with _two_workers(plan.threads) as (ours, reference):
-        for shot in plan.shots:  # first, so that a mistake in the data shows at once
-            _evaluations(plan, shot, ours, reference, found, progress)
-        for size in plan.reference_sizes:
-            _against_reference(plan, size, ours, found, progress)
-        _classifiers(plan, ours, found, progress)
+        for shot in SHOTS:  # first, so that a mistake in the data shows at once
+            episodes = replace(plan.evaluation, shot=shot)
+            works = {
+                "evaluation_2k": ours.prepare("evaluation", episodes),
+                "reference_evaluation_600": reference.prepare("reference_evaluation", episodes),
+            }
+            progress.start(f"evaluation, {shot}-shot", plan.evaluation_pairs)
+            times = interleaved(works, plan.evaluation_pairs, progress=progress)
+            ratio = {
+                "evaluation_2k_vs_reference_600": ("evaluation_2k", "reference_evaluation_600")
+            }
+            found.add(times, ratio, f"_{shot}shot")
+        for size in REFERENCE_SIZES:
+            times = _beside_reference(plan, size, ours, progress)
+            found.add(times, REFERENCE_RATIOS, f"_{size}")
+        for model in plan.models:
+            task = replace(plan.classifier, model=model)
+            works = {work: ours.prepare(work, task) for work in CLASSIFIER_WORKS}
+            progress.start(f"classifier, {model}", plan.pairs)
+            times = interleaved(works, plan.pairs, plan.warm_up, progress=progress)
+            found.add(times, CLASSIFIER_RATIOS, f"_{model}")
         memory = _memory_sizes(plan, ours, progress)
-        for size in plan.sizes:  # the largest images last: the allocator keeps what they took
-            _against_backbone(plan, size, ours, found, progress)
+        for size in BACKBONE_SIZES:  # the largest images last: the allocator keeps what they took
+            step = replace(plan.step, image_size=size)
+            works = {
+                "vsm_step": ours.prepare("step", step, "vsm"),
+                "backbone": ours.prepare("backbone", step),
+            }
+            progress.start(f"step and bare backbone, {size}×{size}", plan.pairs)
+            times = interleaved(works, plan.pairs, plan.warm_up, progress=progress)
+            found.add(times, {"vsm_step_vs_backbone": ("vsm_step", "backbone")}, f"_{size}")
         machine = _machine(ours, reference)
-    step, evaluation = "vsm_step_vs_reference_protonet", "evaluation_2k_vs_reference_600"
-    found.add_worst(step, *(f"{step}_{size}" for size in plan.reference_sizes))
-    found.add_worst(evaluation, *(f"{evaluation}_{shot}shot" for shot in plan.shots))
-    workload = {
-        "step": asdict(plan.step),
-        "evaluation": asdict(plan.evaluation),
-        "classifier": asdict(plan.classifier),
-    }
+    found.add_worst("evaluation_2k_vs_reference_600", *(f"_{shot}shot" for shot in SHOTS))
+    found.add_worst("vsm_step_vs_reference_protonet", *(f"_{size}" for size in REFERENCE_SIZES))
+    for name in CLASSIFIER_RATIOS:
+        found.add_worst(name, *(f"_{model}" for model in plan.models))
+    workload = {name: asdict(plan)[name] for name in ("step", "evaluation", "classifier")}
     return {**found.as_dict(), "memory_size": memory, "machine": machine, "workload": workload}
 
 
-def _evaluations(
-    plan: Plan, shot: int, ours: Worker, reference: Worker, found: Measurements, progress: Progress
-) -> None:
-    """Compare an evaluation of VSM with one of the reference ProtoNet on fewer episodes."""
-    sizes = asdict(replace(plan.evaluation, shot=shot))
-    works = {
-        "evaluation": ours.prepare("evaluation", **sizes),
-        "reference": reference.prepare("reference_evaluation", **sizes),
-    }
-    progress.start(f"evaluation, {shot}-shot", plan.evaluation_pairs)
-    times = interleaved(works, plan.evaluation_pairs, warm_up=0, progress=progress)
-    names = {
-        f"evaluation_2k_{shot}shot": "evaluation",
-        f"reference_evaluation_600_{shot}shot": "reference",
-    }
-    divided = {f"evaluation_2k_vs_reference_600_{shot}shot": ("evaluation", "reference")}
-    found.add(times, names, divided)
-
-
-def _against_reference(
-    plan: Plan, size: int, ours: Worker, found: Measurements, progress: Progress
-) -> None:
-    """Compare a VSM step with the reference on the same tasks, one or all of them at once."""
-    sizes = asdict(replace(plan.step, image_size=size))
+def _beside_reference(
+    plan: Plan, size: int, ours: Worker, progress: Progress
+) -> dict[str, list[float]]:
+    """Time a VSM step and the reference on the same tasks, one or all of them at once."""
+    step = replace(plan.step, image_size=size)
     own = {
-        "step": ours.prepare("step", method="vsm", **sizes),
-        "arithmetic": ours.prepare("arithmetic", method="vsm", **sizes),
-        "conjugate": ours.prepare("step", method="vsm", inference="conjugate", **sizes),
-        "backbone": ours.prepare("backbone", **sizes),
+        OUR_STEP: ours.prepare("step", step, "vsm"),
+        "arithmetic_of_a_step": ours.prepare("arithmetic", step, "vsm"),
+        "vsm_conjugate_step_beside_reference": ours.prepare("step", step, "vsm", "conjugate"),
+        "backbone_beside_reference": ours.prepare("backbone", step),
     }
     interleaved(own, 0, plan.warm_up)
     times: dict[str, list[float]] = {}
     progress.start(f"step and reference ProtoNet, {size}×{size}", plan.pairs)
-    for rounds in _shares(plan.pairs, plan.reference_processes):
+    for rounds in _shares(plan.pairs, REFERENCE_PROCESSES):
         with Worker(False, plan.threads) as one, Worker(False, plan.threads) as other:
-            tasks = plan.step.tasks
             references = {
-                "reference": one.prepare("reference_steps", tasks_at_once=1, **sizes),
-                "batched": other.prepare("reference_steps", tasks_at_once=tasks, **sizes),
+                REFERENCE_STEPS: one.prepare("reference_steps", step, 1),
+                "reference_protonet_batched": other.prepare("reference_steps", step, step.tasks),
             }
             interleaved(references, 0, plan.warm_up // 2)
-            measured = interleaved(own | references, rounds, 0, progress=progress)
+            measured = interleaved(own | references, rounds, progress=progress)
         for name, values in measured.items():
             times.setdefault(name, []).extend(values)
-    names = {
-        "vsm_step_beside_reference": "step",
-        "reference_protonet": "reference",
-        "reference_protonet_batched": "batched",
-        "vsm_conjugate_step_beside_reference": "conjugate",
-        "backbone_beside_reference": "backbone",
-        "arithmetic_of_a_step": "arithmetic",
-    }
-    divided = {
-        "vsm_step_vs_reference_protonet": ("step", "reference"),
-        "vsm_step_vs_reference_protonet_batched": ("step", "batched"),
-        "vsm_conjugate_step_vs_reference_protonet": ("conjugate", "reference"),
-        "backbone_vs_reference_protonet": ("backbone", "reference"),
-        "arithmetic_vs_vsm_step": ("arithmetic", "step"),
-        "arithmetic_vs_reference_protonet": ("arithmetic", "reference"),
-    }
-    found.add(times, _suffixed(names, size), _suffixed(divided, size))
+    return times
 
 
 def _shares(total: int, most: int) -> list[int]:
-    """Split ``total`` turns as evenly as can be among at most so many processes."""
+    """Split ``total`` turns as evenly as possible among at most ``most`` processes."""
     number = min(total, most)
     return [total // number + (place < total % number) for place in range(number)]
 
 
-def _suffixed(names: Mapping[str, Value], suffix: object) -> dict[str, Value]:
-    return {f"{name}_{suffix}": value for name, value in names.items()}
-
-
-def _classifiers(plan: Plan, ours: Worker, found: Measurements, progress: Progress) -> None:
-    """Compare classifying with embedding alone, and explaining with predicting."""
-    for model in plan.models:
-        sizes = asdict(replace(plan.classifier, model=model))
-        works = {work: ours.prepare(work, **sizes) for work in CLASSIFIER_WORKS}
-        progress.start(f"classifier, {model}", plan.pairs)
-        times = interleaved(works, plan.pairs, plan.warm_up, progress=progress)
-        names = {work: work for work in CLASSIFIER_WORKS}
-        found.add(times, _suffixed(names, model), _suffixed(CLASSIFIER_RATIOS, model))
-    for name in CLASSIFIER_RATIOS:
-        found.add_worst(name, *(f"{name}_{model}" for model in plan.models))
-
-
 def _memory_sizes(plan: Plan, ours: Worker, progress: Progress) -> list[dict[str, Any]]:
     """Return the milliseconds of recall and consolidation for every size of the memory."""
-    works = {
-        f"{work} {slots}": ours.prepare(work, **asdict(replace(plan.step, remembered=slots)))
-        for slots in plan.slots
-        for work in MEMORY_WORKS
-    }
+    works: dict[str, Timed] = {}
+    for slots in plan.slots:
+        workload = replace(plan.step, remembered=slots)
+        works |= {f"{work} {slots}": ours.prepare(work, workload) for work in MEMORY_WORKS}
     progress.start("recall and consolidation", plan.memory_rounds)
-    times = interleaved(works, plan.memory_rounds, plan.warm_up, progress=progress)
+    found = Measurements()
+    found.add(interleaved(works, plan.memory_rounds, plan.warm_up, progress=progress), {})
     return [
         {
             "slots": slots,
-            **{w: asdict(quartiles(times[f"{w} {slots}"]).times(1000)) for w in MEMORY_WORKS},
+            **{work: asdict(found.milliseconds[f"{work} {slots}"]) for work in MEMORY_WORKS},
         }
         for slots in plan.slots
     ]
-
-
-def _against_backbone(
-    plan: Plan, size: int, ours: Worker, found: Measurements, progress: Progress
-) -> None:
-    """Compare a VSM step with forward and backward of its backbone, in one process."""
-    sizes = asdict(replace(plan.step, image_size=size))
-    works = {
-        "step": ours.prepare("step", method="vsm", **sizes),
-        "backbone": ours.prepare("backbone", **sizes),
-    }
-    progress.start(f"step and bare backbone, {size}×{size}", plan.pairs)
-    times = interleaved(works, plan.pairs, plan.warm_up, progress=progress)
-    names = {f"vsm_step_{size}": "step", f"backbone_{size}": "backbone"}
-    found.add(times, names, {f"vsm_step_vs_backbone_{size}": ("step", "backbone")})
 
 
 def measure_briefly(
@@ -262,34 +222,29 @@ def measure_briefly(
 ) -> dict[str, Any]:
     """Measure steps of three methods, their backbone, the reference ProtoNet, and embedding.
 
-    Args:
-        workload: the step.
-        rounds: turns of each.
-        seconds: no turn but the first begins after so many; unset: all are done.
-        threads: of torch; unset: torch's own choice.
-        progress: told of every round.
+    ``seconds`` and ``threads`` are as in :func:`vsm.benchmarking.timing.interleaved` and
+    :class:`Plan`.
     """
     if rounds < 1:
         raise SettingsError(f"repeats: must be at least 1, got {rounds}")
-    found, sizes = Measurements(), asdict(workload)
+    found = Measurements()
     with _two_workers(threads) as (ours, reference):
-        steps = {
-            name: ours.prepare("step", **chosen, **sizes) for name, chosen in STEPS_SHOWN.items()
-        }
         works = {
-            "backbone": ours.prepare("backbone", **sizes),
-            **steps,
-            "reference_protonet": reference.prepare("reference_steps", tasks_at_once=1, **sizes),
-            "embedding": ours.prepare("embedding", **sizes),
+            "backbone": ours.prepare("backbone", workload),
+            **{
+                f"{name}_step": ours.prepare("step", workload, **chosen)
+                for name, chosen in STEPS_SHOWN.items()
+            },
+            "reference_protonet": reference.prepare("reference_steps", workload, 1),
+            "embedding": ours.prepare("embedding", workload),
         }
         progress.start("benchmark", rounds)
-        times = interleaved(works, rounds, warm_up=1, seconds=seconds, progress=progress)
+        times = interleaved(works, rounds, 1, seconds, progress)
         machine = _machine(ours, reference)
-    names = {f"{name}_step" if name in STEPS_SHOWN else name: name for name in works}
-    divided = {f"{name}_step_vs_backbone": (name, "backbone") for name in STEPS_SHOWN}
+    divided = {f"{name}_step_vs_backbone": (f"{name}_step", "backbone") for name in STEPS_SHOWN}
     for name in ("vsm_conjugate", "vsm"):
-        divided[f"{name}_step_vs_reference_protonet"] = (name, "reference_protonet")
-    found.add(times, names, divided)
+        divided[f"{name}_step_vs_reference_protonet"] = (f"{name}_step", "reference_protonet")
+    found.add(times, divided)
     return {
         **found.as_dict(),
         "images_per_second": workload.num_images / quartiles(times["embedding"]).median,
@@ -307,12 +262,11 @@ def _two_workers(threads: int | None) -> Iterator[tuple[Worker, Worker]]:
         yield ours, reference
 
 
-def _machine(ours: Worker, reference: Worker) -> Mapping[str, Any]:
+def _machine(ours: Worker, reference: Worker) -> dict[str, Any]:
     """Return what a reader of the times should know, and nothing that identifies the machine."""
+    has_affinity = hasattr(os, "sched_getaffinity")
     return {
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **ours.metadata,

@@ -6,22 +6,31 @@ from vsm.errors import SettingsError
 
 
 @dataclass(frozen=True)
-class StepWorkload:
-    """One training step: T tasks of N classes with K + Q images of one size each.
+class EpisodeWorkload:
+    """Tasks of N classes with K + Q images each, and a memory of so many classes.
 
-    The defaults are the paper's 5-way 1-shot tasks with J = 150 and L = 100. ``image_size`` 28 is
-    gray as Omniglot is, other sizes are color.
+    The defaults are the paper's 5-way 1-shot tasks.
     """
 
-    image_size: int = 28
     channels: int = 64
-    tasks: int = 8
     way: int = 5
     shot: int = 1
     queries: int = 15
-    memory_samples: int = 150
+    memory_samples: int = 100
     prototype_samples: int = 100
     remembered: int = 512
+
+
+@dataclass(frozen=True)
+class StepWorkload(EpisodeWorkload):
+    """One training step on T tasks, with the paper's J = 150 and L = 100.
+
+    ``image_size`` 28 is gray as Omniglot is, other sizes are color.
+    """
+
+    memory_samples: int = 150
+    image_size: int = 28
+    tasks: int = 8
 
     def __post_init__(self) -> None:
         if self.remembered < self.way:
@@ -42,24 +51,17 @@ class StepWorkload:
 
 
 @dataclass(frozen=True)
-class EvaluationWorkload:
+class EvaluationWorkload(EpisodeWorkload):
     """Episodes of the test classes of ``data``; the reference is given fewer of them."""
 
     data: str = "glyphs"
-    channels: int = 64
-    way: int = 5
-    shot: int = 1
-    queries: int = 15
-    memory_samples: int = 100
-    prototype_samples: int = 100
-    remembered: int = 512
     episodes: int = 2000
     reference_episodes: int = 600
 
 
 @dataclass(frozen=True)
 class ClassifierWorkload:
-    """A shipped model is given N classes of K pictures each, and asked about B others."""
+    """A shipped model is given N classes of K images each, and asked about ``queries`` others."""
 
     model: str = "omniglot-vsm"
     way: int = 5

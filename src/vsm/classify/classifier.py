@@ -86,8 +86,8 @@ class FewShotClassifier:
             memory: a memory file in place of the model's own, of the same encoder.
             backbone: the run's own code ``module:attribute``, named again to allow its import.
             device: where to compute: cpu, cuda, cuda:1, mps or auto.
-            temperature: as in the constructor, and so is ``seed``.
-            seed: see there.
+            temperature: as in the constructor.
+            seed: as in the constructor.
         """
         placement = choose_placement(device, "float32")
         trained = load(source, memory=memory, backbone=backbone, placement=placement)
@@ -135,10 +135,7 @@ class FewShotClassifier:
     def partial_fit(self, images: Any, y: Labels, classes: Labels | None = None) -> Self:
         """Take in more examples, or new classes, besides those that were fitted.
 
-        Args:
-            images: as in :meth:`fit`.
-            y: see there.
-            classes: what scikit-learn announces of later calls; new classes may come unannounced.
+        ``classes``, which scikit-learn announces, are not needed: new ones may come at any time.
         """
         del classes
         if self._fitted is None:
@@ -194,7 +191,8 @@ class FewShotClassifier:
             image: a picture, or one row of features ``[D]``.
             num_recalled: how many remembered classes to name for each class, at most.
         """
-        return self.explain_all(_as_batch(image), num_recalled)[0]
+        is_row = isinstance(image, np.ndarray | Tensor) and image.ndim == 1
+        return self.explain_all(image[None] if is_row else [image], num_recalled)[0]
 
     def explain_all(
         self, images: Any, num_recalled: int = 5, reject: float | None = None
@@ -205,10 +203,8 @@ class FewShotClassifier:
         if reject is None:
             return explained
         predictions = self.predict(embedded, reject).tolist()
-        return [
-            replace(one, prediction=prediction)
-            for one, prediction in zip(explained, predictions, strict=True)
-        ]
+        pairs = zip(explained, predictions, strict=True)
+        return [replace(one, prediction=prediction) for one, prediction in pairs]
 
     def remember(self) -> Changes:
         """Consolidate the examples of the fitted classes into the long-term memory.
@@ -252,10 +248,7 @@ class FewShotClassifier:
     def load(cls, path: str | Path, *, backbone: str | None = None, device: str = "cpu") -> Self:
         """Read what :meth:`save` wrote; nothing in a file is ever run.
 
-        Args:
-            path: the file.
-            backbone: the encoder's own code ``module:attribute``, named again to allow its import.
-            device: where to compute.
+        ``backbone`` and ``device`` are those of :meth:`from_pretrained`.
         """
         saved = read_classifier(Path(path), backbone, choose_placement(device, "float32"))
         encoder = saved.trained if saved.has_encoder else None
@@ -313,13 +306,11 @@ class FewShotClassifier:
 
     def _fit(self, trained: TrainedModel, memory: NamedMemory | None, examples: Examples) -> None:
         """Infer all classes anew; what the memory's recall prepares serves later fits too."""
-        if memory is None:
-            prepared = None
-        elif self._prepared is not None and self._prepared[0] is memory:
+        prepared = None
+        if memory is not None:
+            if self._prepared is None or self._prepared[0] is not memory:
+                self._prepared = memory, trained.model.prepare(memory.memory)
             prepared = self._prepared[1]
-        else:
-            prepared = trained.model.prepare(memory.memory)
-            self._prepared = memory, prepared
         self._fitted = fit_classes(trained, memory, prepared, examples, self.seed)
         self.classes_ = np.asarray(examples.labels)
 
@@ -358,10 +349,3 @@ def _embedded(
     if not len(features):
         raise ClassifierError("images: expected at least one example, got none")
     return features, as_labels(labels, len(features))
-
-
-def _as_batch(image: Any) -> Any:
-    """Put one picture, or one row of features, into a batch."""
-    if isinstance(image, np.ndarray | Tensor) and image.ndim == 1:
-        return image[None]
-    return [image]

@@ -7,7 +7,6 @@ the addressing and the temperature by the likelihood of classes whose own slots 
 """
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -36,19 +35,12 @@ LEAST_SHARE = 0.05  # of the squared error that is left to σ² at the least
 
 
 class HeldOut(NamedTuple):
-    """Episodes whose classes are hidden from the memory, as new classes are.
+    """Episodes whose classes are hidden from the memory, as new classes are."""
 
-    Attributes:
-        support: ``[E, N, K, D]``.
-        queries: ``[E, N, Q, D]``.
-        class_ids: ``[E, N]``.
-        slot_mask: boolean ``[E, N, A]``.
-    """
-
-    support: Tensor
-    queries: Tensor
-    class_ids: Tensor
-    slot_mask: Tensor | None
+    support: Tensor  # [E, N, K, D]
+    queries: Tensor  # [E, N, Q, D]
+    slot_mask: Tensor | None  # boolean [E, N, A]
+    class_ids: Tensor  # [E, N]
 
 
 @torch.no_grad()
@@ -60,7 +52,7 @@ def learn_feature_model(
     Args:
         features: ``[n, D]``.
         class_ids: int64 ``[n]``, from 0.
-        encoder_name: what made the features.
+        encoder_name: names the data.
         normalize: scale rows to length one first.
         seed: of the held-out episodes.
     """
@@ -81,33 +73,18 @@ def learn_feature_model(
     noise = _within_classes(rows, class_ids)
     best = (math.inf, 0.0, 0.0)
     for scale in SCALES:
-        _set(model, scale, noise, _about_recollection(model, memory, held_out, noise, scale))
+        _set(model, memory, held_out, noise, scale)
         best = min(best, (*_best_temperature(model, memory, held_out), scale))
     _, temperature, scale = best
-    _set(model, scale, noise, _about_recollection(model, memory, held_out, noise, scale))
+    _set(model, memory, held_out, noise, scale)
     model.classifier.log_temperature.fill_(math.log(temperature))
-    thresholds = calibrate(
-        model,
-        memory,
-        lambda shot: _episodes(rows, class_ids, memory, seed, shot),
-        _shots(class_ids),
-        seed,
-    )
-    return model, memory, thresholds
 
+    def episodes(shot: int) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        return [_held_out(rows, class_ids, memory, seed, shot)[:3]]
 
-def _shots(class_ids: Tensor) -> list[int]:
-    """Return the numbers of support rows for which at least three classes leave a query."""
-    sizes = np.bincount(class_ids.numpy())
-    return [shot for shot in SHOTS if (sizes > shot).sum() >= 3]
-
-
-def _episodes(
-    rows: Tensor, class_ids: Tensor, memory: SlotMemory, seed: int, shot: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """Yield support, queries and hidden slots of held-out classes."""
-    held_out = _held_out(rows, class_ids, memory, seed, shot)
-    yield held_out.support, held_out.queries, held_out.slot_mask
+    sizes = torch.bincount(class_ids)
+    shots = [shot for shot in SHOTS if (sizes > shot).sum() >= 3]  # three classes leave a query
+    return model, memory, calibrate(model, memory, episodes, shots, seed)
 
 
 def _held_out(rows: Tensor, class_ids: Tensor, memory: SlotMemory, seed: int, shot: int) -> HeldOut:
@@ -132,7 +109,7 @@ def _held_out(rows: Tensor, class_ids: Tensor, memory: SlotMemory, seed: int, sh
     sampler = EpisodeSampler(dataset, "train", way, shot, queries)
     drawn = sampler.draw(EPISODES, generator(seed, "held-out"))
     support, asked = dataset.load(drawn.image_ids).split([shot, queries], 2)
-    return HeldOut(support, asked, drawn.class_ids, memory.slot_mask(drawn.class_ids, "task"))
+    return HeldOut(support, asked, memory.slot_mask(drawn.class_ids, "task"), drawn.class_ids)
 
 
 def _within_classes(rows: Tensor, class_ids: Tensor) -> Tensor:
@@ -168,14 +145,15 @@ def _about_recollection(
     return torch.maximum(left, LEAST_SHARE * squared.mean((0, 1)))
 
 
-def _set(model: FewShotModel, scale: float, noise: Tensor, about: Tensor) -> None:
-    """Put the estimates where the model keeps them."""
-    recall = model.recall
-    assert isinstance(recall, VariationalRecall)
+def _set(
+    model: FewShotModel, memory: SlotMemory, held_out: HeldOut, noise: Tensor, scale: float
+) -> None:
+    """Give the model the scale of its addressing, s², and the σ² that follows from both."""
+    assert isinstance(model.recall, VariationalRecall)
     assert isinstance(model.inference, ConjugateInference)
-    recall.addressing.log_scale.fill_(math.log(scale))
+    about = _about_recollection(model, memory, held_out, noise, scale)
     model.inference.noise.unbounded.copy_(_unbounded(noise))
-    recall.network.head.output.bias[model.num_features :] = _unbounded(about)
+    model.recall.network.head.output.bias[model.num_features :] = _unbounded(about)
 
 
 def _unbounded(variance: Tensor) -> Tensor:

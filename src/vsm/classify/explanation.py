@@ -1,7 +1,7 @@
 """Why a picture was classified as it was."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -63,16 +63,14 @@ class Explanation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON; classes become strings."""
-        plain = {
-            name: {str(label): item for label, item in value.items()}
-            if isinstance(value, dict)
-            else value
-            for name, value in asdict(self).items()
+        plain = vars(self) | {
+            "recalled": {k: [one._asdict() for one in found] for k, found in self.recalled.items()},
+            "uncertainty": self.uncertainty._asdict(),
         }
-        plain["recalled"] = {
-            label: [one._asdict() for one in found] for label, found in plain["recalled"].items()
+        return {
+            name: {str(k): item for k, item in value.items()} if isinstance(value, dict) else value
+            for name, value in plain.items()
         }
-        return plain | {"uncertainty": self.uncertainty._asdict()}
 
 
 def split_uncertainty(log_probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:

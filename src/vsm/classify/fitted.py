@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from vsm.classify.explanation import (
 from vsm.evaluation.calibration import scale_by_temperature
 from vsm.evaluation.evaluator import ELEMENTS_AT_ONCE
 from vsm.evaluation.rejection import class_scores, slots_of
-from vsm.memory import PreparedMemory, SlotMemory, SupportSet
+from vsm.memory import PreparedMemory, SupportSet
 from vsm.memory.named import NamedMemory
 from vsm.model import InferredPrototypes
 from vsm.nn.prototype_classifier import mean_distance, predictive
@@ -47,30 +46,21 @@ class Examples:
 
     def add(self, features: Tensor, labels: npt.NDArray[Any]) -> "Examples":
         """Return these and more examples ``[n, D]`` with their labels ``[n]``."""
-        held = {
-            label: (rows, done)
-            for label, rows, done in zip(self.labels, self.support, self.remembered, strict=True)
-        }
+        known = zip(self.support, self.remembered, strict=True)
+        held = dict(zip(self.labels, known, strict=True))
         for label in np.unique(labels).tolist():
             rows = features[torch.from_numpy(labels == label).to(features.device)]
             before, done = held.get(label, (rows[:0], 0))
             held[label] = (torch.cat([before, rows]), done)
-        ordered = tuple(sorted(held))
-        return Examples(
-            ordered,
-            tuple(held[label][0] for label in ordered),
-            tuple(held[label][1] for label in ordered),
-        )
+        ordered = sorted(held)
+        support, remembered = zip(*(held[label] for label in ordered), strict=True)
+        return Examples(tuple(ordered), support, remembered)
 
     def not_remembered(self) -> tuple[Tensor, list[str]]:
         """Return the features ``[n, D]`` and class names that the memory has not taken in."""
         fresh = [rows[done:] for rows, done in zip(self.support, self.remembered, strict=True)]
-        names = [
-            str(label)
-            for label, rows in zip(self.labels, fresh, strict=True)
-            for _ in range(len(rows))
-        ]
-        return torch.cat(fresh), names
+        pairs = zip(self.labels, fresh, strict=True)
+        return torch.cat(fresh), [str(label) for label, rows in pairs for _ in rows]
 
     def all_remembered(self) -> "Examples":
         """Return the same examples, all of them taken in."""
@@ -98,9 +88,8 @@ class FittedClasses:
     @property
     def shots(self) -> list[int]:
         """Images of each class that count, fitted and remembered."""
-        return [
-            len(rows) + more for rows, more in zip(self.examples.support, self.counted, strict=True)
-        ]
+        pairs = zip(self.examples.support, self.counted, strict=True)
+        return [len(rows) + more for rows, more in pairs]
 
     def temperature(self) -> float:
         """Return the model's temperature for so many examples.
@@ -122,12 +111,11 @@ class FittedClasses:
         """Tell which embedded pictures ``[n, D]`` are near enough to one of the classes ``[n]``."""
         limits = self.trained.thresholds().at(coverage, self.shots)
         model, slots = self.trained.model, self._other_slots()
-        near = [
+        scores = [
             class_scores(model, self.inferred.prototypes, part.unsqueeze(0), slots)[0].cpu()
-            <= limits
             for part in self._parts(features, 1 if slots is None else len(slots))
         ]
-        return torch.cat([one.any(-1) for one in near]).numpy()
+        return (torch.cat(scores) <= limits).any(-1).numpy()
 
     @torch.no_grad()
     def explanations(
@@ -210,16 +198,11 @@ class FittedClasses:
             return {label: [] for label in labels}
         names, weights = self.recalled.names, recollection.weights[0].cpu()  # [N, A]
         best = weights.topk(min(most, len(names)), dim=-1)
-        return {
-            label: [
-                Recalled(names[slot], weight)
-                for slot, weight in zip(slots, values, strict=True)
-                if weight > 0
-            ]
-            for label, slots, values in zip(
-                labels, best.indices.tolist(), best.values.tolist(), strict=True
-            )
-        }
+        rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        found = (
+            [Recalled(names[a], w) for w, a in zip(*row, strict=True) if w > 0] for row in rows
+        )
+        return dict(zip(labels, found, strict=True))
 
 
 @torch.no_grad()
@@ -230,14 +213,9 @@ def fit_classes(
     examples: Examples,
     seed: int,
 ) -> FittedClasses:
-    """Infer the prototypes of all classes from their examples and the memory.
+    """Infer the prototypes of all classes from their examples and the memory, if there is one.
 
-    Args:
-        trained: the model.
-        memory: what is recalled; None for methods without a memory.
-        prepared: the same memory, prepared by the model's recall, if it can be.
-        examples: of every class.
-        seed: of the sampled prototypes.
+    ``prepared`` is the same memory, prepared by the model's recall, if it can be.
     """
     model = trained.model
     support, counted = SupportSet.of_classes(examples.support), (0,) * len(examples.labels)
@@ -260,11 +238,11 @@ def _slot_mask(memory: NamedMemory, labels: Sequence[Any], device: torch.device)
     place = {str(label): n for n, label in enumerate(labels)}
     if place.keys().isdisjoint(memory.names):
         return None
-    slot_mask = torch.zeros(1, len(place), len(memory.names), dtype=torch.bool)
+    slot_mask, added = torch.zeros(1, len(place), len(memory.names), dtype=torch.bool), memory.added
     for slot, name in enumerate(memory.names):
         if name in place:
             slot_mask[0, :, slot] = True
-            slot_mask[0, place[name], slot] = name in memory.added
+            slot_mask[0, place[name], slot] = name in added
     return slot_mask.to(device)
 
 
@@ -275,24 +253,18 @@ def _with_remembered(
 
     A slot of the very examples that are fitted tells nothing new, and is not counted.
     """
-    added = memory.added
-    counted = [0] * len(examples.labels)
-    if not added:
-        return support, tuple(counted)
-    slots: SlotMemory = memory.slots
-    place = dict(zip(memory.names, count(), strict=False))
+    slots, added = memory.slots, memory.added
+    shots = [len(rows) for rows in examples.support]
+    counted = [0] * len(shots)
     means = support.mean.clone()
-    for n, (label, rows) in enumerate(zip(examples.labels, examples.support, strict=True)):
-        if str(label) in added:
-            slot = place[str(label)]
+    for n, label in enumerate(map(str, examples.labels)):
+        if label in added:
+            slot = memory.names.index(label)
             content = slots.content[slot].to(means.device)
-            difference = (content - means[0, n]).norm()
-            if difference > SAME_EVIDENCE * content.norm():
+            if (content - means[0, n]).norm() > SAME_EVIDENCE * content.norm():
                 counted[n] = int(slots.counts[slot])
-                share = counted[n] / (counted[n] + len(rows))
-                means[0, n] = torch.lerp(means[0, n], content, share)
-    if not any(counted):
-        return support, tuple(counted)
-    shots = [len(rows) + more for rows, more in zip(examples.support, counted, strict=True)]
-    counted_support = SupportSet(support.features, means, means.new_tensor(shots).view(1, -1, 1))
-    return counted_support, tuple(counted)
+                shots[n] += counted[n]
+                means[0, n] = torch.lerp(means[0, n], content, counted[n] / shots[n])
+    if any(counted):
+        support = SupportSet(support.features, means, means.new_tensor(shots).view(1, -1, 1))
+    return support, tuple(counted)

@@ -1,6 +1,6 @@
 """A fitted classifier as one safetensors file: model, memories and examples."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from vsm.classify.fitted import Examples
 from vsm.errors import RunError
-from vsm.evaluation.rejection import Thresholds
 from vsm.memory.named import NamedMemory, restored_memory
 from vsm.runs.calibration import Calibration
-from vsm.runs.configuration import settings_from_dict, settings_to_dict
+from vsm.runs.configuration import check_settings
 from vsm.runs.trained_model import TrainedModel, check_trusted_backbone, restored_model
+from vsm.settings import RunSettings
 from vsm.system.devices import Placement
 from vsm.system.tensor_files import load_tensors, save_tensors, strip_prefix
 
@@ -23,22 +23,12 @@ MODEL_KEYS = ("step", "input_shape", "preprocessing", "encoder")
 
 @dataclass(frozen=True)
 class Saved:
-    """All that a classifier is made of.
+    """All that a classifier is made of."""
 
-    Attributes:
-        trained: the model; its memory is not stored twice.
-        has_encoder: whether it is the classifier's encoder, or was made from the features given.
-        memory: what later fits recall.
-        recalled: what the fitted classes recall.
-        examples: of the fitted classes.
-        temperature: as the classifier was given it.
-        seed: likewise.
-    """
-
-    trained: TrainedModel
-    has_encoder: bool
-    memory: NamedMemory | None
-    recalled: NamedMemory | None
+    trained: TrainedModel  # its memory is not stored twice
+    has_encoder: bool  # whether it is the classifier's encoder, or was made from the features given
+    memory: NamedMemory | None  # what later fits recall
+    recalled: NamedMemory | None  # what the fitted classes recall
     examples: Examples
     temperature: float | None
     seed: int
@@ -58,17 +48,13 @@ def write_classifier(path: Path, saved: Saved) -> None:
         if memory is not None:
             tensors |= {f"{part}.{name}": v for name, v in memory.memory.tensors().items()}
             memories[part] = memory.metadata()
-    calibration = trained.calibration
-    thresholds = calibration.thresholds
     metadata = {
         "kind": KIND,
         "format": FORMAT,
         "name": trained.name,
-        "settings": settings_to_dict(trained.settings),
+        "settings": asdict(trained.settings),
         **{key: trained.metadata[key] for key in MODEL_KEYS},
-        "temperatures": dict(calibration.temperatures),
-        "thresholds": None if thresholds is None else thresholds.as_dict(),
-        "memory_digest": calibration.memory_digest,
+        **trained.calibration.as_dict(),
         "has_encoder": saved.has_encoder,
         "labels": list(examples.labels),
         "seed": saved.seed,
@@ -101,7 +87,7 @@ def _restored(
     backbone: str | None,
     placement: Placement,
 ) -> Saved:
-    settings = settings_from_dict(metadata["settings"], source)
+    settings = check_settings(RunSettings, metadata["settings"], source)
     check_trusted_backbone(source, settings, backbone)
     weights = strip_prefix(tensors, "model")
     trained = restored_model(metadata["name"], settings, weights, metadata, source, placement)
@@ -109,12 +95,7 @@ def _restored(
         part: restored_memory(strip_prefix(tensors, part), known, source).to(placement.device)
         for part, known in metadata["memories"].items()
     }
-    thresholds = metadata["thresholds"]
-    calibration = Calibration(
-        {int(shot): value for shot, value in metadata["temperatures"].items()},
-        None if thresholds is None else Thresholds.from_dict(thresholds),
-        metadata["memory_digest"],
-    )
+    calibration = Calibration.from_dict(metadata)
     trained = replace(trained, memory=memories.get("memory"), calibration=calibration)
     features = tensors["support.features"].to(placement.device)
     examples = Examples(

@@ -1,18 +1,24 @@
 """Arguments that several commands have."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser
 
 
-def add_json_argument(parser: "ArgumentParser") -> None:
+def add_action(actions: Any, name: str, purpose: str) -> ArgumentParser:
+    """Declare a subcommand among ``actions`` and return the parser of its arguments."""
+    parser = ArgumentParser(description=purpose)
+    actions.add_subcommand(name, parser, help=purpose)
+    return parser
+
+
+def add_json_argument(parser: ArgumentParser) -> None:
     """Declare that the answer is for a program."""
     parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
 
 
-def add_backbone_argument(parser: "ArgumentParser") -> None:
+def add_backbone_argument(parser: ArgumentParser) -> None:
     """Declare the consent to import the backbone of one run."""
     parser.add_argument(
         "--backbone",
@@ -21,7 +27,7 @@ def add_backbone_argument(parser: "ArgumentParser") -> None:
     )
 
 
-def add_backbones_argument(parser: "ArgumentParser") -> None:
+def add_backbones_argument(parser: ArgumentParser) -> None:
     """Declare the consent to import backbones of several runs."""
     parser.add_argument(
         "--backbone",
@@ -33,14 +39,14 @@ def add_backbones_argument(parser: "ArgumentParser") -> None:
     )
 
 
-def add_memory_argument(parser: "ArgumentParser") -> None:
+def add_memory_argument(parser: ArgumentParser) -> None:
     """Declare a memory to use with a model."""
     parser.add_argument(
         "--memory", type=Path | None, help="A memory file in place of the model's own."
     )
 
 
-def add_protocol_arguments(parser: "ArgumentParser") -> None:
+def add_protocol_arguments(parser: ArgumentParser) -> None:
     """Declare what a list of episodes is made of, but for the support."""
     parser.add_argument("--way", type=int | None, help="Classes of an episode; unset: the run's.")
     parser.add_argument("--queries", type=int, default=15, help="Query images of a class.")

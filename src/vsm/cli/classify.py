@@ -90,16 +90,10 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         write_text(parsed.csv, _as_csv(queries, answers))
         print(f"{parsed.csv}: {len(answers):,} answers")
     elif parsed.json:
-        print_json(
-            {
-                "model": str(parsed.model),
-                "classes": list(answers[0]["probabilities"]),
-                "answers": [
-                    {"picture": str(query), **answer}
-                    for query, answer in zip(queries, answers, strict=True)
-                ],
-            }
-        )
+        pairs = zip(queries, answers, strict=True)
+        listed = [{"picture": str(query), **answer} for query, answer in pairs]
+        classes = list(answers[0]["probabilities"])
+        print_json({"model": parsed.model, "classes": classes, "answers": listed})
     else:
         _print(_short_names(queries, parsed.query), answers, parsed.explain)
 
@@ -127,15 +121,13 @@ def _answers(
 ) -> list[Answer]:
     """Return every answer as plain values; what it rests on only where that is shown."""
     if parsed.explain or parsed.csv is not None:
-        explained = classifier.explain_all(embedded, reject=parsed.reject)
-        return [one.as_dict() for one in explained]
+        return [one.as_dict() for one in classifier.explain_all(embedded, reject=parsed.reject)]
     labels = [str(label) for label in classifier.classes_]
     predictions = classifier.predict(embedded, parsed.reject).tolist()
+    probabilities = classifier.predict_proba(embedded).tolist()
     return [
         {"prediction": prediction, "probabilities": dict(zip(labels, row, strict=True))}
-        for prediction, row in zip(
-            predictions, classifier.predict_proba(embedded).tolist(), strict=True
-        )
+        for prediction, row in zip(predictions, probabilities, strict=True)
     ]
 
 
@@ -163,16 +155,13 @@ def _print(names: Sequence[str], answers: Sequence[Answer], explain: bool) -> No
         row += [""] * (5 - len(row))
         rows.append(row)
     classes = len(answers[0]["probabilities"])
-    title = f"{_counted(len(names), 'picture')}, {_counted(classes, 'class')}"
+    title = (
+        f"{len(names):,} picture{'s' * (len(names) != 1)}, {classes:,} class{'es' * (classes != 1)}"
+    )
     print_table(title, ["picture", "answer", "chance", "or else", "chance"], rows)
     if explain:
         _print_reasons(names, answers)
         _print_recalled(answers[0])
-
-
-def _counted(count: int, what: str) -> str:
-    ending = "" if count == 1 else "es" if what.endswith("s") else "s"
-    return f"{count:,} {what}{ending}"
 
 
 def _print_reasons(names: Sequence[str], answers: Sequence[Answer]) -> None:

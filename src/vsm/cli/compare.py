@@ -2,23 +2,22 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jsonargparse
 
 from vsm.cli.arguments import add_backbones_argument
 from vsm.cli.evaluate import (
     SCORE_COLUMNS,
-    add_baseline_arguments,
     add_episode_arguments,
-    baseline_settings,
     episode_protocol,
     score_cells,
 )
 from vsm.cli.output import print_json, print_table, progress_bar
+from vsm.cli.processes import prepare_placement
 from vsm.errors import SettingsError
 from vsm.runs.shipped import find_run
-from vsm.settings import BASELINE_NAMES, BaselineName
+from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings
 
 if TYPE_CHECKING:
     from vsm.experiments.comparison import MeasuredRun
@@ -40,14 +39,14 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         f"{', '.join(BASELINE_NAMES)}.",
     )
     add_backbones_argument(parser)
-    add_baseline_arguments(parser)
     add_episode_arguments(parser)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Measure several runs, and baselines on the first one's features, on identical episodes."""
     parsed = parser.parse_args(arguments)
-    names, settings = baseline_names(parsed.baselines), baseline_settings(parsed)
+    names = baseline_names(parsed.baselines)
+    settings = BaselineSettings(**parsed.baseline.as_dict())
     if len(parsed.runs) < 2 and not names:
         raise SettingsError(
             "runs: two or more are compared, or one with --baselines, got one; vsm evaluate "
@@ -57,11 +56,8 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from vsm.experiments.comparison import measure, measure_baseline, on_data
     from vsm.runs.directory import RunDirectory
     from vsm.runs.trained_model import load
-    from vsm.system.allocator import keep_allocations
-    from vsm.system.devices import choose_placement
 
-    keep_allocations()
-    placement = choose_placement(parsed.device, parsed.precision)
+    placement = prepare_placement(parsed)
     # Read all settings first: a run that is missing is named before anything is measured.
     backbones = [RunDirectory(find_run(path)).settings().model.backbone for path in parsed.runs]
     measured: list[MeasuredRun] = []
@@ -83,14 +79,13 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 def baseline_names(listed: str) -> list[BaselineName]:
     """Return the baselines of a list with commas, each once."""
-    words = dict.fromkeys(word.strip() for word in listed.split(",") if word.strip())
-    known = {str(name): name for name in BASELINE_NAMES}
-    for word in words:
-        if word not in known:
+    names = list(dict.fromkeys(word.strip() for word in listed.split(",") if word.strip()))
+    for name in names:
+        if name not in BASELINE_NAMES:
             raise SettingsError(
-                f"baselines: unknown baseline {word!r}; known: {', '.join(BASELINE_NAMES)}"
+                f"baselines: unknown baseline {name!r}; known: {', '.join(BASELINE_NAMES)}"
             )
-    return [known[word] for word in words]
+    return cast(list[BaselineName], names)
 
 
 def comparison_json(measured: "Sequence[MeasuredRun]") -> dict[str, Any]:
@@ -113,16 +108,10 @@ def print_comparison(measured: "Sequence[MeasuredRun]") -> None:
         SCORE_COLUMNS,
         [[one.describe(), *score_cells(one.as_dict())] for one in measured],
     )
-    differences = [
-        [
-            f"{difference.a} − {difference.b}",
-            f"{100 * difference.estimate.mean:+.2f} ± {100 * difference.estimate.ci95:.2f}",
-        ]
-        for difference in paired_differences(measured)
+    rows = [
+        [f"{one.a} − {one.b}", f"{100 * one.estimate.mean:+.2f} ± {100 * one.estimate.ci95:.2f}"]
+        for one in paired_differences(measured)
     ]
-    if differences:
-        print_table(
-            "paired differences in accuracy, in points with 95% intervals",
-            ["", "difference"],
-            differences,
-        )
+    if rows:
+        title = "paired differences in accuracy, in points with 95% intervals"
+        print_table(title, ["", "difference"], rows)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonargparse
 
-from vsm.cli.arguments import add_json_argument
+from vsm.cli.arguments import add_action, add_json_argument
 from vsm.cli.output import ProgressBar, print_json, print_table
 from vsm.errors import DataError
 
@@ -16,11 +16,9 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare what can be done with datasets."""
     actions = parser.add_subcommands(dest="action", required=True)
 
-    listing = jsonargparse.ArgumentParser(description="What is known and what is prepared.")
-    add_json_argument(listing)
-    actions.add_subcommand("list", listing, help="What is known and what is prepared.")
+    add_json_argument(add_action(actions, "list", "What is known and what is prepared."))
 
-    preparing = jsonargparse.ArgumentParser(description="Prepare a dataset for use, once.")
+    preparing = add_action(actions, "prepare", "Prepare a dataset for use, once.")
     preparing.add_argument("name", type=str, help="A name that `vsm data list` shows, or folder.")
     preparing.add_argument("--from", type=Path | None, help="A file or folder that you have.")
     preparing.add_argument("--download", action="store_true", help="Fetch the public files.")
@@ -28,22 +26,20 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         "--allow_missing", action="store_true", help="Go without images that should be there."
     )
     add_json_argument(preparing)
-    actions.add_subcommand("prepare", preparing, help="Prepare a dataset for use, once.")
 
-    telling = jsonargparse.ArgumentParser(description="Tell about a prepared dataset.")
+    telling = add_action(actions, "info", "Tell about a prepared dataset.")
     telling.add_argument(
         "name", type=str, help="A prepared dataset, glyphs, folder:PATH or features:PATH."
     )
     telling.add_argument("--verify", action="store_true", help="Compare pixels with the checksum.")
     add_json_argument(telling)
-    actions.add_subcommand("info", telling, help="Tell about a prepared dataset.")
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """List, prepare, or tell about datasets."""
     parsed = parser.parse_args(arguments)
-    chosen = parsed[parsed.action]
-    {"list": _list, "prepare": _prepare, "info": _info}[parsed.action](chosen)
+    actions = {"list": _list, "prepare": _prepare, "info": _info}
+    actions[parsed.action](parsed[parsed.action])
 
 
 def _list(chosen: jsonargparse.Namespace) -> None:
@@ -56,15 +52,7 @@ def _list(chosen: jsonargparse.Namespace) -> None:
     print_table(
         "datasets",
         ["name", "prepared", "size", "what it is"],
-        [
-            [
-                row["name"],
-                _state(row),
-                megabytes(row["bytes"]),
-                row["title"],
-            ]
-            for row in rows
-        ],
+        [[row["name"], _state(row), _megabytes(row["bytes"]), row["title"]] for row in rows],
         words=True,
     )
 
@@ -93,9 +81,9 @@ def _prepare(chosen: jsonargparse.Namespace) -> None:
     dataset = describe(location.name if is_folder else chosen.name)
     if chosen.json:
         print_json(dataset)
-    else:
-        size = f"{dataset['images']:,} images of {dataset['classes']:,} classes"
-        print(f"{dataset['name']}: {size}, ready")
+        return
+    size = f"{dataset['images']:,} images of {dataset['classes']:,} classes"
+    print(f"{dataset['name']}: {size}, ready")
 
 
 def _info(chosen: jsonargparse.Namespace) -> None:
@@ -110,18 +98,14 @@ def _info(chosen: jsonargparse.Namespace) -> None:
     if chosen.json:
         print_json(dataset)
         return
-    print_table(
-        dataset["name"],
-        ["", ""],
-        [[key, _words(key, dataset[key])] for key in dataset],
-        words=True,
-    )
+    rows = [[key, _words(key, value)] for key, value in dataset.items()]
+    print_table(dataset["name"], ["", ""], rows, words=True)
 
 
 def _words(key: str, value: Any) -> str:
-    """Format one fact for people."""
+    """Format one entry for people."""
     if key == "bytes":
-        return megabytes(value)
+        return _megabytes(value)
     if isinstance(value, dict):
         return ", ".join(f"{name} {_words('', item)}" for name, item in value.items())
     if isinstance(value, list | tuple):
@@ -129,6 +113,5 @@ def _words(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def megabytes(count: int | None) -> str:
-    """Format a number of bytes."""
+def _megabytes(count: int | None) -> str:
     return "–" if count is None else f"{count / 1e6:,.1f} MB"

@@ -7,7 +7,6 @@ from pathlib import Path
 import jsonargparse
 
 from vsm.cli.arguments import add_json_argument
-from vsm.cli.launch import exit_when_stopped
 from vsm.cli.output import ProgressBar, console, need_matplotlib, print_json, progress_bar
 from vsm.errors import RunError
 from vsm.runs.configuration import preset_paths, settings_from_files
@@ -49,20 +48,13 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     if parsed.output.exists():
         _clear(parsed.output, parsed.overwrite)
     base = replace(settings_from_files(*preset_paths("demo")), seed=parsed.seed)
-    if parsed.steps is not None:
-        base = replace(base, steps=parsed.steps)
+    base = base if parsed.steps is None else replace(base, steps=parsed.steps)
     paths = [parsed.output / method for method in METHODS_SHOWN]
     for method, path in zip(METHODS_SHOWN, paths, strict=True):
-        with exit_when_stopped("demo"), ProgressBar(quiet=parsed.json) as bar:
+        with ProgressBar(quiet=parsed.json) as bar:
             train(replace(base, method=method), path, progress=bar)
     protocol = EpisodeProtocol(
-        data=base.data,
-        split="test",
-        way=5,
-        shot=1,
-        queries=15,
-        episodes=parsed.episodes,
-        seed=parsed.seed,
+        base.data, "test", way=5, shot=1, queries=15, episodes=parsed.episodes, seed=parsed.seed
     )
     measured = []
     for path in paths:

@@ -8,7 +8,7 @@ import jsonargparse
 
 from vsm.cli.arguments import add_backbone_argument, add_json_argument, add_protocol_arguments
 from vsm.cli.output import print_json, print_table, progress_bar
-from vsm.cli.processes import add_placement_arguments
+from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.errors import SettingsError
 from vsm.runs.shipped import shipped_folder
 from vsm.settings import BaselineName, BaselineSettings
@@ -43,22 +43,12 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         type=BaselineName | None,
         help="Classify the run's features by this baseline; unset: by the run's own method.",
     )
-    add_baseline_arguments(parser)
     add_episode_arguments(parser)
-
-
-def add_baseline_arguments(parser: jsonargparse.ArgumentParser) -> None:
-    """Declare the hyper-parameters of baselines."""
-    parser.add_class_arguments(BaselineSettings, "baseline")
-
-
-def baseline_settings(parsed: jsonargparse.Namespace) -> BaselineSettings:
-    """Return the hyper-parameters of baselines, checked."""
-    return BaselineSettings(**parsed.baseline.as_dict())
 
 
 def add_episode_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare what ``evaluate`` and ``compare`` share."""
+    parser.add_class_arguments(BaselineSettings, "baseline")
     add_protocol_arguments(parser)
     parser.add_argument("--shot", type=int | None, help="Support images; unset: the run's.")
     parser.add_argument(
@@ -85,32 +75,24 @@ def add_episode_arguments(parser: jsonargparse.ArgumentParser) -> None:
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Measure one run."""
     parsed = parser.parse_args(arguments)
-    settings = baseline_settings(parsed)
-    if parsed.classifier is not None and parsed.memory_slots is not None:
-        raise SettingsError(
-            f"memory_slots: the classifier {parsed.classifier} has no memory, got "
-            f"{parsed.memory_slots}; leave one of the two out"
-        )
-    if parsed.classifier is not None and parsed.calibrated:
-        raise SettingsError(
-            f"calibrated: the card's temperature is the model's, not that of the classifier "
-            f"{parsed.classifier}; leave one of the two out"
-        )
+    settings = BaselineSettings(**parsed.baseline.as_dict())
     source = _source(parsed)
 
     from vsm.experiments.comparison import measure, measure_baseline, on_data
     from vsm.runs.trained_model import load
-    from vsm.system.allocator import keep_allocations
-    from vsm.system.devices import choose_placement
 
-    keep_allocations()
-    placement = choose_placement(parsed.device, parsed.precision)
+    placement = prepare_placement(parsed)
     trained = load(
         source, checkpoint=parsed.checkpoint, backbone=parsed.backbone, placement=placement
     )
     protocol = episode_protocol(trained, parsed)
     subject = on_data(trained, protocol)
-    temperature = _temperature(trained, protocol.shot) if parsed.calibrated else 1.0
+    temperature = trained.calibration.temperature(protocol.shot) if parsed.calibrated else 1.0
+    if temperature is None:
+        raise SettingsError(
+            f"calibrated: {trained.name} has no fitted temperature; make a model that has one with "
+            "vsm models ship --calibrate"
+        )
     with progress_bar(f"evaluate {source}", parsed.episodes, quiet=parsed.json) as bar:
         if parsed.classifier is None:
             measured = measure(subject, protocol, bar, temperature)
@@ -126,12 +108,20 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _source(parsed: jsonargparse.Namespace) -> str:
-    """Return the run directory, or the name of the shipped model."""
+    """Return the run directory, or the name of the shipped model; refuse options that conflict."""
+    if parsed.classifier is not None and parsed.memory_slots is not None:
+        raise SettingsError(
+            f"memory_slots: the classifier {parsed.classifier} has no memory, got "
+            f"{parsed.memory_slots}; leave one of the two out"
+        )
+    if parsed.classifier is not None and parsed.calibrated:
+        raise SettingsError(
+            f"calibrated: the card's temperature is the model's, not that of the classifier "
+            f"{parsed.classifier}; leave one of the two out"
+        )
     if (parsed.run is None) == (parsed.model is None):
         raise SettingsError("run: give a run directory, or a shipped model with --model NAME")
-    if parsed.model is not None:
-        shipped_folder(parsed.model)  # says which there are
-    return str(parsed.run if parsed.model is None else parsed.model)
+    return str(parsed.run) if parsed.model is None else shipped_folder(parsed.model).name
 
 
 def episode_protocol(trained: "TrainedModel", options: jsonargparse.Namespace) -> "EpisodeProtocol":
@@ -141,29 +131,15 @@ def episode_protocol(trained: "TrainedModel", options: jsonargparse.Namespace) -
     """
     from vsm.evaluation.protocol import EpisodeProtocol
 
-    settings, card = trained.settings, trained.card
-    way, shot = (settings.way, settings.shot) if card is None else (card["way"], card["shot"])
+    stated = vars(trained.settings) if trained.card is None else trained.card
     return EpisodeProtocol(
-        data=settings.data,
-        split=options.split,
-        way=way if options.way is None else options.way,
-        shot=shot if options.shot is None else options.shot,
-        queries=options.queries,
-        episodes=options.episodes,
-        seed=options.seed,
+        data=trained.settings.data,
+        way=stated["way"] if options.way is None else options.way,
+        shot=stated["shot"] if options.shot is None else options.shot,
+        **{name: options[name] for name in ("split", "queries", "episodes", "seed")},
         batch_norm=options.batch_norm,
         memory_slots=options.memory_slots,
     )
-
-
-def _temperature(trained: "TrainedModel", shot: int) -> float:
-    temperature = trained.calibration.temperature(shot)
-    if temperature is None:
-        raise SettingsError(
-            f"calibrated: {trained.name} has no fitted temperature; make a model that has one with "
-            "vsm models ship --calibrate"
-        )
-    return temperature
 
 
 SCORE_COLUMNS = ["", "accuracy", "NLL", "ECE"]

@@ -1,9 +1,8 @@
-"""What ``train`` and ``pretrain`` share: a run's arguments, its output, resuming, and stopping."""
+"""What ``train`` and ``pretrain`` share: a run's arguments, its output, and resuming."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import is_dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast, get_type_hints
@@ -12,11 +11,10 @@ import jsonargparse
 
 from vsm.cli.processes import is_first_process
 from vsm.errors import SettingsError
-from vsm.runs.configuration import AnySettings, instantiate, read_settings, settings_to_dict
+from vsm.runs.configuration import AnySettings, instantiate, read_settings
 from vsm.runs.directory import CONFIG_NAME, METRICS_NAME, RESUME_NAME, require_made_by
 from vsm.runs.shipped import is_shipped
 from vsm.settings import RunSettings
-from vsm.system.interruption import Interrupted
 
 
 def add_run_arguments(parser: jsonargparse.ArgumentParser, kind: type[AnySettings]) -> None:
@@ -44,17 +42,8 @@ def parse_run(
     arguments: Sequence[str],
     kind: type[AnySettings],
     command: str,
-    may_change: Callable[[str, AnySettings], bool] | None = None,
 ) -> tuple[jsonargparse.Namespace, AnySettings]:
-    """Parse the arguments, make way in the output, and return both them and the settings.
-
-    Args:
-        parser: with what :func:`add_run_arguments` declared.
-        arguments: the words after the command.
-        kind: which settings.
-        command: its name, for messages.
-        may_change: whether a resumed run may be given another value of a setting; none by default.
-    """
+    """Parse the words after ``command``, make way in the output, return arguments and settings."""
     arguments = with_bare_switches(arguments, kind)
     parsed = parser.parse_args(arguments)
     if parsed.resume and parsed.overwrite:
@@ -64,10 +53,9 @@ def parse_run(
     resumed = parsed.resume and stored.is_file()
     if resumed:
         parsed = parser.parse_args(["--config", str(stored), *arguments])
-    settings = instantiate(kind, parsed)
-    settings = _findable(settings)
+    settings = _findable(instantiate(kind, parsed))
     if resumed:
-        _refuse_changes(settings, read_settings(kind, stored), parsed.output, may_change)
+        _refuse_changes(settings, read_settings(kind, stored), parsed.output)
     submits = parsed.get("launcher", "none") != "none"  # then the job makes way itself
     if parsed.overwrite and is_first_process() and not submits:
         stored.unlink(missing_ok=True)
@@ -96,44 +84,25 @@ def _findable(settings: AnySettings) -> AnySettings:
     """Make the paths of ``folder:PATH``, ``features:PATH`` and ``init`` absolute for later runs."""
     kind, _, path = settings.data.partition(":")
     if kind in ("folder", "features") and path:
-        settings = replace(settings, data=f"{kind}:{_absolute(path)}")
-    if isinstance(settings, RunSettings) and settings.init is not None:
-        init = settings.init if is_shipped(settings.init) else _absolute(settings.init)
-        settings = replace(settings, init=init)
+        settings = replace(settings, data=f"{kind}:{Path(path).expanduser().resolve()}")
+    if isinstance(settings, RunSettings) and settings.init and not is_shipped(settings.init):
+        settings = replace(settings, init=str(Path(settings.init).expanduser().resolve()))
     return settings
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
 
 
 def require_trusted_backbone(own: str | None, words: Sequence[str], option: str) -> None:
     """Let files choose among our backbones, but only the command line name other code to import.
 
-    Args:
-        own: the user's own backbone ``module:attribute`` that the settings name, or None.
-        words: the arguments.
-        option: the name under which the backbone is given.
+    ``own`` is the user's own backbone ``module:attribute`` in the settings, ``option`` the option
+    by which ``words``, the arguments, must name it as well.
     """
-    following = zip(words, [*words[1:], ""], strict=True)
-    named = {after for word, after in following if word == option}
+    named = {after for word, after in pairwise(words) if word == option}
     named |= {word.partition("=")[2] for word in words if word.startswith(f"{option}=")}
     if own is not None and own not in named:
         raise SettingsError(
             f"{option.lstrip('-')}: a settings file names code that is not part of vsm, {own}; if "
             f"you trust it, add --backbone {own}"
         )
-
-
-@contextmanager
-def exit_when_stopped(command: str) -> Iterator[None]:
-    """Say in one line that a run was stopped, and exit with the shell's code for the signal."""
-    try:
-        yield
-    except Interrupted as interruption:
-        if is_first_process():
-            print(f"vsm {command}: {interruption}", file=sys.stderr)
-        sys.exit(interruption.exit_code)
 
 
 def _check_output(output: Path, resume: bool, command: str) -> None:
@@ -150,16 +119,16 @@ def _check_output(output: Path, resume: bool, command: str) -> None:
         print(f"vsm {command}: nothing to resume in {output}, starting anew", file=sys.stderr)
 
 
-def _refuse_changes(
-    settings: AnySettings,
-    before: AnySettings,
-    output: Path,
-    may_change: Callable[[str, AnySettings], bool] | None,
-) -> None:
-    """A resumed run keeps its settings, but for those that change nothing that was done."""
-    stored = _flat(settings_to_dict(before))
-    for key, value in _flat(settings_to_dict(settings)).items():
-        if value != stored[key] and not (may_change and may_change(key, settings)):
+def _refuse_changes(settings: AnySettings, before: AnySettings, output: Path) -> None:
+    """Keep the settings of a resumed run, but for ``steps`` where no schedule depends on them."""
+    stored = _flat(asdict(before))
+    for key, value in _flat(asdict(settings)).items():
+        may_change = (
+            key == "steps"
+            and isinstance(settings, RunSettings)
+            and settings.optimizer.schedule != "cosine"
+        )
+        if value != stored[key] and not may_change:
             raise SettingsError(
                 f"{key}: the run in {output} was begun with {stored[key]!r}, got {value!r}; "
                 "leave it out to resume, or choose another --output"

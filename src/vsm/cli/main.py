@@ -3,11 +3,13 @@
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from vsm import __version__
 from vsm.cli.processes import is_first_process, is_one_of_several
 from vsm.errors import EpisodeError, RunError, SettingsError, VsmError
+from vsm.system.interruption import Interrupted
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -29,21 +31,11 @@ COMMANDS = {
 }
 SHARED_COMMANDS = ("train",)
 """What several processes can do together."""
-SAME_FOR_ALL = (EpisodeError, RunError, SettingsError)
-"""Mistakes that every process of a job meets, so that the first alone names them."""
+SAME_FOR_ALL = (EpisodeError, RunError, SettingsError, Interrupted)
+"""What every process of a job meets, so that the first alone reports it."""
 DESCRIPTION = (
     "Few-shot learning with a long-term memory (Learning to Learn Variational Semantic Memory)."
 )
-
-
-class Command(Protocol):
-    """What a module of this package that holds a command offers."""
-
-    def add_arguments(self, parser: "ArgumentParser") -> None:
-        """Declare the command's arguments."""
-
-    def run(self, parser: "ArgumentParser", arguments: Sequence[str]) -> None:
-        """Parse the arguments and do the work."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "torchrun, or unset WORLD_SIZE"
             )
         module.run(parser, rest)
-    except VsmError as error:
+    except (VsmError, Interrupted) as error:
         if is_first_process() or not isinstance(error, SAME_FOR_ALL):
             print(f"vsm {name}: {error}", file=sys.stderr)
         return error.exit_code
@@ -77,11 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def open_command(name: str) -> tuple[Command, "ArgumentParser"]:
-    """Return the module of a command, and a parser that knows its arguments."""
+def open_command(name: str) -> tuple[ModuleType, "ArgumentParser"]:
+    """Return the module of a command, and a parser that knows its arguments.
+
+    A module offers ``add_arguments(parser)``, and ``run(parser, words)``, which parses and works.
+    """
     import jsonargparse  # here, so that `vsm --help` answers at once
 
-    module = cast(Command, importlib.import_module(f"vsm.cli.{name}"))
+    module = importlib.import_module(f"vsm.cli.{name}")
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = jsonargparse.ArgumentParser(
         prog=f"vsm {name}", usage=f"vsm {name} ...", description=COMMANDS[name]

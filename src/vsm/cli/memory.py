@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jsonargparse
 
-from vsm.cli.arguments import add_backbone_argument, add_json_argument
+from vsm.cli.arguments import add_action, add_backbone_argument, add_json_argument
 from vsm.cli.output import need_matplotlib, print_json, print_table, progress_bar
 from vsm.errors import SettingsError
 
@@ -23,14 +23,14 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare what can be done with memories."""
     actions = parser.add_subcommands(dest="action", required=True)
 
-    showing = _action(actions, "show", "Tell what is remembered.")
+    showing = add_action(actions, "show", "Tell what is remembered.")
     showing.add_argument("target", type=Path, help=SOURCE)
     showing.add_argument(
         "--plot", type=Path | None, help="Draw the slots to this .png, .svg or .pdf instead."
     )
     add_json_argument(showing)
 
-    adding = _action(actions, "add", "Take in classes from labeled folders.")
+    adding = add_action(actions, "add", "Take in classes from labeled folders.")
     adding.add_argument("target", type=Path, help=f"{TARGET} A new file begins as the model's.")
     adding.add_argument(
         "--images", type=Path, required=True, help="A folder with a folder of images per class."
@@ -43,39 +43,27 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     add_backbone_argument(adding)
     add_json_argument(adding)
 
-    forgetting = _action(actions, "forget", "Drop classes.")
+    forgetting = add_action(actions, "forget", "Drop classes.")
     forgetting.add_argument("target", type=Path, help=TARGET)
     forgetting.add_argument("classes", type=str, nargs="+", help="Names of classes.")
     add_json_argument(forgetting)
 
-    merging = _action(actions, "merge", "Join two memories of one encoder.")
+    merging = add_action(actions, "merge", "Join two memories of one encoder.")
     merging.add_argument("first", type=Path, help=SOURCE)
     merging.add_argument("second", type=Path, help=SOURCE)
     merging.add_argument("--output", type=Path, required=True, help="The file to write.")
     merging.add_argument("--overwrite", action="store_true", help="Replace what is there.")
     add_json_argument(merging)
 
-    exporting = _action(actions, "export", "Write slots as .npz or .csv.")
+    exporting = add_action(actions, "export", "Write slots as .npz or .csv.")
     exporting.add_argument("target", type=Path, help=SOURCE)
     exporting.add_argument("output", type=Path, help="Ends in .npz or .csv.")
-
-
-def _action(actions: Any, name: str, purpose: str) -> jsonargparse.ArgumentParser:
-    parser = jsonargparse.ArgumentParser(description=purpose)
-    actions.add_subcommand(name, parser, help=purpose)
-    return parser
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Show, add, forget, merge or export."""
     parsed = parser.parse_args(arguments)
-    actions = {
-        "show": _show,
-        "add": _add,
-        "forget": _forget,
-        "merge": _merge,
-        "export": _export,
-    }
+    actions = {"show": _show, "add": _add, "forget": _forget, "merge": _merge, "export": _export}
     actions[parsed.action](parsed[parsed.action])
 
 
@@ -89,7 +77,10 @@ def _show(chosen: jsonargparse.Namespace) -> None:
 
     memory = read_memory(chosen.target)
     if chosen.plot is not None:
-        _plot(memory, chosen.plot)
+        from vsm.experiments.memory_map import write_memory_map
+
+        write_memory_map(memory, chosen.plot, _title(memory))
+        print(f"{chosen.plot}: {len(memory.memory):,} slots")
         return
     described = memory.describe()
     if chosen.json:
@@ -108,13 +99,6 @@ def _show(chosen: jsonargparse.Namespace) -> None:
     if len(slots) > SHOWN:
         rows.append([f"… {len(slots) - SHOWN:,} more in --json", "", "", ""])
     print_table(_title(memory), ["class, newest first", "images", "last update", "nearest"], rows)
-
-
-def _plot(memory: "NamedMemory", path: Path) -> None:
-    from vsm.experiments.memory_map import write_memory_map
-
-    write_memory_map(memory, path, _title(memory))
-    print(f"{path}: {len(memory.memory):,} slots")
 
 
 def _title(memory: "NamedMemory") -> str:

@@ -24,17 +24,17 @@ ACTIONS = {
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare what can be done with models."""
     actions = parser.add_subcommands(dest="action", required=False)
-    declare = {"show": _add_show, "ship": _add_ship, "calibrate": _add_calibrate}
     for name, purpose in ACTIONS.items():
         action = jsonargparse.ArgumentParser(description=purpose)
-        if name in declare:
-            declare[name](action)
+        if name == "show":
+            action.add_argument("name", type=str, help="A shipped model.")
+        elif name == "ship":
+            _add_ship(action)
+        elif name == "calibrate":
+            action.add_argument("name", type=str, help="A shipped model, or a run directory.")
+            add_placement_arguments(action)
         add_json_argument(action)
         actions.add_subcommand(name, action, help=purpose)
-
-
-def _add_show(parser: jsonargparse.ArgumentParser) -> None:
-    parser.add_argument("name", type=str, help="A shipped model.")
 
 
 def _add_ship(parser: jsonargparse.ArgumentParser) -> None:
@@ -68,11 +68,6 @@ def _add_ship(parser: jsonargparse.ArgumentParser) -> None:
     add_placement_arguments(parser)
 
 
-def _add_calibrate(parser: jsonargparse.ArgumentParser) -> None:
-    parser.add_argument("name", type=str, help="A shipped model, or a run directory.")
-    add_placement_arguments(parser)
-
-
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """List models, show the card of one, make one, or calibrate one."""
     words = list(arguments)
@@ -98,7 +93,10 @@ def _list(chosen: jsonargparse.Namespace) -> None:
                 card["name"],
                 card["data"],
                 card["method"],
-                "\n".join(_accuracy(one) for one in card["measurements"]),
+                "\n".join(
+                    f"{_shape(one)} {one['accuracy']:.2%} ± {one['ci95']:.2%}"
+                    for one in card["measurements"]
+                ),
                 "–" if card["memory_slots"] is None else f"{card['memory_slots']:,}",
                 f"{card['bytes'] / 1000:,.0f} kB",
             ]
@@ -113,30 +111,32 @@ def _show(chosen: jsonargparse.Namespace) -> None:
     if chosen.json:
         print_json(card)
         return
-    lines = [[key, _words(card[key])] for key in card if key != "measurements"]
+    lines = [[key, _words(value)] for key, value in card.items() if key != "measurements"]
     print_table(card["name"], ["", ""], lines, words=True)
-    print_measurements(card)
+    _print_measurements(card)
 
 
 def _ship(chosen: jsonargparse.Namespace) -> None:
-    shots = _numbers(chosen.shots)
+    try:
+        chosen.shots = tuple(int(word) for word in chosen.shots.split(",") if word.strip())
+    except ValueError:
+        raise SettingsError(f"shots: expected numbers by comma, got {chosen.shots!r}") from None
+
+    from dataclasses import fields
 
     from vsm.experiments.shipping import Shipment, ship
     from vsm.system.allocator import keep_allocations
     from vsm.system.devices import choose_placement
 
     keep_allocations()
-    kept = ("name", "output", "way", "queries", "episodes", "seed", "storage", "calibrate")
-    shipment = Shipment(
-        shots=shots, **{key: chosen[key] for key in (*kept, "data_license", "overwrite")}
-    )
+    shipment = Shipment(**{field.name: chosen[field.name] for field in fields(Shipment)})
     placement = choose_placement(chosen.device, chosen.precision)
     with ProgressBar(quiet=chosen.json) as bar:
         card = ship(chosen.run, shipment, placement, bar)
     if chosen.json:
         print_json(card)
         return
-    print_measurements(card)
+    _print_measurements(card)
     for shot, temperature in (card["temperatures"] or {}).items():
         print(f"{shot}-shot temperature, fitted on validation classes: {temperature:.3f}")
     where = f"vsm.load({str(shipment.folder)!r})"
@@ -158,13 +158,13 @@ def _calibrate(chosen: jsonargparse.Namespace) -> None:
         print(f"{chosen.name}: rejection thresholds for {', '.join(map(str, shots))} shots")
 
 
-def print_measurements(card: Card) -> None:
+def _print_measurements(card: Card) -> None:
     """Print what the run and the stored model reached, and by how much they differ."""
     rows = []
     for one in card["measurements"]:
         gap = one["difference"]
         change = f"{100 * gap['accuracy']:+.3f} ± {100 * gap['ci95']:.3f}"
-        rows.append([f"{one['way']}-way {one['shot']}-shot, run", *score_cells(one["run"]), ""])
+        rows.append([f"{_shape(one)}, run", *score_cells(one["run"]), ""])
         rows.append(["  stored", *score_cells(one), change])
         if "calibrated" in one:
             rows.append(["  calibrated", *score_cells(one["calibrated"]), ""])
@@ -177,11 +177,8 @@ def print_measurements(card: Card) -> None:
     )
 
 
-def _accuracy(measurement: dict[str, Any]) -> str:
-    return (
-        f"{measurement['way']}-way {measurement['shot']}-shot {measurement['accuracy']:.2%} "
-        f"± {measurement['ci95']:.2%}"
-    )
+def _shape(measurement: dict[str, Any]) -> str:
+    return f"{measurement['way']}-way {measurement['shot']}-shot"
 
 
 def _words(value: Any) -> str:
@@ -194,10 +191,3 @@ def _words(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.5g}"
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _numbers(listed: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in listed.split(",") if word.strip())
-    except ValueError:
-        raise SettingsError(f"shots: expected numbers by comma, got {listed!r}") from None

@@ -7,12 +7,7 @@ from typing import Any
 
 import jsonargparse
 
-from vsm.cli.launch import (
-    add_run_arguments,
-    exit_when_stopped,
-    parse_run,
-    require_trusted_backbone,
-)
+from vsm.cli.launch import add_run_arguments, parse_run, require_trusted_backbone
 from vsm.cli.output import ProgressBar, print_json, print_table
 from vsm.settings import PretrainSettings, own_code
 
@@ -31,19 +26,13 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from vsm.system.allocator import keep_allocations
 
     keep_allocations()
-    with (
-        exit_when_stopped("pretrain"),
-        ProgressBar(quiet=parsed.json) as bar,
-    ):
+    with ProgressBar(quiet=parsed.json) as bar:
         finished = pretrain(settings, parsed.output, parsed.resume, bar)
-    validations = [row for row in finished.read_metrics() if "validation" in row]
+    validations = finished.read_validations()
     best = max(validations, key=lambda row: row["validation"]["mean_accuracy"])
     if parsed.json:
-        backbone = str(finished.backbone)
-        scores = best["validation"]
-        print_json(
-            {"run": str(parsed.output), "backbone": backbone, "best_epoch": best["epoch"], **scores}
-        )
+        files = {"run": str(parsed.output), "backbone": str(finished.backbone)}
+        print_json({**files, "best_epoch": best["epoch"], **best["validation"]})
         return
     _print_validations(settings, validations, best["epoch"])
     print(

@@ -4,7 +4,9 @@ import os
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
+    from jsonargparse import ArgumentParser, Namespace
+
+    from vsm.system.devices import Placement
 
 
 def is_one_of_several() -> bool:
@@ -31,3 +33,12 @@ def add_placement_arguments(parser: "ArgumentParser") -> None:
         default="auto",
         help="Of the backbone; auto: bfloat16 on GPUs that have it, else float32.",
     )
+
+
+def prepare_placement(parsed: "Namespace") -> "Placement":
+    """Set this process up for computing, and return where the arguments above say to compute."""
+    from vsm.system.allocator import keep_allocations
+    from vsm.system.devices import choose_placement
+
+    keep_allocations()
+    return choose_placement(parsed.device, parsed.precision)

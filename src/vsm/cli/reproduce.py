@@ -1,6 +1,7 @@
 """``vsm reproduce``."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,32 +18,30 @@ from vsm.cli.running import (
 )
 from vsm.cli.running import run as run_jobs
 from vsm.errors import SettingsError
-from vsm.experiments.paper.budgets import BUDGETS, budget
+from vsm.experiments.paper.budgets import BUDGETS
 from vsm.experiments.paper.catalog import PaperTable, table, tables
 
 if TYPE_CHECKING:
     from vsm.experiments.paper.plan import Plan
     from vsm.experiments.store import JobStore
 
-OUTPUT = Path("runs/reproduce")
-EVERYTHING = "all"
-ACTIONS = {
+OVERVIEWS = {
     "list": "Every table and figure of the paper, its rows, and what each needs.",
     "status": "How far everything that was asked for is.",
     "report": "Write report.md and report.html of everything that was asked for.",
-    EVERYTHING: "Every table and figure.",
 }
+ALL = {"all": "Every table and figure."}
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare the actions, and every table and figure as one of them."""
     actions = parser.add_subcommands(dest="action", required=True)
     shown = {one.name: one.purpose for one in tables().values()}
-    for name, purpose in {**ACTIONS, **shown}.items():
+    for name, purpose in {**OVERVIEWS, **ALL, **shown}.items():
         action = jsonargparse.ArgumentParser(description=purpose)
         if name != "list":
-            add_output_argument(action, OUTPUT)
-        if name not in ("list", "status", "report"):
+            add_output_argument(action, Path("runs/reproduce"))
+        if name not in OVERVIEWS:
             _add_request_arguments(action)
         add_json_argument(action)
         actions.add_subcommand(name, action, help=purpose)
@@ -66,15 +65,14 @@ def _add_request_arguments(parser: jsonargparse.ArgumentParser) -> None:
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """List, run, watch or report."""
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in ACTIONS:
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in {**OVERVIEWS, **ALL}:
         table(arguments[0])  # says which one was meant
     parsed = parser.parse_args(arguments)
     chosen = parsed[parsed.action]
-    if parsed.action in ("list", "status", "report"):
+    if parsed.action in OVERVIEWS:
         {"list": _list, "status": _status, "report": _report}[parsed.action](chosen)
     else:
-        names = list(tables()) if parsed.action == EVERYTHING else [parsed.action]
-        _reproduce(names, chosen)
+        _reproduce(list(tables()) if parsed.action in ALL else [parsed.action], chosen)
 
 
 def _list(chosen: jsonargparse.Namespace) -> None:
@@ -124,6 +122,7 @@ def _described(shown: PaperTable) -> dict[str, Any]:
 
 def _reproduce(names: Sequence[str], chosen: jsonargparse.Namespace) -> None:
     """Plan, run, and print what was found."""
+    from vsm.experiments.checksums import UNPREPARED
     from vsm.experiments.jobs import in_order
     from vsm.experiments.paper.plan import check_data, remember
     from vsm.experiments.store import JobStore
@@ -131,11 +130,13 @@ def _reproduce(names: Sequence[str], chosen: jsonargparse.Namespace) -> None:
 
     keep_allocations()
     plans = _plans(names, chosen)
-    store = JobStore(chosen.output)
-    launcher = chosen_launcher(chosen)
+    store, launcher = JobStore(chosen.output), chosen_launcher(chosen)
     jobs = in_order(job for plan in plans for job in plan.jobs)
     if chosen.dry_run:
-        remarks = {"unavailable": _unavailable(plans), "unprepared": _unprepared(plans)}
+        checksums = {data: one for plan in plans for data, one in plan.request.checksums.items()}
+        missing = [data for data, checksum in checksums.items() if checksum == UNPREPARED]
+        unprepared = [f"{data} is not prepared; see `vsm data list`" for data in missing]
+        remarks = {"unavailable": _unavailable(plans), "unprepared": unprepared}
         show_plan(jobs, store, remarks, chosen.json)
         return
     for plan in plans:
@@ -154,7 +155,6 @@ def _plans(names: Sequence[str], chosen: jsonargparse.Namespace) -> "list[Plan]"
     """Return the plan of every table, or say why there is nothing to do."""
     from vsm.experiments.paper.plan import Request, make_plan
 
-    budget(chosen.budget)
     if chosen.rows and len(names) > 1:
         raise SettingsError("rows: they belong to one table; name it instead of all")
     data, rows = tuple(chosen.data), tuple(chosen.rows)
@@ -163,7 +163,7 @@ def _plans(names: Sequence[str], chosen: jsonargparse.Namespace) -> "list[Plan]"
         raise SettingsError(
             f"nothing to do under the budget {chosen.budget}: {'; '.join(_unavailable(plans))}"
         )
-    return [plan for plan in plans if plan.cells or len(plans) > 1]
+    return plans
 
 
 def _unavailable(plans: "Sequence[Plan]") -> list[str]:
@@ -172,14 +172,6 @@ def _unavailable(plans: "Sequence[Plan]") -> list[str]:
         for plan in plans
         for row, reason in plan.unavailable.items()
     ]
-
-
-def _unprepared(plans: "Sequence[Plan]") -> list[str]:
-    from vsm.experiments.checksums import UNPREPARED
-
-    checksums = {data: found for plan in plans for data, found in plan.request.checksums.items()}
-    missing = [data for data, checksum in checksums.items() if checksum == UNPREPARED]
-    return [f"{data} is not prepared; see `vsm data list`" for data in missing]
 
 
 def _print_results(
@@ -197,9 +189,8 @@ def _print_results(
         print(f"{results.plan.table.name}: {describe(results)}")
         for position, planned in enumerate(results.plan.columns):
             values = value_table(results, position)
-            differences = difference_table(results, position)
             print_table(str(planned.column), values.columns, values.rows)
-            if differences is not None:
+            if differences := difference_table(results, position):
                 title = "paired differences; * if clear of zero over two or more seeds"
                 print_table(title, differences.columns, differences.rows)
     console().print(f"With pictures: vsm reproduce report --output {store.root}", highlight=False)
@@ -211,26 +202,30 @@ def _status(chosen: jsonargparse.Namespace) -> None:
     from vsm.experiments.store import JobStore
 
     store = JobStore(chosen.output)
-    found = [status_of(plan, store) for plan in plans_in_order(store)]
+    found = [(plan, *status_of(plan, store)) for plan in plans_in_order(store)]
     if chosen.json:
-        print_json({"requests": [status.as_dict() for status in found]})
+        requests = [
+            {**asdict(plan.request), "jobs": counts, "remarks": remarks}
+            for plan, counts, remarks in found
+        ]
+        print_json({"requests": requests})
         return
     print_table(
         f"asked for in {chosen.output}",
         ["", "budget", "data", "seeds", "jobs"],
         [
             [
-                status.plan.table.name,
-                status.plan.budget.name,
-                ", ".join(status.plan.datasets),
-                str(status.plan.request.seeds),
-                ", ".join(f"{count} {state}" for state, count in status.counts.items() if count),
+                plan.table.name,
+                plan.budget.name,
+                ", ".join(plan.datasets),
+                str(plan.request.seeds),
+                ", ".join(f"{count} {state}" for state, count in counts.items() if count),
             ]
-            for status in found
+            for plan, counts, _ in found
         ],
         words=True,
     )
-    for line in dict.fromkeys(line for status in found for line in status.remarks):
+    for line in dict.fromkeys(line for _, _, remarks in found for line in remarks):
         print(line)
 
 

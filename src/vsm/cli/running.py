@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal
 
 import jsonargparse
 
-from vsm.cli.launch import exit_when_stopped
 from vsm.cli.output import ProgressBar, console, print_json, print_table
 from vsm.errors import RunError
 from vsm.settings import SlurmSettings
@@ -55,7 +54,7 @@ def run(
     if not quiet:
         waiting = sum(not store.is_done(job) for job in jobs)
         console().print(f"vsm {command}: {waiting} of {len(jobs)} jobs to do", highlight=False)
-    with exit_when_stopped(command), ProgressBar(quiet) as bar:
+    with ProgressBar(quiet) as bar:
         return run_jobs(jobs, store, launcher, bar)
 
 

@@ -17,8 +17,20 @@ from vsm.cli.running import (
     show_plan,
 )
 from vsm.cli.running import run as run_jobs
-from vsm.experiments.study.definition import Condition, Study, StudySettings, read_study
-from vsm.experiments.study.page import difference_table, score_table, write_page
+from vsm.experiments.study.definition import (
+    Found,
+    Study,
+    StudySettings,
+    condition_of,
+    read_study,
+)
+from vsm.experiments.study.page import (
+    DIFFERENCE_COLUMNS,
+    SCORE_COLUMNS,
+    difference_rows,
+    score_rows,
+    write_page,
+)
 
 if TYPE_CHECKING:
     from vsm.experiments.store import JobStore
@@ -51,10 +63,8 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     studies = [read_study(path) for path in parsed.studies]
     if parsed.render is not None:
         write_page(studies, parsed.render)
-        if parsed.json:
-            print_json({"page": str(parsed.render)})
-        else:
-            print(parsed.render)
+        page = str(parsed.render)
+        print_json({"page": page}) if parsed.json else print(page)
         return
 
     from vsm.experiments.jobs import in_order
@@ -79,39 +89,35 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _plan(study: Study, parsed: jsonargparse.Namespace) -> "StudyPlan | UncertaintyPlan":
-    options = {"device": parsed.device, "precision": parsed.precision}
-    if isinstance(study.settings, StudySettings):
-        from vsm.experiments.study.plan import make_plan
+    from vsm.experiments.study.plan import StudyPlan
+    from vsm.experiments.uncertainty import UncertaintyPlan
 
-        return make_plan(study, parsed.backbone, **options)
-    from vsm.experiments.uncertainty import make_plan as make_uncertainty_plan
-
-    return make_uncertainty_plan(study, parsed.backbone, **options)
+    kind = StudyPlan if isinstance(study.settings, StudySettings) else UncertaintyPlan
+    return kind(study, parsed.backbone, device=parsed.device, precision=parsed.precision)
 
 
 def _write(
     plan: "StudyPlan | UncertaintyPlan", store: "JobStore", made: set[str], quiet: bool
 ) -> dict[str, Any]:
     """Write the result file, pictures and page of a study, and print what was found."""
+    from vsm.experiments import uncertainty
+    from vsm.experiments.study import results
     from vsm.experiments.study.plan import StudyPlan
-    from vsm.experiments.study.results import write_results
-    from vsm.experiments.uncertainty import write_results as write_uncertainty_results
 
     study, pictures = plan.study, 0
     if isinstance(plan, StudyPlan):
-        results = write_results(plan, store)
-        pictures = _draw(plan.study, results, quiet)
+        found = results.write_results(plan, store)
+        pictures = _draw(study, plan.asked, found, quiet)
         if not quiet:
-            _print_conditions(study, results)
+            _print_conditions(plan.asked, found["conditions"])
     else:
-        write_uncertainty_results(plan, store)
+        uncertainty.write_results(plan, store)
     page = study.folder / "page.md"
     write_page([study], page)
     measured = sum(job.key in made for job in plan.jobs)
     kept = len(plan.jobs) - measured
     if not quiet:
-        line = f"{measured} measurements made and {kept} kept; {study.results}, {page}"
-        console().print(line, highlight=False, soft_wrap=True)
+        _note(f"{measured} measurements made and {kept} kept; {study.results}, {page}")
     return {
         "study": str(study.path),
         "results": str(study.results),
@@ -122,24 +128,18 @@ def _write(
     }
 
 
-def _print_conditions(study: Study, results: dict[str, Any]) -> None:
-    asked = study.settings
-    assert isinstance(asked, StudySettings)
-    for found in results["conditions"]:
-        title = str(Condition(found["way"], found["shot"], found["batch_norm"]))
-        scores, differences = score_table(found), difference_table(found)
-        print_table(f"{asked.title}: {title}", scores.columns, scores.rows)
-        if differences.rows:
+def _print_conditions(asked: StudySettings, conditions: list[Found]) -> None:
+    for found in conditions:
+        print_table(f"{asked.title}: {condition_of(found)}", SCORE_COLUMNS, score_rows(found))
+        if differences := difference_rows(found):
             heading = f"{asked.reference} minus each other, in points"
-            print_table(heading, differences.columns, differences.rows)
+            print_table(heading, DIFFERENCE_COLUMNS, differences)
 
 
-def _draw(study: Study, results: dict[str, Any], quiet: bool) -> int:
+def _draw(study: Study, asked: StudySettings, found: Found, quiet: bool) -> int:
     """Draw pictures where they are wanted and there are images and matplotlib."""
     from vsm.data import ImageDataset, open_dataset
 
-    asked = study.settings
-    assert isinstance(asked, StudySettings)
     dataset = open_dataset(asked.data)
     if not asked.pictures or not isinstance(dataset, ImageDataset):
         return 0
@@ -147,9 +147,11 @@ def _draw(study: Study, results: dict[str, Any], quiet: bool) -> int:
         from vsm.experiments.study.pictures import draw_pictures
     except ImportError:
         if not quiet:
-            hint = (
-                "no pictures without matplotlib: pip install 'variational-semantic-memory[plots]'"
-            )
-            console().print(hint, highlight=False, soft_wrap=True)
+            extra = "'variational-semantic-memory[plots]'"
+            _note(f"no pictures without matplotlib: pip install {extra}")
         return 0
-    return draw_pictures(study, results, dataset)
+    return draw_pictures(study, found, dataset)
+
+
+def _note(line: str) -> None:
+    console().print(line, highlight=False, soft_wrap=True)

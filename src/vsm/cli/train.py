@@ -1,19 +1,16 @@
 """``vsm train``."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import jsonargparse
 
-from vsm.cli.launch import add_run_arguments, exit_when_stopped, parse_run, require_trusted_backbone
+from vsm.cli.launch import add_run_arguments, parse_run, require_trusted_backbone
 from vsm.cli.output import ProgressBar, print_json
-from vsm.cli.processes import add_placement_arguments
+from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.errors import SettingsError
 from vsm.runs.configuration import preset_paths
 from vsm.settings import RunSettings, SlurmSettings
-
-if TYPE_CHECKING:
-    from vsm.runs.directory import RunDirectory
 
 BACKBONE, BACKBONE_ALIAS = "--model.backbone", "--backbone"
 
@@ -42,7 +39,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Train."""
     words = _with_preset(_with_full_names(arguments))
-    parsed, settings = parse_run(parser, words, RunSettings, "train", _may_change)
+    parsed, settings = parse_run(parser, words, RunSettings, "train")
     if parsed.backbone is not None:
         raise SettingsError("backbone: in a settings file it belongs to model, as model.backbone")
     require_trusted_backbone(settings.model.own_backbone, words, BACKBONE)
@@ -51,36 +48,26 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         _submit(parsed, settings, arguments)
         return
 
-    from vsm.system.allocator import keep_allocations
-    from vsm.system.devices import choose_placement
     from vsm.system.distributed import join_processes
     from vsm.training import backbone_option, train
 
-    keep_allocations()
-    placement = choose_placement(parsed.device, parsed.precision)
-    with exit_when_stopped("train"), join_processes(placement.device) as processes:
+    placement = prepare_placement(parsed)
+    with join_processes(placement.device) as processes:
         quiet = parsed.json or not processes.is_first
         with ProgressBar(quiet) as bar:
             finished = train(settings, parsed.output, parsed.resume, bar, processes, placement)
-    if processes.is_first:
-        _print_result(parsed, finished, backbone_option(settings))
-
-
-def _print_result(
-    parsed: jsonargparse.Namespace, finished: "RunDirectory", backbone_option: str
-) -> None:
-    """Say how good the best model is by validation."""
-    validations = [row for row in finished.read_metrics() if "validation" in row]
-    best = max(validations, key=lambda row: row["validation"]["accuracy"])
+    if not processes.is_first:
+        return
+    best = max(finished.read_validations(), key=lambda row: row["validation"]["accuracy"])
+    score = best["validation"]
     if parsed.json:
-        print_json({"run": str(parsed.output), "best_step": best["step"], **best["validation"]})
-    else:
-        score = best["validation"]
-        print(
-            f"{parsed.output}: best {score['way']}-way validation accuracy {score['accuracy']:.1%} "
-            f"± {score['ci95']:.1%} at step {best['step']}; measure it on unseen classes with: "
-            f"vsm evaluate {parsed.output}{backbone_option}"
-        )
+        print_json({"run": str(parsed.output), "best_step": best["step"], **score})
+        return
+    print(
+        f"{parsed.output}: best {score['way']}-way validation accuracy {score['accuracy']:.1%} "
+        f"± {score['ci95']:.1%} at step {best['step']}; measure it on unseen classes with: "
+        f"vsm evaluate {parsed.output}{backbone_option(settings)}"
+    )
 
 
 def _submit(
@@ -97,11 +84,6 @@ def _submit(
     else:
         print(f"{parsed.output}: submitted job {job.id} ({slurm.processes} processes)")
         print(f"its output: {job.log}; stop it with: {job.stop_command}")
-
-
-def _may_change(key: str, settings: RunSettings) -> bool:
-    """Steps may change on resume where no schedule depends on them."""
-    return key == "steps" and settings.optimizer.schedule != "cosine"
 
 
 def _with_full_names(arguments: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Features of a frozen backbone, computed once and cached beside it for all runs that have it."""
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,9 @@ def cached_features(model: FewShotModel, dataset: Dataset, folder: Path) -> Feat
     except (RunError, KeyError):
         encoded = encode_dataset(model, dataset)
         if folder.is_dir():
-            _store(encoded, path)
+            features = {"features": torch.from_numpy(encoded.features)}
+            with suppress(OSError):  # somebody else's folder, or a full disk
+                save_tensors(path, features, {"kind": "features"})
         return encoded
     return with_features(dataset, kept)
 
@@ -46,10 +49,3 @@ def features_key(model: FewShotModel, dataset: Dataset) -> str:
             digest.update(dataset.normalize(dataset.load(part[:1])).numpy().tobytes())
             digest.update(dataset.load(part).contiguous().numpy().tobytes())
     return digest.hexdigest()[:KEY_LENGTH]
-
-
-def _store(encoded: FeatureDataset, path: Path) -> None:
-    try:
-        save_tensors(path, {"features": torch.from_numpy(encoded.features)}, {"kind": "features"})
-    except OSError:
-        return  # a folder of somebody else's, or a full disk: the features are there all the same

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, FeatureDataset, Split
+from vsm.data import Dataset, EpisodeSampler, FeatureDataset, Split
 from vsm.errors import EpisodeError
 from vsm.evaluation.calibration import fit_temperature, scale_by_temperature
 from vsm.evaluation.statistics import Estimate, Reliability, estimate, reliability
@@ -170,23 +170,15 @@ def evaluate(
     every episode is embedded anew and results carry that name. Features that were cached for
     episodes of another shape serve again as ``embed``. ``temperature`` calibrates probabilities.
     """
-    classify = model_classifier(model, memory, temperature)
-    with evaluation_mode(model):
-        embed = embed or _embedder(model, sampler, batch_norm)
-        per_task = (sampler.way**2) * sampler.queries * model.num_prototype_samples
-        return evaluate_classifier(classify, embed, sampler, num_episodes, seed, per_task, progress)
-
-
-def model_classifier(
-    model: FewShotModel, memory: Memory | None, temperature: float = 1.0
-) -> EpisodeClassifier:
-    """Return the model with its memory as a classifier of episodes, calibrated by a temperature."""
 
     def classify(support: Tensor, queries: Tensor, random: Randomness) -> Tensor:
         drawn = model(support, queries, memory, random).log_probabilities
         return scale_by_temperature(predictive(drawn), temperature)
 
-    return classify
+    with evaluation_mode(model):
+        embed = embed or _embedder(model, sampler, batch_norm)
+        per_task = (sampler.way**2) * sampler.queries * model.num_prototype_samples
+        return evaluate_classifier(classify, embed, sampler, num_episodes, seed, per_task, progress)
 
 
 @torch.no_grad()
@@ -201,32 +193,21 @@ def evaluate_classifier(
 ) -> Evaluation:
     """Run the one loop over episodes that every classifier is measured by.
 
-    Args:
-        classify: a model with its memory, or a baseline.
-        embed: features of the sampler's images.
-        sampler: defines the list of episodes, together with ``seed``.
-        num_episodes: how many, from the start of the list.
-        seed: of the list, and of the classifier's draws.
-        elements_per_task: numbers that ``classify`` holds for an episode; bounds the batches.
-        progress: told of every batch of episodes.
+    The sampler and ``seed``, which also seeds the classifier's draws, define the list of episodes.
+    ``elements_per_task``, the numbers that ``classify`` holds for an episode, bounds the batches.
     """
     outcomes = []
-    done = 0
+    done, size = 0, max(1, ELEMENTS_AT_ONCE // elements_per_task)
     for block in sampler.evaluation_episodes(num_episodes, seed):
-        for part in _parts(block, max(1, ELEMENTS_AT_ONCE // elements_per_task)):
-            count = len(part.class_ids)
+        for class_ids, image_ids in zip(*(ids.split(size) for ids in block), strict=True):
+            count = len(class_ids)
             random = task_generators(seed, "evaluation-noise", 0, range(done, done + count))
-            features = embed(part.image_ids)  # [T, N, K + Q, D]
+            features = embed(image_ids)  # [T, N, K + Q, D]
             support, queries = features.split([sampler.shot, sampler.queries], 2)
-            outcomes.append((part.class_ids, classify(support, queries, random).cpu()))
+            outcomes.append((class_ids, classify(support, queries, random).cpu()))
             progress.advance(count)
             done += count
     return Evaluation(*(torch.cat(values) for values in zip(*outcomes, strict=True)))
-
-
-def _parts(batch: EpisodeBatch, size: int) -> Iterator[EpisodeBatch]:
-    for class_ids, image_ids in zip(*(ids.split(size) for ids in batch), strict=True):
-        yield EpisodeBatch(class_ids, image_ids)
 
 
 def cached_embedder(model: FewShotModel, sampler: EpisodeSampler) -> Embedder:
@@ -242,7 +223,6 @@ def _embedder(model: FewShotModel, sampler: EpisodeSampler, batch_norm: BatchNor
     dataset = sampler.dataset
     if batch_norm == "inductive":
         return cached_embedder(model, sampler)
-
     if not _batch_norms(model):
         raise EpisodeError(
             f"batch_norm: transductive needs a backbone with batch norm, and the model of "
@@ -251,14 +231,9 @@ def _embedder(model: FewShotModel, sampler: EpisodeSampler, batch_norm: BatchNor
 
     def embed_each_episode(wanted: Tensor) -> Tensor:
         with batch_statistics(model):
-            return torch.stack(
-                [
-                    model.embed(_load(model, dataset, episode.flatten())).unflatten(
-                        0, episode.shape
-                    )
-                    for episode in wanted
-                ]
-            )
+            images = (_load(model, dataset, episode.flatten()) for episode in wanted)
+            features = torch.stack([model.embed(one) for one in images])
+            return features.view(*wanted.shape, -1)
 
     return embed_each_episode
 

@@ -14,7 +14,7 @@ threshold for each number of support images and of classes.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,17 +65,16 @@ class Thresholds:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, rounded."""
         return {
-            str(shot): {str(way): list(map(_rounded, values)) for way, values in ways.items()}
+            str(shot): {
+                str(way): [float(f"{value:.{SIGNIFICANT_DIGITS}g}") for value in values]
+                for way, values in ways.items()
+            }
             for shot, ways in self.by_shot.items()
         }
 
     @staticmethod
     def from_dict(stored: Mapping[str, Any]) -> "Thresholds":
-        """Make them from what JSON holds: the numbers of images and classes are strings there.
-
-        Raises:
-            ValueError: if there are not as many thresholds as levels.
-        """
+        """Restore them from :meth:`as_dict`; a ``ValueError`` if there are not enough."""
         by_shot = {
             int(shot): {int(way): tuple(map(float, values)) for way, values in ways.items()}
             for shot, ways in stored.items()
@@ -88,10 +87,6 @@ class Thresholds:
 def _not_above(number: int, known: Collection[int]) -> int:
     """Return the largest of the known numbers that is not above one, or else the smallest."""
     return max((one for one in known if one <= number), default=min(known))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
 
 
 def conformal(scores: Tensor) -> tuple[float, ...]:
@@ -114,7 +109,7 @@ def class_scores(
     slots: Tensor | None,
     slot_mask: Tensor | None = None,
 ) -> Tensor:
-    """Score every query for every class.
+    """Score every query for every class: ``[T, B, N]``.
 
     Args:
         model: gives distance and temperature.
@@ -122,9 +117,6 @@ def class_scores(
         queries: features ``[T, B, D]``.
         slots: what is remembered of other classes ``[A, D]``; None: distances alone count.
         slot_mask: boolean ``[T, A]``, slots that are of the classes themselves.
-
-    Returns:
-        ``[T, B, N]``.
     """
     temperature = model.classifier.log_temperature.exp()
     distances = mean_distance(queries, prototypes, model.classifier.distance)
@@ -151,7 +143,8 @@ def lowest_scores(
     """Score queries of known classes as if so many of these had been fitted, and no others.
 
     The N classes of a task are taken in groups of w, the rest being left out, and the score of a
-    query is its lowest for the classes of its group.
+    query is its lowest for the classes of its group: ``[T, w, Q, N // w]`` for each w of ``WAYS``
+    up to N.
 
     Args:
         model: in evaluation mode.
@@ -160,9 +153,6 @@ def lowest_scores(
         queries: features ``[T, N, Q, D]``.
         seed: of the sampled prototypes.
         slot_mask: boolean ``[T, N, A]``, slots that may not be addressed.
-
-    Returns:
-        For each w of ``WAYS`` up to N, ``[T, w, Q, N // w]``.
     """
     random = generator(seed, "rejection-noise", support.shape[2])
     prototypes = model.infer(SupportSet.of(support), memory, random, slot_mask).prototypes
@@ -182,22 +172,20 @@ def lowest_scores(
 def calibrate(
     model: FewShotModel,
     memory: Memory | None,
-    episodes: Callable[[int], Iterator[tuple[Tensor, Tensor, Tensor | None]]],
+    episodes: Callable[[int], Iterable[tuple[Tensor, Tensor, Tensor | None]]],
     shots: Sequence[int],
     seed: int,
 ) -> Thresholds:
-    """Measure thresholds on episodes of known classes.
+    """Measure thresholds on episodes of known classes, for every K of ``shots``.
 
-    Args:
-        model: in evaluation mode.
-        memory: read, never written.
-        episodes: given K, yields support, queries and masked slots, as :func:`lowest_scores` takes.
-        shots: every K to measure.
-        seed: of the sampled prototypes.
+    ``episodes(K)`` gives support, queries and masked slots as :func:`lowest_scores` takes them.
     """
     by_shot = {}
     for shot in shots:
-        found = [lowest_scores(model, memory, *part[:2], seed, part[2]) for part in episodes(shot)]
+        found = [
+            lowest_scores(model, memory, support, queries, seed, slot_mask)
+            for support, queries, slot_mask in episodes(shot)
+        ]
         by_shot[shot] = {
             way: conformal(torch.cat([one[way].flatten() for one in found])) for way in found[0]
         }
@@ -209,10 +197,7 @@ def calibrate_on_validation(
 ) -> Thresholds:
     """Measure thresholds on episodes of the validation classes, which nothing was trained on.
 
-    Args:
-        model: in evaluation mode.
-        memory: read, never written.
-        dataset: what the model was trained on; its validation images are embedded once.
+    ``dataset`` is what the model was trained on; its validation images are embedded once.
     """
     sizes = dataset.class_sizes[dataset.classes("validation")]
     smallest, way = int(sizes.min()), min(WAYS[-1], len(sizes))

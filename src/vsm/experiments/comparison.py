@@ -33,12 +33,8 @@ class MeasuredRun:
     """A run and how it did, or how a baseline did on its features.
 
     Attributes:
-        trained: the model.
-        protocol: which episodes.
-        evaluation: the outcomes.
         baseline: what classified the model's features; None for the model itself.
-        baseline_settings: its hyper-parameters.
-        temperature: of the model's probabilities, by which they were calibrated; 1: they were not.
+        temperature: by which the model's probabilities were calibrated; 1: they were not.
     """
 
     trained: TrainedModel
@@ -64,14 +60,7 @@ class MeasuredRun:
         memory = self.trained.state if self.baseline is None else None
         result = {
             "method": self.baseline or self.trained.settings.method,
-            "data": self.protocol.data,
-            "split": self.protocol.split,
-            "way": self.protocol.way,
-            "shot": self.protocol.shot,
-            "queries": self.protocol.queries,
-            "episodes": self.protocol.episodes,
-            "seed": self.protocol.seed,
-            "batch_norm": self.protocol.batch_norm,
+            **asdict(self.protocol),
             "memory_slots": None if memory is None else len(memory),
             "accuracy": accuracy.mean,
             "ci95": accuracy.ci95,
@@ -96,12 +85,8 @@ class Difference:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
-        return {
-            "a": self.a,
-            "b": self.b,
-            "difference": self.estimate.mean,
-            "ci95": self.estimate.ci95,
-        }
+        mean, ci95 = self.estimate.mean, self.estimate.ci95
+        return {"a": self.a, "b": self.b, "difference": mean, "ci95": ci95}
 
 
 @dataclass(frozen=True)
@@ -157,12 +142,10 @@ def evaluate_run(
     protocol: EpisodeProtocol,
     checkpoint: Checkpoint = "best",
     progress: Progress = NULL_PROGRESS,
-    backbone: str | None = None,
     placement: Placement | None = None,
 ) -> MeasuredRun:
     """Load a model as :func:`load_for` does, and measure it under ``protocol``."""
-    subject = load_for(source, protocol, checkpoint, backbone, placement)
-    return measure(subject, protocol, progress)
+    return measure(load_for(source, protocol, checkpoint, None, placement), protocol, progress)
 
 
 def measure(
@@ -202,15 +185,14 @@ def measure_baseline(
         )
     sampler = protocol.sampler(subject.dataset)
     baseline = BASELINES[name](settings, lambda: subject.base_features)
+    shape = (protocol.way, protocol.shot, protocol.queries, subject.trained.model.num_features)
     evaluation = evaluate_classifier(
         baseline.fit_predict,
         subject.embedder(sampler),
         sampler,
         protocol.episodes,
         protocol.seed,
-        baseline.elements_per_task(
-            protocol.way, protocol.shot, protocol.queries, subject.trained.model.num_features
-        ),
+        baseline.elements_per_task(*shape),
         progress,
     )
     return MeasuredRun(subject.trained, protocol, evaluation, name, settings)

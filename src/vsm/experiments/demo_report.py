@@ -15,7 +15,6 @@ from vsm.experiments.plots import png
 from vsm.runs.directory import RunDirectory
 from vsm.system.files import write_text
 
-TITLE = "Few-shot learning with a long-term memory"
 NUM_EPISODES_SHOWN = 2
 QUERIES_SHOWN = 3
 CLOUD_QUERIES = 10
@@ -31,8 +30,15 @@ def write_report(measured: Sequence[MeasuredRun], dataset: Dataset, output: Path
     runs = dict(zip(unique_names(measured), measured, strict=True))
     chosen = next((one for one in reversed(measured) if _num_classes(one)), measured[-1])
     episodes = look_at_episodes(chosen, dataset, NUM_EPISODES_SHOWN, QUERIES_SHOWN)
+    protocol = chosen.protocol
     blocks: list[Block] = [
-        *_introduction(chosen, dataset),
+        Heading(1, "Few-shot learning with a long-term memory"),
+        Text(
+            f"{dataset.name}: {len(dataset.classes(protocol.split))} {protocol.split} classes "
+            f"never seen in training, {protocol.way}-way {protocol.shot}-shot, {protocol.queries} "
+            f"queries per class, {protocol.episodes} identical episodes for every method (seed "
+            f"{protocol.seed}, {protocol.batch_norm} batch norm)."
+        ),
         Heading(2, "How well"),
         *_scores(runs),
         Heading(2, "Episodes"),
@@ -62,46 +68,29 @@ def unique_names(measured: Sequence[MeasuredRun]) -> list[str]:
     ]
 
 
-def _introduction(measured: MeasuredRun, dataset: ImageDataset) -> list[Block]:
-    protocol = measured.protocol
-    text = (
-        f"{dataset.name}: {len(dataset.classes(protocol.split))} {protocol.split} classes never "
-        f"seen in training, {protocol.way}-way {protocol.shot}-shot, {protocol.queries} queries "
-        f"per class, {protocol.episodes} identical episodes for every method (seed "
-        f"{protocol.seed}, {protocol.batch_norm} batch norm)."
-    )
-    return [Heading(1, TITLE), Text(text)]
-
-
 def _scores(runs: dict[str, MeasuredRun]) -> list[Block]:
     columns = ["method", "accuracy, 95% interval", "NLL", "calibration error", "classes remembered"]
-    rows = []
-    for name, one in runs.items():
-        result = one.as_dict()
-        rows.append(
-            [
-                name,
-                f"{result['accuracy']:.2%} ± {result['ci95']:.2%}",
-                f"{result['nll']:.3f}",
-                f"{result['ece']:.2%}",
-                str(_num_classes(one) or "–"),
-            ]
-        )
+    rows = [
+        [
+            name,
+            f"{one.evaluation.accuracy.mean:.2%} ± {one.evaluation.accuracy.ci95:.2%}",
+            f"{one.evaluation.nll:.3f}",
+            f"{one.evaluation.reliability.expected_calibration_error:.2%}",
+            str(_num_classes(one) or "–"),
+        ]
+        for name, one in runs.items()
+    ]
     named = {one.label: name for name, one in runs.items()}
-    differences = []
-    for difference in paired_differences(list(runs.values())):
-        mean, ci95 = difference.estimate.mean, difference.estimate.ci95
-        differences.append(
-            [
-                f"{named[difference.a]} − {named[difference.b]}",
-                f"{100 * mean:+.2f} ± {100 * ci95:.2f}",
-                "clear of zero" if abs(mean) > ci95 else "not clear of zero",
-            ]
-        )
-    blocks: list[Block] = [Table(columns, rows)]
-    if differences:
-        blocks.append(Table(["paired difference", "points of accuracy", ""], differences))
-    return blocks
+    differences = [
+        [
+            f"{named[one.a]} − {named[one.b]}",
+            f"{100 * one.estimate.mean:+.2f} ± {100 * one.estimate.ci95:.2f}",
+            "clear of zero" if abs(one.estimate.mean) > one.estimate.ci95 else "not clear of zero",
+        ]
+        for one in paired_differences(list(runs.values()))
+    ]
+    paired = Table(["paired difference", "points of accuracy", ""], differences)
+    return [Table(columns, rows), *([paired] if differences else [])]
 
 
 def _episodes(episodes: Sequence[ShownEpisode], dataset: ImageDataset, name: str) -> list[Block]:
@@ -145,21 +134,19 @@ def _prototypes(runs: dict[str, MeasuredRun], dataset: ImageDataset) -> Block:
 
 def _learning(runs: dict[str, MeasuredRun], chosen: MeasuredRun) -> list[Block]:
     metrics = {name: RunDirectory(Path(one.label)).read_metrics() for name, one in runs.items()}
-    blocks: list[Block] = [
-        _picture(
-            episode_plots.learning_curves(metrics),
-            "Training cross entropy (smoothed), and accuracy on the validation classes with 95% "
-            "intervals.",
-        )
-    ]
-    if _num_classes(chosen):
-        growth = _picture(
-            episode_plots.memory_growth(RunDirectory(Path(chosen.label)).read_metrics()),
-            "The memory while it was built: classes remembered, how sharply it is addressed, and "
-            "the gradient that teaches the attention vector.",
-        )
-        blocks.append(growth)
-    return blocks
+    curves = _picture(
+        episode_plots.learning_curves(metrics),
+        "Training cross entropy (smoothed), and accuracy on the validation classes with 95% "
+        "intervals.",
+    )
+    if not _num_classes(chosen):
+        return [curves]
+    growth = _picture(
+        episode_plots.memory_growth(RunDirectory(Path(chosen.label)).read_metrics()),
+        "The memory while it was built: classes remembered, how sharply it is addressed, and the "
+        "gradient that teaches the attention vector.",
+    )
+    return [curves, growth]
 
 
 def _num_classes(measured: MeasuredRun) -> int:

@@ -51,7 +51,7 @@ class Picture:
     Attributes:
         name: of its file, without ending.
         data: of its file; None for one that is there already.
-        caption: below it, and for who cannot see it.
+        caption: below it, and the alternative text.
         folder: relative to the page.
         ending: ``.png`` or ``.svg``.
     """

@@ -1,7 +1,7 @@
 """Pictures of single episodes and of runs. Needs matplotlib."""
 
-import statistics
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,15 @@ from torch import Tensor
 from vsm.data import ImageDataset
 from vsm.experiments.comparison import MeasuredRun
 from vsm.experiments.measures import ShownEpisode
-from vsm.experiments.plots import COLORS, RIGHT, WRONG, color_of, hide_spines, show_image
+from vsm.experiments.plots import (
+    COLORS,
+    RIGHT,
+    WRONG,
+    color_of,
+    draw_probabilities,
+    hide_spines,
+    show_image,
+)
 
 
 def episode_sheet(episode: ShownEpisode, dataset: ImageDataset) -> Figure:
@@ -24,26 +32,18 @@ def episode_sheet(episode: ShownEpisode, dataset: ImageDataset) -> Figure:
     grid = figure.add_gridspec(1 + 2 * queries, way, height_ratios=[1.2] + [1.0, 0.4] * queries)
     for n in range(way):
         axes = figure.add_subplot(grid[0, n])
-        show_image(axes, dataset, int(episode.support_ids[n, 0]))
+        show_image(axes, dataset, int(episode.support_ids[n, 0]), color_of(n))
         axes.set_title(f"class {n + 1}", fontsize=9, color=color_of(n), weight="bold")
-        for spine in axes.spines.values():
-            spine.set_color(color_of(n))
-            spine.set_linewidth(2.5)
         for q in range(queries):
             probabilities = episode.probabilities[n, q]
             predicted = int(probabilities.argmax())
             axes = figure.add_subplot(grid[1 + 2 * q, n])
             show_image(axes, dataset, int(episode.query_ids[n, q]))
-            verdict = RIGHT if predicted == n else WRONG
-            axes.set_title(
-                f"{'✓' if predicted == n else '✗'} class {predicted + 1}  "
-                f"{probabilities[predicted]:.0%}",
-                fontsize=8,
-                color=verdict,
-            )
+            mark, color = ("✓", RIGHT) if predicted == n else ("✗", WRONG)
+            title = f"{mark} class {predicted + 1}  {probabilities[predicted]:.0%}"
+            axes.set_title(title, fontsize=8, color=color)
             bars = figure.add_subplot(grid[2 + 2 * q, n])
-            bars.bar(range(1, way + 1), probabilities.tolist(), color=[*map(color_of, range(way))])
-            bars.set_ylim(0, 1)
+            draw_probabilities(bars, probabilities.tolist())
             bars.set_yticks([])
             bars.set_xticks(range(1, way + 1) if way <= 5 else [])
             bars.tick_params(labelsize=6, length=0, pad=1)
@@ -68,15 +68,11 @@ def recall_sheet(
         axes = figure.add_subplot(grid[n, 0])
         show_image(axes, dataset, int(episode.support_ids[n, 0]))
         axes.set_title("new" if n == 0 else "", fontsize=9, weight="bold")
-        best = episode.weights[n].topk(num_recalled)
-        for rank, (weight, slot) in enumerate(
-            zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ):
-            axes = figure.add_subplot(grid[n, rank + 2])
-            image_id = int(dataset.image_ids(slot_class_ids[slot])[0])
-            show_image(axes, dataset, image_id)
-            name = dataset.class_names[slot_class_ids[slot]].replace("/", "\n")
-            axes.set_title(f"λ = {weight:.2f}", fontsize=9)
+        for rank, slot in enumerate(episode.weights[n].topk(num_recalled).indices.tolist()):
+            axes, class_id = figure.add_subplot(grid[n, rank + 2]), slot_class_ids[slot]
+            show_image(axes, dataset, int(dataset.image_ids(class_id)[0]))
+            axes.set_title(f"λ = {episode.weights[n, slot]:.2f}", fontsize=9)
+            name = dataset.class_names[class_id].replace("/", "\n")
             axes.set_xlabel(name, fontsize=6, color="#666666")
     return figure
 
@@ -90,18 +86,16 @@ def prototype_clouds(episodes: dict[str, ShownEpisode]) -> Figure:
     figure = Figure(figsize=(5.2 * len(episodes), 4.6), layout="constrained")
     for position, (title, episode) in enumerate(episodes.items()):
         axes = figure.add_subplot(1, len(episodes), position + 1)
-        way = len(episode.class_names)
+        prototypes, features = episode.prototypes, episode.query_features
         center, plane, _ = principal_plane(
-            torch.cat([episode.prototypes.flatten(0, 1), episode.query_features.flatten(0, 1)])
+            torch.cat([prototypes.flatten(0, 1), features.flatten(0, 1)])
         )
-        for n in range(way):
+        for n in range(len(prototypes)):
             color = color_of(n)
-            points = ((episode.prototypes[n] - center) @ plane).numpy()
-            queries = ((episode.query_features[n] - center) @ plane).numpy()
+            points, queries = (((x[n] - center) @ plane).numpy() for x in (prototypes, features))
             axes.scatter(points[:, 0], points[:, 1], s=7, alpha=0.35, color=color, linewidths=0)
-            axes.scatter(
-                queries[:, 0], queries[:, 1], s=30, marker="x", color=color, label=f"class {n + 1}"
-            )
+            x, y = queries.T
+            axes.scatter(x, y, s=30, marker="x", color=color, label=f"class {n + 1}")
             _add_ellipse(axes, points, color)
         axes.set_title(title, fontsize=11)
         axes.set_xticks([])
@@ -144,8 +138,9 @@ def learning_curves(metrics: dict[str, list[dict[str, Any]]]) -> Figure:
         color = color_of(position)
         steps = [row["step"] for row in rows if "cross_entropy" in row]
         values = [row["cross_entropy"] for row in rows if "cross_entropy" in row]
+        smoothed = [median(values[max(0, at - 4) : at + 5]) for at in range(len(values))]
         loss.plot(steps, values, color=color, alpha=0.25, lw=0.8)
-        loss.plot(steps, _smoothed(values), color=color, label=name, lw=1.8)
+        loss.plot(steps, smoothed, color=color, label=name, lw=1.8)
         validated = [row for row in rows if "validation" in row]
         accuracy.errorbar(
             [row["step"] for row in validated],
@@ -167,25 +162,18 @@ def learning_curves(metrics: dict[str, list[dict[str, Any]]]) -> Figure:
     return figure
 
 
-def _smoothed(values: list[float], reach: int = 4) -> list[float]:
-    """Median over each value and its neighbors up to ``reach`` away."""
-    return [
-        statistics.median(values[max(0, at - reach) : at + reach + 1]) for at in range(len(values))
-    ]
-
-
 def memory_growth(rows: list[dict[str, Any]]) -> Figure:
     """Plot slots, the entropy of λ and the gradient of the attention vector against the step."""
     shown = [row for row in rows if "slots" in row]
     steps = [row["step"] for row in shown]
-    panels = [
-        ("slots", "remembered classes"),
-        ("address_entropy", "entropy of λ (nats)"),
-        ("attention_gradient_norm", "gradient norm of w (Eq. 11)"),
-    ]
-    panels = [panel for panel in panels if shown and panel[0] in shown[-1]]
+    panels = {
+        "slots": "remembered classes",
+        "address_entropy": "entropy of λ (nats)",
+        "attention_gradient_norm": "gradient norm of w (Eq. 11)",
+    }
+    panels = {key: label for key, label in panels.items() if shown and key in shown[-1]}
     figure = Figure(figsize=(3.6 * len(panels), 2.9), layout="constrained")
-    for position, (key, label) in enumerate(panels):
+    for position, (key, label) in enumerate(panels.items()):
         axes = figure.add_subplot(1, len(panels), position + 1)
         values = [row[key] for row in shown]
         axes.plot(steps, values, color=COLORS[position], lw=1.4)
@@ -207,22 +195,12 @@ def reliability_diagram(measured: Sequence[MeasuredRun], names: Sequence[str]) -
         centers = (torch.arange(len(table.fraction)) + 0.5) * width
         axes = figure.add_subplot(1, len(measured), position + 1)
         axes.plot([0, 1], [0, 1], color="#888888", lw=1, ls="--")
-        axes.bar(
-            centers[filled].tolist(),
-            table.accuracy[filled].tolist(),
-            width=0.92 * width,
-            color=color_of(position),
-            alpha=0.85,
-            label="accuracy",
-        )
-        axes.bar(
-            centers.tolist(),
-            (0.25 * table.fraction / table.fraction.max()).tolist(),
-            width=0.92 * width,
-            color="#333333",
-            alpha=0.35,
-            label="share of predictions",
-        )
+        share = 0.25 * table.fraction / table.fraction.max()
+        for x, y, color, alpha, label in (
+            (centers[filled], table.accuracy[filled], color_of(position), 0.85, "accuracy"),
+            (centers, share, "#333333", 0.35, "share of predictions"),
+        ):
+            axes.bar(x.tolist(), y.tolist(), 0.92 * width, color=color, alpha=alpha, label=label)
         axes.set_title(f"{name}: ECE {table.expected_calibration_error:.1%}", fontsize=10)
         axes.set_xlabel("confidence")
         axes.set_xlim(0, 1)

@@ -1,16 +1,17 @@
 """Doing one job, in this process: under its lock, from wherever it was left."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from vsm.data import open_dataset
 from vsm.errors import EpisodeError, RunError
 from vsm.evaluation.evaluator import Evaluation
 from vsm.evaluation.protocol import EpisodeProtocol
-from vsm.experiments.comparison import ModelOnData, load_for, measure, measure_baseline
+from vsm.experiments.comparison import ModelOnData, measure, measure_baseline
 from vsm.experiments.jobs import Job, pretrain_settings, run_settings
 from vsm.experiments.measures import (
     changed_answers,
@@ -21,24 +22,21 @@ from vsm.experiments.measures import (
 from vsm.experiments.store import JobStore
 from vsm.experiments.uncertainty import measure_uncertainty
 from vsm.pretraining.loop import pretrain
+from vsm.runs.directory import Directory
+from vsm.runs.trained_model import load
 from vsm.settings import BaselineSettings
 from vsm.system.devices import Placement, choose_placement
 from vsm.system.interruption import Interrupted
 from vsm.training import train
 
 Outcome = dict[str, Any]
-Recipe = Mapping[str, Any]
-
-
-class JobError(RunError):
-    """A job failed; its folder says why."""
 
 
 def execute(root: Path, job: Job) -> None:
     """Do ``job`` and record its result, or why it failed.
 
     Raises:
-        JobError: if it failed.
+        RunError: if it failed, or if another process is working on it.
         Interrupted: after saving, when the process was asked to stop.
     """
     store = JobStore(root)
@@ -54,24 +52,27 @@ def execute(root: Path, job: Job) -> None:
             raise
         except Exception as error:
             store.write_failure(job, error)
-            raise JobError(str(error)) from error
+            raise RunError(str(error)) from error
         store.write_result(job, outcome, None if resumed else time.monotonic() - started)
 
 
 def _pretrain(store: JobStore, job: Job) -> Outcome:
     finished = pretrain(pretrain_settings(job), store.run_folder(job), resume=True)
-    validations = [row for row in finished.read_metrics() if "validation" in row]
-    best = max(validations, key=lambda row: row["validation"]["mean_accuracy"])
-    return {"best_epoch": best["epoch"], "validation": best["validation"]}
+    return _best(finished, "epoch", "mean_accuracy")
 
 
 def _train(store: JobStore, job: Job) -> Outcome:
     inits = [str(store.run_folder(before).resolve()) for before in job.after]
     settings, placement = run_settings(job, *inits), _placement(job)
     finished = train(settings, store.run_folder(job), resume=True, placement=placement)
+    return _best(finished, "step", "accuracy")
+
+
+def _best(finished: Directory, unit: str, score: str) -> Outcome:
+    """Return the best validation of a training, and at which step or epoch it was."""
     validations = [row for row in finished.read_metrics() if "validation" in row]
-    best = max(validations, key=lambda row: row["validation"]["accuracy"])
-    return {"best_step": best["step"], "validation": best["validation"]}
+    best = max(validations, key=lambda row: row["validation"][score])
+    return {f"best_{unit}": best[unit], "validation": best["validation"]}
 
 
 def _evaluate(store: JobStore, job: Job) -> Outcome:
@@ -82,7 +83,7 @@ def _evaluate(store: JobStore, job: Job) -> Outcome:
             return {"memory_slots": 0}
         size, subset = recipe["slots"]
         model = replace(model, trained=with_slots(model.trained, size, subset, protocol.seed))
-    evaluation = _measured(model, protocol, recipe)
+    evaluation = _measured(model, protocol, job)
     found = {
         "correct": evaluation.correct.sum(1).tolist(),
         "queries": evaluation.correct.shape[1],
@@ -93,39 +94,30 @@ def _evaluate(store: JobStore, job: Job) -> Outcome:
     }
     if recipe.get("confusions"):
         found["confusions"] = evaluation.confusions.tolist()
-    if validation := recipe.get("temperature"):
-        found |= _calibrated(model, evaluation, EpisodeProtocol(**validation), recipe)
+    if "temperature" in recipe:
+        validation = EpisodeProtocol(**recipe["temperature"])
+        try:
+            validation.sampler(model.dataset)
+        except EpisodeError:  # too few validation classes for a temperature
+            return found
+        temperature = _measured(model, validation, job).best_temperature()
+        after = _calibration(evaluation.scale_by_temperature(temperature), "calibrated_")
+        found |= {"temperature": temperature, **after}
     return found
 
 
-def _measured(model: ModelOnData, protocol: EpisodeProtocol, recipe: Recipe) -> Evaluation:
+def _measured(model: ModelOnData, protocol: EpisodeProtocol, job: Job) -> Evaluation:
     """Measure the model, or a baseline on its features."""
-    baseline = recipe.get("baseline")
+    baseline = job.recipe.get("baseline")
     if baseline is None:
         return measure(model, protocol).evaluation
     settings = BaselineSettings(**baseline["settings"])
     return measure_baseline(model, baseline["name"], protocol, settings).evaluation
 
 
-def _calibration(evaluation: Evaluation) -> Outcome:
+def _calibration(evaluation: Evaluation, prefix: str = "") -> Outcome:
     error = evaluation.reliability.expected_calibration_error
-    return {"nll": evaluation.nll, "ece": error}
-
-
-def _calibrated(
-    model: ModelOnData, evaluation: Evaluation, validation: EpisodeProtocol, recipe: Recipe
-) -> Outcome:
-    """Fit a temperature to validation episodes; empty if there are too few classes for them."""
-    try:
-        validation.sampler(model.dataset)
-    except EpisodeError:
-        return {}
-    temperature = _measured(model, validation, recipe).best_temperature()
-    after = _calibration(evaluation.scale_by_temperature(temperature))
-    return {
-        "temperature": temperature,
-        **{f"calibrated_{name}": value for name, value in after.items()},
-    }
+    return {f"{prefix}nll": evaluation.nll, f"{prefix}ece": error}
 
 
 def _prototypes(store: JobStore, job: Job) -> Outcome:
@@ -134,8 +126,7 @@ def _prototypes(store: JobStore, job: Job) -> Outcome:
 
 
 def _nearness(store: JobStore, job: Job) -> Outcome:
-    protocol = protocol_of(job)
-    near = nearness_to_slots(_load(store, job), protocol.split)
+    near = nearness_to_slots(_load(store, job), protocol_of(job).split)
     return {str(class_id): cosine for class_id, cosine in near.items()}
 
 
@@ -163,16 +154,16 @@ def protocol_of(job: Job) -> EpisodeProtocol:
 def _load(store: JobStore, job: Job, position: int = 0) -> ModelOnData:
     """Return one of the models that a measurement is of, with its data."""
     model = job.after[position]
-    data, backbone = protocol_of(job).data, model.options.get("backbone")
-    return _loaded(store.run_folder(model), model.key, data, backbone, _placement(model))
+    folder, backbone = store.run_folder(model), model.options.get("backbone")
+    return _loaded(folder, model.key, protocol_of(job).data, backbone, _placement(model))
 
 
 @lru_cache(maxsize=2)  # a model and its features serve one measurement after another
 def _loaded(
     folder: Path, _key: str, data: str, backbone: str | None, placement: Placement
 ) -> ModelOnData:
-    of_data = EpisodeProtocol(data, "test", way=2, shot=1, queries=1, episodes=2, seed=0)
-    return load_for(folder, of_data, backbone=backbone, placement=placement)
+    trained = load(folder, backbone=backbone, placement=placement)
+    return ModelOnData(trained, open_dataset(data))
 
 
 def _placement(job: Job) -> Placement:

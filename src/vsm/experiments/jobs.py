@@ -18,15 +18,10 @@ from vsm.settings import PretrainSettings, RunSettings
 RESULTS_VERSION = 1
 """Part of every name. Raise it with any change to what training or evaluation computes."""
 
-KEY_LENGTH = 16
-GIVEN = "given"
-"""Kind of a directory that exists already: a trained run, a pre-training or a shipped model."""
 GIVEN_FILES = (
     "config.yaml", "model.safetensors", "memory.safetensors", "backbone.safetensors",
     "calibration.json",
 )  # fmt: skip
-IRRELEVANT = ("checkpoint_every", "init")  # init is a path; the name of the job before it counts
-BEFORE = "pre-trained"  # stands for the directory of a pre-training until it is known
 
 
 @dataclass(frozen=True)
@@ -34,7 +29,7 @@ class Job:
     """A piece of work.
 
     Attributes:
-        kind: what is done, a key of :data:`vsm.experiments.execution.KINDS`.
+        kind: what is done, a key of :data:`vsm.experiments.execution.KINDS`, or "given".
         title: what people call it.
         recipe: everything that defines the result, as JSON values.
         after: the jobs whose results it needs; the model it measures comes first.
@@ -58,12 +53,12 @@ class Job:
             "after": [job.key for job in self.after],
         }
         text = json.dumps(defining, sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def is_given(self) -> bool:
-        """Whether there is nothing to do."""
-        return self.kind == GIVEN
+        """Whether it is a directory that exists already, so that there is nothing to do."""
+        return self.kind == "given"
 
     def as_dict(self) -> dict[str, Any]:
         """Return what ``job.json`` holds, with all it needs, so that a process can work from it."""
@@ -84,66 +79,52 @@ class Job:
 
 
 def given_job(path: Path, **options: Any) -> Job:
-    """Return a directory that exists, identified by the digest of its files."""
+    """Return a run, a pre-training or a shipped model that exists, named by a hash of its files."""
     digest = hashlib.sha256()
     for file in [path] if path.is_file() else [path / name for name in GIVEN_FILES]:
         digest.update(file.read_bytes() if file.is_file() else b"")
         digest.update(b"\x1f")
     where = {"path": str(path), **options}
-    return Job(GIVEN, str(path), {"digest": digest.hexdigest()}, options=where)
+    return Job("given", str(path), {"digest": digest.hexdigest()}, options=where)
 
 
 def pretrain_job(settings: PretrainSettings, data_checksum: str) -> Job:
     """Return the pre-training of a backbone by ``settings`` on data with ``data_checksum``."""
     title = f"pre-train {settings.backbone} on {settings.data}, {settings.epochs} epochs"
-    return _settings_job("pretrain", title, settings, data_checksum)
+    options = {"checkpoint_every": settings.checkpoint_every}
+    return Job("pretrain", title, _recipe(settings, data_checksum), options=options)
 
 
 def train_job(
     settings: RunSettings, data_checksum: str, before: Job | None = None, **options: Any
 ) -> Job:
     """Return the training run of ``settings``, which begins with the backbone of ``before``."""
-    title = f"train {describe(settings)}"
-    after = () if before is None else (before,)
-    return _settings_job("train", title, settings, data_checksum, after, **options)
-
-
-def _settings_job(
-    kind: str,
-    title: str,
-    settings: RunSettings | PretrainSettings,
-    data_checksum: str,
-    after: tuple[Job, ...] = (),
-    **options: Any,
-) -> Job:
-    values = asdict(settings)
-    relevant = {name: value for name, value in values.items() if name not in IRRELEVANT}
+    title, after = f"train {describe(settings)}", () if before is None else (before,)
     options = {"checkpoint_every": settings.checkpoint_every, **options}
-    return Job(kind, title, {"settings": relevant, "data": data_checksum}, after, options)
+    return Job("train", title, _recipe(settings, data_checksum), after, options)
 
 
-def evaluate_job(
-    model: Job,
-    title: str,
-    protocol: Mapping[str, Any],
-    *,
-    slots: tuple[int, int] | None = None,
-    **more: Any,
-) -> Job:
+def _recipe(settings: RunSettings | PretrainSettings, data_checksum: str) -> dict[str, Any]:
+    """Leave out how often to save, and the path ``init``, for which the job before it counts."""
+    values = asdict(settings)
+    for name in ("checkpoint_every", "init"):
+        values.pop(name, None)
+    return {"settings": values, "data": data_checksum}
+
+
+def evaluate_job(model: Job, title: str, protocol: Mapping[str, Any], **more: Any) -> Job:
     """Return the evaluation of a model. Jobs of one protocol see the same list of episodes.
 
     Args:
         model: what is measured.
         title: what people call it.
         protocol: fields of :class:`vsm.evaluation.protocol.EpisodeProtocol`.
-        slots: how many slots the memory keeps, and which choice of them; unset: all.
-        more: ``baseline`` (name and settings of a classifier on the model's features),
-            ``confusions`` (true: keep those of every episode), ``temperature`` (the protocol of
-            validation episodes to which one is fitted).
+        more: ``slots`` (how many the memory keeps, and which choice of them), ``baseline`` (name
+            and settings of a classifier on the model's features), ``confusions`` (true: keep those
+            of every episode), ``temperature`` (the protocol of validation episodes to which one is
+            fitted).
     """
-    cut = {} if slots is None else {"slots": list(slots)}
-    recipe = {"protocol": dict(protocol), **cut, **more}
-    return Job("evaluate", title, recipe, (model,))
+    return Job("evaluate", title, {"protocol": dict(protocol), **more}, (model,))
 
 
 def in_order(jobs: Iterable[Job]) -> list[Job]:
@@ -161,52 +142,42 @@ def in_order(jobs: Iterable[Job]) -> list[Job]:
     return list(ordered.values())
 
 
-def run_settings(job: Job, init: str = BEFORE) -> RunSettings:
-    """Return the settings of a ``train`` job; what it begins with, if anything, is in ``init``."""
-    return _settings(RunSettings, job, {"init": init if job.after else None})
+def run_settings(job: Job, init: str = "pre-trained") -> RunSettings:
+    """Return the settings of a ``train`` job; ``init`` is what it begins with, if anything."""
+    return _settings(RunSettings, job, init=init if job.after else None)
 
 
 def pretrain_settings(job: Job) -> PretrainSettings:
     """Return the settings of a ``pretrain`` job."""
-    return _settings(PretrainSettings, job, {})
+    return _settings(PretrainSettings, job)
 
 
-def _settings(kind: type[AnySettings], job: Job, more: dict[str, Any]) -> AnySettings:
+def _settings(kind: type[AnySettings], job: Job, **more: Any) -> AnySettings:
     every = job.options["checkpoint_every"]
     values = {**job.recipe["settings"], "checkpoint_every": every, **more}
     types = get_type_hints(kind)
-    return kind(
-        **{
-            name: types[name](**_with_tuples(value)) if isinstance(value, dict) else value
-            for name, value in values.items()
-        }
-    )
-
-
-def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    """Undo what JSON makes of tuples."""
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
+    for name, part in values.items():
+        if isinstance(part, dict):  # JSON made lists of tuples
+            plain = {key: tuple(v) if isinstance(v, list) else v for key, v in part.items()}
+            values[name] = types[name](**plain)
+    return kind(**values)
 
 
 def describe(settings: RunSettings) -> str:
     """Return what distinguishes a run within an experiment."""
-    defaults = RunSettings()
-    special = [
-        f"{name} {value}"
-        for name, value, usual in (
-            ("update", settings.memory.update, defaults.memory.update),
-            ("capacity", settings.memory.capacity, None),
-            ("backbone", settings.model.backbone, defaults.model.backbone),
-        )
-        if value != usual
-    ]
+    model, memory, usual = settings.model, settings.memory, RunSettings()
+    parts: list[str] = [settings.method]
+    if memory.update != usual.memory.update:
+        parts.append(f"update {memory.update}")
+    if memory.capacity is not None:
+        parts.append(f"capacity {memory.capacity}")
+    if model.backbone != usual.model.backbone:
+        parts.append(f"backbone {model.backbone}")
+    if settings.uses_memory and settings.inference == "network":
+        parts.append(f"recall {memory.recall_kind}")
     if settings.uses_memory:
-        if settings.inference == "network":
-            special.append(f"recall {settings.memory.recall_kind}")
-        special.append(f"α {settings.memory.retention}")
+        parts.append(f"α {memory.retention}")
     return (
-        f"{', '.join([settings.method, *special])}: {settings.data} {settings.way}-way "
-        f"{settings.shot}-shot, {settings.steps} steps, seed {settings.seed}"
+        f"{', '.join(parts)}: {settings.data} {settings.way}-way {settings.shot}-shot, "
+        f"{settings.steps} steps, seed {settings.seed}"
     )

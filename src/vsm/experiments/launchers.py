@@ -1,11 +1,11 @@
 """Where jobs run: in this process, in processes of this machine, or as jobs of a scheduler."""
 
-import importlib
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -15,10 +15,9 @@ from vsm.experiments.jobs import Job
 from vsm.experiments.store import JobStore
 from vsm.experiments.worker import SubmittedWork
 from vsm.settings import SlurmSettings
-from vsm.system.launching import scheduler_parameters
+from vsm.system.launching import open_executor, scheduler_parameters
 
 LauncherName = Literal["none", "local", "slurm"]
-LOG_NAME = "worker.log"
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,7 @@ class InProcess:
         try:
             execute(self._root, job)
         except RunError as error:
-            reason = str(error)
-            return Handle(reason=lambda: reason)
+            return Handle(reason=partial(str, error))
         return Handle()
 
 
@@ -74,7 +72,7 @@ class Processes:
 
     def begin(self, job: Job) -> Handle:
         """Start a process; Ctrl-C reaches it only through the handle."""
-        path = JobStore(self._root).describe(job) / LOG_NAME
+        path = JobStore(self._root).describe(job) / "worker.log"
         with path.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "vsm.experiments.worker", str(self._root), job.key],
@@ -109,34 +107,23 @@ class Submitit:
                 f"slurm: a job of an experiment is one process, got {slurm.processes}; run more "
                 "jobs side by side with --jobs"
             )
-        try:
-            submitit = importlib.import_module("submitit")
-        except ImportError:
-            raise SettingsError(
-                f"launcher: {cluster} needs submitit: "
-                "pip install 'variational-semantic-memory[slurm]'"
-            ) from None
         self.capacity = capacity
         self._root = root.resolve()
         self._slurm = slurm
-        restarts = {f"{cluster}_max_num_timeout": slurm.restarts}
-        try:
-            self._executor = submitit.AutoExecutor(self._root / "submitted", cluster, **restarts)
-        except (RuntimeError, ValueError) as error:
-            raise SettingsError(f"launcher: {error}") from error
+        self._executor = open_executor(self._root / "submitted", cluster, slurm.restarts)
 
     def begin(self, job: Job) -> Handle:
         """Submit a job."""
         JobStore(self._root).describe(job)
-        parameters = scheduler_parameters(self._slurm, f"vsm-{job.kind}-{job.key}")
-        self._executor.update_parameters(**parameters)
+        name = f"vsm-{job.kind}-{job.key}"
+        self._executor.update_parameters(**scheduler_parameters(self._slurm, name))
         submitted = self._executor.submit(SubmittedWork(str(self._root), job.key))
-        return Handle(
-            lambda: bool(submitted.done()),
-            lambda: (
-                f"the submitted job {submitted.job_id} left no result; see {submitted.paths.stderr}"
-            ),
-        )
+
+        def reason() -> str:
+            where = submitted.paths.stderr
+            return f"the submitted job {submitted.job_id} left no result; see {where}"
+
+        return Handle(lambda: bool(submitted.done()), reason)
 
 
 def make_launcher(root: Path, name: LauncherName, count: int, slurm: SlurmSettings) -> Launcher:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vsm.data import Dataset, EpisodeSampler, Split
-from vsm.evaluation.evaluator import Evaluation, embed_images, evaluation_mode
+from vsm.evaluation.evaluator import embed_images, evaluation_mode
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.experiments.comparison import MeasuredRun, ModelOnData, measure
 from vsm.memory import SlotMemory
@@ -104,12 +104,11 @@ def separation(prototypes: Tensor) -> Separation:
 def measure_separation(subject: ModelOnData, protocol: EpisodeProtocol) -> Separation:
     """Measure the prototypes that a model infers on the protocol's episodes: Figure 2."""
     trained, dataset = subject.trained, subject.dataset
+    batches = protocol.sampler(dataset).evaluation_episodes(protocol.episodes, protocol.seed)
     found: list[Separation] = []
     done = 0
     with evaluation_mode(trained.model):
-        for batch in protocol.sampler(dataset).evaluation_episodes(
-            protocol.episodes, protocol.seed
-        ):
+        for batch in batches:
             shown = batch.image_ids[:, :, : protocol.shot + 1]  # the support, and one query
             features = embed_images(trained.model, dataset, shown.flatten())
             support, query = features.unflatten(0, shown.shape).split([protocol.shot, 1], 2)
@@ -157,6 +156,7 @@ def nearness_to_slots(subject: ModelOnData, split: Split) -> dict[int, float]:
     return dict(zip(classes, cosines.amax(-1).tolist(), strict=True))
 
 
+@torch.no_grad()
 def changed_answers(
     with_memory: ModelOnData, without: ModelOnData, protocol: EpisodeProtocol
 ) -> dict[str, Any]:
@@ -169,14 +169,32 @@ def changed_answers(
     after = measure(with_memory, protocol).evaluation
     gain = after.log_likelihood.exp() - before.log_likelihood.exp()  # [E, B]
     turned, misled = after.correct & ~before.correct, before.correct & ~after.correct
-    chosen = [("turned right", *place) for place in _largest(gain, turned, NUM_TURNED_RIGHT)]
-    chosen += [("misled", *place) for place in _largest(-gain, misled, NUM_MISLED)]
+    sampler, names = protocol.sampler(with_memory.dataset), with_memory.dataset.class_names
+
+    def describe(kind: str, episode: int, query: int) -> dict[str, Any]:
+        """Return everything that is needed to understand one answer."""
+        *_, block = sampler.evaluation_episodes(episode + 1, protocol.seed)
+        image_ids = block.image_ids[-1]  # [N, K + Q]
+        true, place = divmod(query, protocol.queries)
+        features = with_memory.embedder(sampler)(image_ids.unsqueeze(0))
+        return {
+            "kind": kind,
+            "episode": episode,
+            "classes": [names[c] for c in after.class_ids[episode].tolist()],
+            "support": image_ids[:, : protocol.shot].tolist(),
+            "query": int(image_ids[true, protocol.shot + place]),
+            "true": true,
+            "before": before.log_probabilities[episode, query].exp().tolist(),
+            "after": after.log_probabilities[episode, query].exp().tolist(),
+            "recalled": _recalled(with_memory, features, protocol),
+        }
+
     return {
         "turned_right": turned.double().mean().item(),
         "misled": misled.double().mean().item(),
         "shown": [
-            _described(kind, episode, query, with_memory, protocol, before, after)
-            for kind, episode, query in chosen
+            *(describe("turned right", *at) for at in _largest(gain, turned, NUM_TURNED_RIGHT)),
+            *(describe("misled", *at) for at in _largest(-gain, misled, NUM_MISLED)),
         ],
     }
 
@@ -186,34 +204,6 @@ def _largest(scores: Tensor, allowed: Tensor, count: int) -> list[tuple[int, int
     best, queries = scores.masked_fill(~allowed, -torch.inf).max(1)
     episodes = best.argsort(descending=True)[:count].tolist()
     return [(e, int(queries[e])) for e in episodes if best[e] > -torch.inf]
-
-
-@torch.no_grad()
-def _described(
-    kind: str,
-    episode: int,
-    query: int,
-    subject: ModelOnData,
-    protocol: EpisodeProtocol,
-    before: Evaluation,
-    after: Evaluation,
-) -> dict[str, Any]:
-    """Return everything that is needed to understand one answer."""
-    sampler, names = protocol.sampler(subject.dataset), subject.dataset.class_names
-    blocks = list(sampler.evaluation_episodes(episode + 1, protocol.seed))
-    image_ids = blocks[-1].image_ids[-1]  # [N, K + Q]
-    true, place = divmod(query, protocol.queries)
-    return {
-        "kind": kind,
-        "episode": episode,
-        "classes": [names[c] for c in after.class_ids[episode].tolist()],
-        "support": image_ids[:, : protocol.shot].tolist(),
-        "query": int(image_ids[true, protocol.shot + place]),
-        "true": true,
-        "before": before.log_probabilities[episode, query].exp().tolist(),
-        "after": after.log_probabilities[episode, query].exp().tolist(),
-        "recalled": _recalled(subject, subject.embedder(sampler)(image_ids.unsqueeze(0)), protocol),
-    }
 
 
 def _recalled(
@@ -229,14 +219,10 @@ def _recalled(
         random = generator(protocol.seed, "changes")
         recollection = trained.model(support, queries, trained.state, random).recollection
     best = recollection.weights[0].topk(min(NUM_RECALLED, len(slots)))  # [N, R]
-    return [
-        [
-            {
-                "class": dataset.class_names[slots[slot]],
-                "image": int(dataset.image_ids(slots[slot])[0]),
-                "weight": weight,
-            }
-            for weight, slot in zip(weights, chosen, strict=True)
-        ]
-        for weights, chosen in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    ]
+
+    def describe(weight: float, slot: int) -> dict[str, Any]:
+        image = int(dataset.image_ids(slots[slot])[0])
+        return {"class": dataset.class_names[slots[slot]], "image": image, "weight": weight}
+
+    rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    return [list(map(describe, *row)) for row in rows]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +44,7 @@ def write_memory_map(memory: NamedMemory, path: Path, title: str) -> None:
 
 
 def draw_memory_map(memory: NamedMemory, title: str) -> Figure:
-    """Show every slot as a dot, and names where there is room.
+    """Show every slot as a dot, and names where they fit.
 
     Places are the two principal axes of the slots' directions from their mean, which is how
     ``vsm memory show`` and the addressing compare them. A dot's area is in proportion to the
@@ -65,12 +64,22 @@ def draw_memory_map(memory: NamedMemory, title: str) -> Figure:
     axes = figure.add_subplot()
     if len(slots) <= MOST_LINES:
         _draw_neighbors(axes, places, directions)
-    areas, colors = _areas(slots.counts.double().numpy()), _colors(_groups(memory.names))
+    counts, groups = slots.counts.double().numpy(), _groups(memory.names)
+    largest = min(DOTS / len(counts), LARGEST_DOT)
+    areas = np.maximum(counts / max(counts.max(), 1) * largest, SMALLEST_DOT)
+    hues = {group: COLORS[n % (len(COLORS) - 1)] for n, group in enumerate(sorted(set(groups)))}
+    colors = [hues[group] for group in groups]
     across, up = places.T
     axes.scatter(across, up, s=areas, c=colors, alpha=0.75, linewidths=0.3, edgecolors="white")
     _frame(axes, shares, title)
-    figure.draw_without_rendering()  # settles the size of the axes, in which there is room or not
-    _write_names(axes, places, memory.names, areas, colors)
+    figure.draw_without_rendering()  # settles the size of the axes, in which names fit or do not
+    labels = _Labels(axes)
+    for group in sorted(set(groups) - {""}, key=lambda one: -groups.count(one)):
+        members = [n for n, other in enumerate(groups) if other == group]
+        labels.write(np.median(places[members], 0), 0.0, group, hues[group], bold=True)
+    for slot in np.argsort(-areas, kind="stable").tolist():
+        if len(labels.boxes) < MOST_NAMES:
+            labels.write(places[slot], areas[slot], memory.names[slot], "#333333")
     return figure
 
 
@@ -86,23 +95,11 @@ def _frame(axes: Axes, shares: Sequence[float], title: str) -> None:
     axes.set_title(title, fontsize=11, parse_math=False)
 
 
-def _areas(counts: Points) -> Points:
-    """Return the dots' areas in square points, in proportion to counts but for the smallest."""
-    largest = min(DOTS / len(counts), LARGEST_DOT)
-    areas: Points = np.maximum(counts / max(counts.max(), 1) * largest, SMALLEST_DOT)
-    return areas
-
-
 def _groups(names: Sequence[str]) -> list[str]:
     """Return the group of every name; the empty one if names are not of the form group/class."""
     if not all("/" in name for name in names):
         return [""] * len(names)
     return [name.partition("/")[0] for name in names]
-
-
-def _colors(groups: Sequence[str]) -> list[str]:
-    place = {group: n for n, group in enumerate(sorted(set(groups)))}
-    return [COLORS[place[group] % (len(COLORS) - 1)] for group in groups]
 
 
 def _draw_neighbors(axes: Axes, places: Points, directions: Tensor) -> None:
@@ -112,43 +109,20 @@ def _draw_neighbors(axes: Axes, places: Points, directions: Tensor) -> None:
     axes.plot(*lines.reshape(-1, 2).T, color="#999999", lw=0.5, alpha=0.5, zorder=0)
 
 
-def _write_names(
-    axes: Axes, places: Points, names: Sequence[str], areas: Points, colors: Sequence[str]
-) -> None:
-    """Write names of groups at their middles, then of slots, largest first, where there is room."""
-    labels, groups = _Labels(axes), _groups(names)
-    for group in sorted(set(groups) - {""}, key=lambda one: -groups.count(one)):
-        members = [n for n, other in enumerate(groups) if other == group]
-        middle = np.median(places[members], 0)
-        labels.write(
-            middle, 0.0, group, {"size": NAME_SIZE + 2, "weight": "bold"}, colors[members[0]]
-        )
-    for slot in np.argsort(-areas, kind="stable").tolist():
-        if labels.num_written >= MOST_NAMES:
-            return
-        labels.write(places[slot], areas[slot], names[slot], {"size": NAME_SIZE}, "#333333")
-
-
 class _Labels:
     """Where names stand already; one that would touch another is left out."""
 
     def __init__(self, axes: Axes) -> None:
         self._axes = axes
         self._dots_per_point = axes.figure.dpi / 72
-        self._boxes = np.zeros((0, 4))  # left, bottom, right, top, in dots
         self._extent = axes.get_window_extent().extents
+        self.boxes = np.zeros((0, 4))  # left, bottom, right, top, in dots
 
-    @property
-    def num_written(self) -> int:
-        return len(self._boxes)
-
-    def write(
-        self, place: Points, area: float, name: str, font: dict[str, Any], color: str
-    ) -> None:
-        """Write right of, left of, above or below a dot, wherever there is room first."""
+    def write(self, place: Points, area: float, name: str, color: str, bold: bool = False) -> None:
+        """Write right of, left of, above or below a dot, wherever it fits first."""
         text = name.replace("_", " ")
-        letter = BOLD_LETTER_WIDTH if "weight" in font else LETTER_WIDTH
-        dots = font["size"] * self._dots_per_point
+        points, letter = (NAME_SIZE + 2, BOLD_LETTER_WIDTH) if bold else (NAME_SIZE, LETTER_WIDTH)
+        dots = points * self._dots_per_point
         size = np.asarray([letter * len(text), LINE_HEIGHT]) * dots
         gap = math.sqrt(area / math.pi) * self._dots_per_point + 0.3 * dots
         middle = self._axes.transData.transform(place)
@@ -159,19 +133,20 @@ class _Labels:
                 break
         else:
             return
-        self._boxes = np.vstack([self._boxes, box])
+        self.boxes = np.vstack([self.boxes, box])
         self._axes.annotate(
             text,
             tuple(self._axes.transData.inverted().transform(at)),
             ha="center",
             va="center",
             color=color,
+            size=points,
+            weight="bold" if bold else "normal",
             path_effects=[withStroke(linewidth=2, foreground="white")],
             parse_math=False,  # a dollar sign in a name is just that
-            **font,
         )
 
     def _is_free(self, box: Points) -> bool:
         inside = (box[:2] > self._extent[:2]).all() and (box[2:] < self._extent[2:]).all()
-        apart = (self._boxes[:, :2] > box[2:]) | (self._boxes[:, 2:] < box[:2])
+        apart = (self.boxes[:, :2] > box[2:]) | (self.boxes[:, 2:] < box[:2])
         return bool(inside and apart.any(1).all())

@@ -1,6 +1,7 @@
 """What all pictures share; nothing here imports torch. Needs matplotlib."""
 
 import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,8 +43,8 @@ def hide_spines(axes: Axes, *sides: str) -> None:
         axes.spines[side].set_visible(False)
 
 
-def show_image(axes: Axes, dataset: "ImageDataset", image_id: int) -> None:
-    """Draw one image of a dataset, without ticks."""
+def show_image(axes: Axes, dataset: "ImageDataset", image_id: int, frame: str = "") -> None:
+    """Draw one image of a dataset, without ticks, in a thick frame if that has a color."""
     pixels = np.asarray(dataset.images[image_id])
     if pixels.shape[-1] == 1:
         axes.imshow(pixels[..., 0], cmap="gray_r", vmin=0, vmax=255, interpolation="bilinear")
@@ -52,4 +53,12 @@ def show_image(axes: Axes, dataset: "ImageDataset", image_id: int) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
-        spine.set_color(QUIET)
+        spine.set_color(frame or QUIET)
+        spine.set_linewidth(2.5 if frame else 0.8)
+
+
+def draw_probabilities(axes: Axes, probabilities: Sequence[float]) -> None:
+    """Draw the probability of every class as a bar in its color."""
+    way = len(probabilities)
+    axes.bar(range(1, way + 1), probabilities, color=[*map(color_of, range(way))])
+    axes.set_ylim(0, 1)

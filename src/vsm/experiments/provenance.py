@@ -1,19 +1,19 @@
-"""How a run came about: the commands that make it again, and the versions it was made with."""
+"""How a run came about: commands that make it again, the time it took, versions it depends on."""
 
 import json
 import platform
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from vsm import __version__
 from vsm.errors import RunError
 from vsm.pretraining.loop import PretrainingDirectory
-from vsm.runs.configuration import settings_to_dict
-from vsm.runs.directory import RunDirectory
+from vsm.runs.directory import Directory, RunDirectory
 from vsm.runs.shipped import is_shipped
 from vsm.settings import PretrainSettings, RunSettings
 
@@ -32,16 +32,24 @@ def training_commands(settings: RunSettings, output: str) -> list[str]:
     Raises:
         RunError: if the directory of the backbone that it began with is gone.
     """
-    before = _beginning(settings)
-    commands = [] if before is None else _commands_of(before, _backbone_folder(output))
-    return [*commands, command("train", portable(settings, output), output)]
+    path, train = _beginning(settings), command("train", portable(settings, output), output)
+    if path is None:
+        return [train]
+    run, folder = RunDirectory(path), f"{output}-backbone"
+    if not run.exists():
+        raise RunError(
+            f"init: the run began with the backbone of {path}, which is gone, so how it was made "
+            "cannot be told; put that directory back"
+        )
+    if run.model.is_file():
+        return [*training_commands(run.settings(), folder), train]
+    return [command("pretrain", PretrainingDirectory(path).settings(), folder), train]
 
 
 def portable(settings: RunSettings, output: str) -> RunSettings:
     """Return the settings with ``init`` as :func:`training_commands` for ``output`` name it."""
-    if _beginning(settings) is None:
-        return settings
-    return replace(settings, init=_backbone_folder(output))
+    is_own = _beginning(settings) is not None
+    return replace(settings, init=f"{output}-backbone") if is_own else settings
 
 
 def _beginning(settings: RunSettings) -> Path | None:
@@ -52,29 +60,46 @@ def _beginning(settings: RunSettings) -> Path | None:
     return path.parent if path.is_file() else path
 
 
-def _backbone_folder(output: str) -> str:
-    return f"{output}-backbone"
+def training_record(path: Path, settings: RunSettings) -> dict[str, Any]:
+    """Return how a run of ``settings`` was trained.
 
-
-def _commands_of(path: Path, output: str) -> list[str]:
+    Raises:
+        RunError: if its training is not at its end.
+    """
     run = RunDirectory(path)
-    if not run.exists():
+    done = max((int(row["step"]) for row in run.read_metrics()), default=0)
+    if done < settings.steps or not run.model.is_file():
         raise RunError(
-            f"init: the run began with the backbone of {path}, which is gone, so how it was made "
-            "cannot be told; put that directory back"
+            f"{path} is at step {done} of {settings.steps}; finish it with vsm train --output "
+            f"{path} --resume, and ask again"
         )
-    if run.model.is_file():
-        return training_commands(run.settings(), output)
-    return [command("pretrain", PretrainingDirectory(path).settings(), output)]
+    return {
+        "run": str(path),
+        "method": settings.method,
+        "steps": settings.steps,
+        "tasks": settings.tasks,
+        "seconds": _seconds(path),
+        "init": settings.init,
+        "init_seconds": None if settings.init is None else _seconds(Path(settings.init)),
+        "command": command("train", replace(settings, seed=RunSettings().seed)),
+    }
+
+
+def _seconds(path: Path) -> float | None:
+    """Add up the wall clock of a log; it begins at zero again where the run was resumed."""
+    times = [float(row["seconds"]) for row in Directory(path).read_metrics() if "seconds" in row]
+    ends = [now for now, after in pairwise(times) if after < now]
+    return sum(ends) + times[-1] if times else None
 
 
 def command(name: str, settings: RunSettings | PretrainSettings, output: str | None = None) -> str:
     """Return a command for a shell with all settings that differ from their defaults."""
-    usual = dict(_options(settings_to_dict(type(settings)())))
+    usual = dict(_options(asdict(type(settings)())))
     words = ["vsm", name]
-    for option, value in _options(settings_to_dict(settings)):
+    for option, value in _options(asdict(settings)):
         if value != usual[option]:
-            words += [f"--{option.replace('_', '-')}", _word(value)]
+            word = value if isinstance(value, str) else json.dumps(value)
+            words += [f"--{option.replace('_', '-')}", word]
     return shlex.join(words if output is None else [*words, "--output", output])
 
 
@@ -84,7 +109,3 @@ def _options(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _options(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -33,12 +33,20 @@ class Cell:
 
     def values(self, quantity: str) -> Tensor:
         """Return a quantity by seed and episode ``[S, E]``."""
-        return torch.stack([_values(outcome, quantity) for outcome in self.outcomes])
+        if quantity == "ratio":
+            return self.values("distance") / self.values("std")
+        if quantity == "accuracy":
+            queries: int = self.outcomes[0]["queries"]
+            return self._column("correct") / queries
+        return self._column(quantity)
+
+    def _column(self, name: str) -> Tensor:
+        return torch.tensor([one[name] for one in self.outcomes], dtype=torch.float64)
 
     @cached_property
     def confusions(self) -> Tensor:
         """Share of each class's queries that each class answered ``[S, E, N, N]``."""
-        counts = torch.tensor([one["confusions"] for one in self.outcomes], dtype=torch.float64)
+        counts = self._column("confusions")
         per_class: float = self.outcomes[0]["queries"] / counts.shape[-1]
         return counts / per_class
 
@@ -58,16 +66,6 @@ class Cell:
         mine = self.values(quantity)[[self.seeds.index(seed) for seed in shared]]
         theirs = other.values(quantity)[[other.seeds.index(seed) for seed in shared]]
         return crossed_estimate(mine - theirs)
-
-
-def _values(outcome: dict[str, Any], quantity: str) -> Tensor:
-    """Return a quantity ``[E]`` of one measurement."""
-    if quantity == "accuracy":
-        queries: int = outcome["queries"]
-        return torch.tensor(outcome["correct"], dtype=torch.float64) / queries
-    if quantity == "ratio":
-        return _values(outcome, "distance") / _values(outcome, "std")
-    return torch.tensor(outcome[quantity], dtype=torch.float64)
 
 
 def read_cell(store: JobStore, jobs: Sequence[Job], seeds: Sequence[int]) -> Cell:

@@ -1,9 +1,8 @@
-"""What experiments leave on disk: one folder for each job, and what was asked for.
+"""What experiments leave on disk: one folder for each job.
 
 ``jobs/<key>/`` holds ``job.json`` (what it is), the run directory ``run`` of a training,
 ``result.json`` when it is done, and ``failure.json`` when it failed. A result is written last and
-atomically: a job without a readable one is not done, and is taken up again. ``requests/`` holds
-what was asked for, so that a later command knows what belongs in a report.
+atomically: a job without a readable one is not done, and is taken up again.
 """
 
 import json
@@ -11,15 +10,16 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from vsm import __version__
 from vsm.errors import RunError, VsmError
 from vsm.experiments.jobs import Job
+from vsm.runs.directory import RunDirectory
 from vsm.system.files import write_text
 
 State = Literal["done", "running", "failed", "interrupted", "damaged", "waiting"]
-STATES: tuple[State, ...] = ("done", "running", "failed", "interrupted", "damaged", "waiting")
+STATES: tuple[State, ...] = get_args(State)
 
 
 class JobStore:
@@ -46,10 +46,10 @@ class JobStore:
 
     def state(self, job: Job) -> State:
         """Return how far a job is."""
-        if job.is_given:
+        if self.is_done(job):
             return "done"
         if self.result_file(job).is_file():
-            return "done" if self._read_result(job) is not None else "damaged"
+            return "damaged"
         if self._is_locked(job):
             return "running"
         if self.failure_file(job).is_file():
@@ -66,10 +66,8 @@ class JobStore:
         Raises:
             RunError: if its result cannot be read; says how to fix it.
         """
-        if not self.result_file(job).is_file():
-            return None
         found = self._read_result(job)
-        if found is None:
+        if found is None and self.result_file(job).is_file():
             raise RunError(
                 f"{self.result_file(job)} is half-written or damaged ({job.title}); the command "
                 "that asked for it does it again"
@@ -101,15 +99,8 @@ class JobStore:
 
     def progress(self, job: Job) -> int:
         """Return the last step that a training logged."""
-        log = self.run_folder(job) / "metrics.jsonl"
-        if not log.is_file():
-            return 0
-        for line in reversed(log.read_text(encoding="utf-8").splitlines()):
-            try:
-                return int(json.loads(line)["step"])
-            except (ValueError, KeyError, TypeError):
-                continue
-        return 0
+        rows = RunDirectory(self.run_folder(job)).read_metrics()
+        return int(rows[-1]["step"]) if rows else 0
 
     def describe(self, job: Job) -> Path:
         """Make the folder of a job with its description, and return it."""
@@ -136,11 +127,8 @@ class JobStore:
     def write_failure(self, job: Job, error: Exception) -> None:
         """Record why a job failed."""
         line = str(error) if isinstance(error, VsmError) else f"{type(error).__name__}: {error}"
-        found = {
-            "title": job.title,
-            "error": " ".join(line.split()),
-            "traceback": "".join(traceback.format_exception(error)),
-        }
+        trace = "".join(traceback.format_exception(error))
+        found = {"title": job.title, "error": " ".join(line.split()), "traceback": trace}
         write_text(self.failure_file(job), _pretty(found))
 
     @contextmanager
@@ -163,18 +151,6 @@ class JobStore:
             return False
         with path.open("r+", encoding="utf-8") as file:
             return not _try_lock(file)
-
-    def request_file(self, name: str) -> Path:
-        """Return where a request is kept."""
-        return self.root / "requests" / f"{name}.json"
-
-    def write_request(self, name: str, request: dict[str, Any]) -> None:
-        """Keep what was asked for."""
-        write_text(self.request_file(name), _pretty(request))
-
-    def request_files(self) -> list[Path]:
-        """Return the files of all requests."""
-        return sorted((self.root / "requests").glob("*.json"))
 
 
 def _pretty(value: dict[str, Any]) -> str:

@@ -6,17 +6,15 @@ examples. Which score detects OOD queries best is asked of validation classes; t
 measured once, with the score that the package uses.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise, product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vsm import __version__
 from vsm.classify.explanation import split_uncertainty
 from vsm.data import Split
 from vsm.evaluation.calibration import scale_by_temperature
@@ -24,9 +22,10 @@ from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.rejection import SHOTS, class_scores, slots_of
 from vsm.evaluation.statistics import auroc, estimate, reliability
 from vsm.experiments.comparison import ModelOnData
-from vsm.experiments.jobs import Job, given_job, in_order
+from vsm.experiments.jobs import Job, in_order
 from vsm.experiments.store import JobStore
-from vsm.experiments.study.definition import Study, UncertaintySettings
+from vsm.experiments.study.definition import Found, Study, UncertaintySettings
+from vsm.experiments.study.plan import run_job
 from vsm.experiments.study.uncertainty_page import (
     CHOSEN,
     COVERAGES,
@@ -41,39 +40,10 @@ from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import find_run
 from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import Randomness, task_generators
-from vsm.system.files import write_text
 
 SPLITS: tuple[Split, ...] = ("validation", "test")
 WAY, OOD_CLASSES, QUERIES, SEED = 5, 5, 10, 0
 AT_ONCE = 10  # episodes
-
-Found = dict[str, Any]
-Values = dict[str, list[Tensor]]
-
-
-@dataclass(frozen=True)
-class FewShotTasks:
-    """T tasks: what is fitted, and what is asked.
-
-    Attributes:
-        support: features ``[T, N, K, D]``.
-        queries: features of the N classes and of OOD classes ``[T, N + O, Q, D]``.
-        random: draws of the prototypes.
-    """
-
-    support: Tensor
-    queries: Tensor
-    random: Randomness
-
-    @property
-    def rows(self) -> Tensor:
-        """Queries, class after class ``[T, (N + O)·Q, D]``."""
-        return self.queries.flatten(1, 2)
-
-    def split(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Split what belongs to queries ``[T, B, ...]`` into those of the classes and OOD ones."""
-        known = self.support.shape[1] * self.queries.shape[2]
-        return values[:, :known], values[:, known:]
 
 
 def measure_uncertainty(subject: ModelOnData, protocol: EpisodeProtocol, way: int) -> Found:
@@ -84,21 +54,23 @@ def measure_uncertainty(subject: ModelOnData, protocol: EpisodeProtocol, way: in
         protocol: episodes of the classes that are fitted, and after them of OOD classes.
         way: how many of the classes are fitted.
     """
-    about = detection if protocol.split == "validation" else certainty
-    values: dict[int, Values] = {shot: defaultdict(list) for shot in SHOTS}
+    is_validation = protocol.split == "validation"
+    about = detection if is_validation else certainty
+    parts: dict[int, dict[str, list[Tensor]]] = {shot: defaultdict(list) for shot in SHOTS}
     for support, queries, tasks in _episodes(subject, protocol):
         for shot in SHOTS:
             random = task_generators(protocol.seed, "uncertainty-noise", 0, tasks)
-            given = FewShotTasks(support[:, :way, :shot], queries, random)
-            for key, value in about(subject.trained, given).items():
-                values[shot][key].append(value)
-    joined = {
-        shot: {key: torch.cat(parts) for key, parts in of_shot.items()}
-        for shot, of_shot in values.items()
+            found = about(subject.trained, support[:, :way, :shot], queries, random)
+            for key, value in found.items():
+                parts[shot][key].append(value)
+    values = {
+        shot: {key: torch.cat(blocks) for key, blocks in of_shot.items()}
+        for shot, of_shot in parts.items()
     }
-    summaries = {str(shot): _summary(of_shot) for shot, of_shot in joined.items()}
-    paired = _paired_scores(joined) if protocol.split == "validation" else _paired_shots(joined)
-    return {"shots": summaries, "paired": paired}
+    return {
+        "shots": {str(shot): _summary(of_shot) for shot, of_shot in values.items()},
+        "paired": _paired_scores(values) if is_validation else _paired_shots(values),
+    }
 
 
 def _episodes(
@@ -115,52 +87,59 @@ def _episodes(
 
 
 @torch.no_grad()
-def detection(trained: TrainedModel, tasks: FewShotTasks) -> dict[str, Tensor]:
-    """Return the area under the ROC curve of OOD queries against those of the classes ``[T]``."""
-    model, memory = trained.model, trained.state
-    prototypes = model.infer(SupportSet.of(tasks.support), memory, tasks.random).prototypes
-    probabilities = predictive(model.classifier(tasks.rows, prototypes)).exp()
+def detection(
+    trained: TrainedModel, support: Tensor, queries: Tensor, random: Randomness
+) -> dict[str, Tensor]:
+    """Return the area under the ROC curve of OOD queries against those of the classes ``[T]``.
+
+    Args:
+        trained: the model.
+        support: features ``[T, N, K, D]``.
+        queries: features of the N classes and of OOD classes ``[T, N + O, Q, D]``.
+        random: draws of the prototypes.
+    """
+    model, memory, rows = trained.model, trained.state, queries.flatten(1, 2)
+    prototypes = model.infer(SupportSet.of(support), memory, random).prototypes
     scores = {
-        CHOSEN: _nearest(trained, prototypes, tasks.rows, slots_of(memory)),
-        DISTANCE: _nearest(trained, prototypes, tasks.rows, None),
-        PROBABILITY: -probabilities.amax(-1),
+        CHOSEN: class_scores(model, prototypes, rows, slots_of(memory)).amin(-1),
+        DISTANCE: class_scores(model, prototypes, rows, None).amin(-1),
+        PROBABILITY: -predictive(model.classifier(rows, prototypes)).exp().amax(-1),
     }
-    return {name: auroc(*tasks.split(score)) for name, score in scores.items()}
-
-
-def _nearest(
-    trained: TrainedModel, prototypes: Tensor, rows: Tensor, slots: Tensor | None
-) -> Tensor:
-    """Return the lowest score of each row over the classes ``[T, B]``."""
-    return class_scores(trained.model, prototypes, rows, slots).amin(-1)
+    known = support.shape[1] * queries.shape[2]
+    return {name: auroc(score[:, :known], score[:, known:]) for name, score in scores.items()}
 
 
 @torch.no_grad()
-def certainty(trained: TrainedModel, tasks: FewShotTasks) -> dict[str, Tensor]:
-    """Return what is told of test classes, one number per episode ``[T]`` or query ``[T, B]``."""
-    model, memory = trained.model, trained.state
-    way, shot = tasks.support.shape[1:3]
-    prototypes = model.infer(SupportSet.of(tasks.support), memory, tasks.random).prototypes
-    known, ood = tasks.split(_nearest(trained, prototypes, tasks.rows, slots_of(memory)))
+def certainty(
+    trained: TrainedModel, support: Tensor, queries: Tensor, random: Randomness
+) -> dict[str, Tensor]:
+    """Return what is told of test classes, one number per episode ``[T]`` or query ``[T, N·Q]``.
+
+    The arguments are those of :func:`detection`.
+    """
+    model, memory, rows = trained.model, trained.state, queries.flatten(1, 2)
+    (way, shot), per_class = support.shape[1:3], queries.shape[2]
+    prototypes = model.infer(SupportSet.of(support), memory, random).prototypes
+    scores = class_scores(model, prototypes, rows, slots_of(memory)).amin(-1)
+    known, ood = scores[:, : way * per_class], scores[:, way * per_class :]
     found = {"auroc": auroc(known, ood)}
     for coverage in COVERAGES:
         limit = trained.thresholds().at(coverage, [shot] * way)[0]
         found[f"answered at {coverage}"] = (known <= limit).double().mean(1)
         found[f"rejected at {coverage}"] = (ood > limit).double().mean(1)
-    rows, _ = tasks.split(tasks.rows)
-    log_probabilities = model.classifier(rows, prototypes)
+    log_probabilities = model.classifier(rows[:, : way * per_class], prototypes)
     for part, nats in zip(PARTS, split_uncertainty(log_probabilities), strict=True):
         found[part] = nats.double().mean(1)
-    labels = torch.arange(way).repeat_interleave(rows.shape[1] // way).expand(len(rows), -1)
+    labels = torch.arange(way).repeat_interleave(per_class).expand(len(rows), -1)
     for name, temperature in (("", 1.0), (" calibrated", trained.temperature(shot))):
         answers = scale_by_temperature(predictive(log_probabilities), temperature)
         found[f"nll{name}"] = -answers.gather(-1, labels.unsqueeze(-1))[..., 0].double().mean(1)
-        found[f"confidence{name}"] = answers.amax(-1).exp()  # [T, B]
+        found[f"confidence{name}"] = answers.amax(-1).exp()
         found["correct"] = answers.argmax(-1) == labels
     return found
 
 
-def _summary(values: dict[str, Tensor]) -> Found:
+def _summary(values: Mapping[str, Tensor]) -> Found:
     """Return means with intervals over episodes, and calibration errors over all queries."""
     found: Found = {name: asdict(estimate(v)) for name, v in values.items() if v.ndim == 1}
     if "correct" in values:
@@ -172,20 +151,15 @@ def _summary(values: dict[str, Tensor]) -> Found:
     return found
 
 
-Joined = dict[int, dict[str, Tensor]]
-
-
-def _paired_scores(values: Joined) -> Found:
+def _paired_scores(values: Mapping[int, Mapping[str, Tensor]]) -> Found:
     """Return, for every K, how much better the chosen score is than each other."""
     return {
-        str(shot): {
-            other: asdict(estimate(of_shot[CHOSEN] - of_shot[other])) for other in SCORES[1:]
-        }
-        for shot, of_shot in values.items()
+        str(shot): {other: asdict(estimate(of[CHOSEN] - of[other])) for other in SCORES[1:]}
+        for shot, of in values.items()
     }
 
 
-def _paired_shots(values: Joined) -> Found:
+def _paired_shots(values: Mapping[int, Mapping[str, Tensor]]) -> Found:
     """Return by how much each part of the uncertainty changes from one K to the next."""
     return {
         f"{fewer} to {more}": {
@@ -195,62 +169,37 @@ def _paired_shots(values: Joined) -> Found:
     }
 
 
-@dataclass(frozen=True)
 class UncertaintyPlan:
-    """The jobs of a study of uncertainty, by (model, split)."""
+    """The jobs of a study of uncertainty; takes what :class:`.study.plan.StudyPlan` takes."""
 
-    study: Study
-    cells: Mapping[tuple[str, Split], Job]
-
-    @property
-    def jobs(self) -> list[Job]:
-        """Every job, those of one model together."""
-        return in_order(self.cells.values())
-
-
-def make_plan(study: Study, backbones: Sequence[str] = (), **options: Any) -> UncertaintyPlan:
-    """Return the plan of a study, see :func:`vsm.experiments.study.plan.make_plan`."""
-    asked = study.settings
-    assert isinstance(asked, UncertaintySettings)
-    return UncertaintyPlan(
-        study,
-        {
-            (name, split): _job(name, split, asked.episodes, backbones, options)
-            for name, split in product(asked.models, SPLITS)
-        },
-    )
-
-
-def _job(
-    name: str, split: Split, episodes: int, backbones: Sequence[str], options: Mapping[str, Any]
-) -> Job:
-    path = find_run(name)
-    settings = RunDirectory(path).settings()
-    own = settings.model.own_backbone
-    model = given_job(path, backbone=own if own in backbones else None, **options)
-    shape = (WAY + OOD_CLASSES, SHOTS[-1], QUERIES)
-    protocol = EpisodeProtocol(settings.data, split, *shape, episodes, SEED)
-    title = f"uncertainty of {name}, {split} classes"
-    return Job("uncertainty", title, {"protocol": asdict(protocol), "way": WAY}, (model,))
+    def __init__(self, study: Study, backbones: Sequence[str] = (), **options: Any) -> None:
+        assert isinstance(study.settings, UncertaintySettings)
+        self.study, self.asked = study, study.settings
+        self.cells: dict[tuple[str, Split], Job] = {}
+        for name, split in product(self.asked.models, SPLITS):
+            path = find_run(name)
+            settings = RunDirectory(path).settings()
+            model = run_job(path, settings, backbones, options)
+            shape = (WAY + OOD_CLASSES, SHOTS[-1], QUERIES)
+            protocol = EpisodeProtocol(settings.data, split, *shape, self.asked.episodes, SEED)
+            recipe = {"protocol": asdict(protocol), "way": WAY}
+            title = f"uncertainty of {name}, {split} classes"
+            self.cells[name, split] = Job("uncertainty", title, recipe, (model,))
+        self.jobs = in_order(self.cells.values())
 
 
 def write_results(plan: UncertaintyPlan, store: JobStore) -> Found:
     """Sum up the finished jobs of a study, and write the result file."""
-    asked = plan.study.settings
-    assert isinstance(asked, UncertaintySettings)
     sizes = {"way": WAY, "ood_classes": OOD_CLASSES, "queries": QUERIES}
     found = {
-        "package": __version__,
-        "study": asdict(asked),
-        "protocol": {**sizes, "episodes": asked.episodes, "seed": SEED},
+        "protocol": {**sizes, "episodes": plan.asked.episodes, "seed": SEED},
         "models": [
             {
                 "model": name,
                 "data": plan.cells[name, "test"].recipe["protocol"]["data"],
                 **{split: store.outcome(plan.cells[name, split]) for split in SPLITS},
             }
-            for name in asked.models
+            for name in plan.asked.models
         ],
     }
-    write_text(plan.study.results, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
-    return found
+    return plan.study.write_results(found)

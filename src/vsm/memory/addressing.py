@@ -53,17 +53,17 @@ class Addressing(nn.Module):
         keys = content if center is None else content - center
         return Keys(F.normalize(keys, dim=-1) if self.similarity == "cosine" else keys, center)
 
-    def logits(self, support_mean: Tensor, keys: Keys, slot_mask: Tensor | None) -> Tensor:
-        """Return scale · g with −∞ at slots that may not be addressed.
+    def forward(
+        self, support_mean: Tensor, content: Tensor | Keys, slot_mask: Tensor | None
+    ) -> Tensor:
+        """Eq. 9: return λ ``[T, N, A]``; a row whose slots are all hidden is zero throughout.
 
         Args:
             support_mean: ``[T, N, D]``.
-            keys: of A slots.
-            slot_mask: boolean ``[T, N, A]``, or None.
-
-        Returns:
-            ``[T, N, A]``.
+            content: M ``[A, D]``, or the keys of it.
+            slot_mask: boolean ``[T, N, A]``, slots that may not be addressed, or None.
         """
+        keys = content if isinstance(content, Keys) else self.keys(content)
         if keys.center is not None:
             support_mean = support_mean - keys.center
         if self.similarity == "cosine":
@@ -80,20 +80,7 @@ class Addressing(nn.Module):
             best = logits.topk(self.top_k, dim=-1).indices
             dropped = torch.ones_like(logits, dtype=torch.bool).scatter_(-1, best, False)
             logits = logits.masked_fill(dropped, -torch.inf)
-        return logits
-
-    def forward(
-        self, support_mean: Tensor, content: Tensor | Keys, slot_mask: Tensor | None
-    ) -> Tensor:
-        """Eq. 9: return λ ``[T, N, A]``; a row whose slots are all hidden is zero throughout.
-
-        Args:
-            support_mean: ``[T, N, D]``.
-            content: M ``[A, D]``, or the keys of it.
-            slot_mask: boolean ``[T, N, A]``, or None.
-        """
-        keys = content if isinstance(content, Keys) else self.keys(content)
-        return masked_softmax(self.logits(support_mean, keys, slot_mask))
+        return masked_softmax(logits)
 
 
 def masked_softmax(logits: Tensor) -> Tensor:

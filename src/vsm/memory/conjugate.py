@@ -28,14 +28,8 @@ class ConjugateInference(nn.Module):
         self.strength = memory.strength
 
     def forward(self, support: SupportSet, prior: MemoryPrior | None) -> DiagonalGaussian:
-        """Return the posterior of every class's prototype ``[T, N, D]``.
-
-        Args:
-            support: features ``[T, N, K, D]``, their means, and K of each class if it differs.
-            prior: what the memory expects; None for methods without one.
-        """
-        mean, log_noise = support.mean, self.noise()
-        shot = support.shot
+        """Return the posterior of each prototype ``[T, N, D]``; no memory, no prior."""
+        mean, shot, log_noise = support.mean, support.shot, self.noise()
         if prior is None:
             kappa = torch.zeros_like(mean)
         else:

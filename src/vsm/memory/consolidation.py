@@ -80,7 +80,9 @@ class SlotConsolidation(nn.Module, Consolidation):
         content, updated_counts, updated_at = memory.content, memory.counts, memory.last_update
         if len(slots):
             old = content.index_select(0, slots)
-            new = self._new_content(old, means[seen], *_only(seen, features, node_class))
+            of_seen = seen[node_class]  # nodes [P]; their classes are renumbered without gaps
+            place = (seen.cumsum(0) - 1)[node_class[of_seen]]
+            new = self._new_content(old, means[seen], features[of_seen], place)
             # Eq. 13. A difference is added rather than rows assigned, to keep it one graph.
             change = self._share_of_new(memory.counts[slots], counts[seen]) * (new - old)
             content = content.index_add(0, slots, change)
@@ -106,11 +108,7 @@ class SlotConsolidation(nn.Module, Consolidation):
     ) -> Tensor:
         """M̄_c of Eq. 12, or the plain mean of the class's samples: ``[C, D]``.
 
-        Args:
-            old: M_c ``[C, D]``.
-            means: ``[C, D]``.
-            features: nodes ``[P, D]``.
-            node_class: which of the C classes each node belongs to ``[P]``.
+        ``old`` is M_c ``[C, D]``; the nodes ``features [P, D]`` belong to ``node_class [P]``.
         """
         if self.update == "mean":
             return means
@@ -135,9 +133,10 @@ class SlotConsolidation(nn.Module, Consolidation):
         """Return the number of slots and, where there is one, the gradient of w (Eq. 11)."""
         measured = super().diagnostics(memory)
         if self.update == "attention":
-            measured["attention_gradient_norm"] = _gradient_norm(
-                self.attention_memory, self.attention_sample
-            )
+            parameters = (self.attention_memory, self.attention_sample)
+            gradients = [p.grad.norm() for p in parameters if p.grad is not None]
+            norm = torch.stack(gradients).norm().item() if gradients else 0.0
+            measured["attention_gradient_norm"] = norm
         return measured
 
     def _within_capacity(self, memory: SlotMemory) -> SlotMemory:
@@ -167,14 +166,3 @@ class MeanConsolidation(SlotConsolidation):
 def _segment_sum(values: Tensor, segment: Tensor, num_segments: int) -> Tensor:
     """Sum rows of ``values [P, ...]`` that share a segment: ``[num_segments, ...]``."""
     return values.new_zeros(num_segments, *values.shape[1:]).index_add(0, segment, values)
-
-
-def _only(chosen: Tensor, features: Tensor, node_class: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep the nodes of chosen classes ``[C]`` and renumber their classes without gaps."""
-    nodes = chosen[node_class]
-    return features[nodes], (chosen.cumsum(0) - 1)[node_class[nodes]]
-
-
-def _gradient_norm(*parameters: nn.Parameter) -> float:
-    gradients = [p.grad.norm() for p in parameters if p.grad is not None]
-    return torch.stack(gradients).norm().item() if gradients else 0.0

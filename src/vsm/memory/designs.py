@@ -13,16 +13,10 @@ from vsm.settings import Method, RunSettings
 
 
 class MemoryDesign(NamedTuple):
-    """How a method reads its memory, and how it writes it.
-
-    Attributes:
-        recall: reads.
-        consolidation: makes memories, empty and new ones; None for a memory that is wiped
-            between episodes.
-    """
+    """How a method reads its memory, and how it writes it."""
 
     recall: Recall
-    consolidation: Consolidation | None
+    consolidation: Consolidation | None  # None for a memory that is wiped between episodes
 
 
 def _rote(width: int, run: RunSettings) -> MemoryDesign:

@@ -14,7 +14,7 @@ memory is an alternative to the semantic one:
   prior p_ψ(m | h̄) of Eq. 14.
 * The address of a feature is a point, not a latent variable, so that the reading is one Gaussian.
   Key and addresses have length one: no observation weighs more than another for being longer.
-* The memory lasts for the whole run. Features and addresses move while they are learned, so old
+* The memory lasts for the full run. Features and addresses move while they are learned, so old
   evidence loses a little weight at every step and the posterior falls back towards the prior.
 * The evidence is stored and the posterior computed from it, rather than the posterior itself. It is
   the same posterior, and the prior and the noise go on learning after the first step.
@@ -71,11 +71,11 @@ class KanervaMemory(Memory):
 
     @property
     def slot_classes(self) -> list[int]:
-        """Nothing: every class is spread over all slots."""
+        """Empty: every class is distributed over all slots."""
         return []
 
     def first(self, count: int) -> "KanervaMemory":
-        """Return the empty memory for 0, and refuse to cut what is spread over all slots."""
+        """Return the empty memory for 0, and refuse to cut what is distributed over all slots."""
         if count:
             raise SettingsError(
                 "memory_slots: a Kanerva machine spreads every class over all of its slots, so it "
@@ -153,8 +153,9 @@ class KanervaMachine(nn.Module):
         """Return N(w·R, w·U·wᵀ + σ²), M integrated out: ``[..., S]`` to ``[..., D]``."""
         mean, covariance = self.posterior(memory)
         weights_ = weights.double()
-        spread = (weights_ @ covariance * weights_).sum(-1, keepdim=True)  # [..., 1]
-        log_variance = (spread + self.noise_variance).log().expand(*weights.shape[:-1], len(mean.T))
+        variance = (weights_ @ covariance * weights_).sum(-1, keepdim=True)  # [..., 1]
+        log_variance = (variance + self.noise_variance).log()
+        log_variance = log_variance.expand(*weights.shape[:-1], mean.shape[1])
         return DiagonalGaussian((weights_ @ mean).to(weights), log_variance.to(weights))
 
 

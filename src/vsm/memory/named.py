@@ -24,8 +24,10 @@ from vsm.settings import MemorySettings, RunSettings
 from vsm.system.files import atomic_path, write_text
 from vsm.system.tensor_files import fingerprint, save_tensors
 
-ENCODER_PARTS = ("backbone.", "adapter.")
-KINDS: tuple[type[Memory], ...] = (SlotMemory, KanervaMemory)
+KINDS: dict[frozenset[str], type[Memory]] = {
+    frozenset(field.name for field in fields(kind)): kind for kind in (SlotMemory, KanervaMemory)
+}
+"""The kind of memory that has tensors of these names."""
 
 
 class EncoderIdentity(NamedTuple):
@@ -40,7 +42,9 @@ class EncoderIdentity(NamedTuple):
     @staticmethod
     def of(settings: RunSettings, weights: Mapping[str, Tensor]) -> "EncoderIdentity":
         """Identify the encoder of a model by its settings and its ``state_dict``."""
-        parts = {name: w for name, w in weights.items() if name.startswith(ENCODER_PARTS)}
+        parts = {
+            name: w for name, w in weights.items() if name.startswith(("backbone.", "adapter."))
+        }
         has_backbone = any(name.startswith("backbone.") for name in parts)
         source = settings.model.backbone if has_backbone else settings.data
         identifying = {
@@ -53,13 +57,7 @@ class EncoderIdentity(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What became of the classes that a memory was to take in, by name.
-
-    Attributes:
-        added: have a new slot.
-        updated: had one already, which took them in.
-        dropped: did not fit into the capacity, or were dropped to make space.
-    """
+    """Names of classes that got a slot, had one already, or were dropped for lack of capacity."""
 
     added: tuple[str, ...]
     updated: tuple[str, ...]
@@ -140,7 +138,7 @@ class NamedMemory:
             consolidation: as :func:`manual_consolidation` gives it.
             features: ``[P, D]``.
             labels: P names; those of slots update them, others are appended.
-            source: what the provenance says of it.
+            source: added to the provenance.
         """
         if not len(features):
             return self, Changes((), (), ())
@@ -148,10 +146,12 @@ class NamedMemory:
         ids = dict(known)
         for label in labels:
             ids.setdefault(label, 1 + max(ids.values(), default=-1))
-        observed = Observations(features, torch.tensor([ids[label] for label in labels]))
-        observed = observed.to(features.device)
+        class_ids = torch.tensor([ids[label] for label in labels], device=features.device)
+        step = self.step + 1
+        if isinstance(self.memory, SlotMemory) and len(self.memory):
+            step = int(self.memory.last_update.max()) + 1
         with torch.no_grad():
-            memory = consolidation(self.memory, observed, self._next_step()).detach()
+            memory = consolidation(self.memory, Observations(features, class_ids), step).detach()
         name_of = {class_id: name for name, class_id in ids.items()}
         names = tuple(name_of[class_id] for class_id in memory.slot_classes)
         given = list(dict.fromkeys(labels))
@@ -168,8 +168,10 @@ class NamedMemory:
         """Return the memory without the slots of ``classes``, all of which must be there."""
         for name in classes:
             if name not in self.names:
+                known = ", ".join(map(repr, self.names[:5])) or "none"
+                known += f" and {len(self.names) - 5:,} more" * (len(self.names) > 5)
                 raise MemoryFileError(
-                    f"forget: there is no class {name!r} in the memory, only {_few(self.names)}"
+                    f"forget: there is no class {name!r} in the memory, only {known}"
                 )
         kept = [slot for slot, name in enumerate(self.names) if name not in classes]
         device = self.slots.content.device
@@ -186,12 +188,13 @@ class NamedMemory:
         other.require_encoder(self.encoder, "merge")
         first, second = self.slots, other.slots
         place = {name: slot for slot, name in enumerate(self.names)}
-        content, counts = first.content.clone(), first.counts.clone()
-        last_update = first.last_update.clone()
-        fresh = [slot for slot, name in enumerate(other.names) if name not in place]
+        content, _, counts, last_update = (value.clone() for value in first.tensors().values())
+        fresh = []
         for slot, name in enumerate(other.names):
-            if name in place and not _is_same(first, place[name], second, slot):
-                own = place[name]
+            own = place.get(name)
+            if own is None:
+                fresh.append(slot)
+            elif counts[own] != second.counts[slot] or not content[own].equal(second.content[slot]):
                 total = counts[own] + second.counts[slot]
                 weight = second.counts[slot] / total
                 content[own] = torch.lerp(content[own], second.content[slot], weight)
@@ -234,28 +237,22 @@ class NamedMemory:
                     last_update=slots.last_update.numpy(),
                 )
         elif path.suffix == ".csv":
-            write_text(path, _as_csv(slots, self.names))
+            text = io.StringIO()
+            rows = csv.writer(text, lineterminator="\n")
+            features = (f"feature_{d}" for d in range(slots.content.shape[1]))
+            rows.writerow(["name", "count", "last_update", *features])
+            known = zip(self.names, slots.counts.tolist(), slots.last_update.tolist(), strict=True)
+            for one, content in zip(known, slots.content.tolist(), strict=True):
+                rows.writerow([*one, *map(repr, content)])
+            write_text(path, text.getvalue())
         else:
             raise MemoryFileError(f"export: expected a file that ends in .npz or .csv, got {path}")
-
-    def _next_step(self) -> int:
-        if isinstance(self.memory, SlotMemory) and len(self.memory):
-            return int(self.memory.last_update.max()) + 1
-        return self.step + 1
 
     def _after(
         self, memory: Memory, names: tuple[str, ...], event: dict[str, Any]
     ) -> "NamedMemory":
-        when = {"at": datetime.now(UTC).isoformat(timespec="seconds")}
-        return replace(
-            self, memory=memory, names=names, provenance=(*self.provenance, event | when)
-        )
-
-
-def _is_same(first: SlotMemory, slot: int, second: SlotMemory, other: int) -> bool:
-    """Whether two slots hold the same mean of as many images."""
-    equal = torch.equal(first.content[slot], second.content[other])
-    return equal and bool(first.counts[slot] == second.counts[other])
+        event["at"] = datetime.now(UTC).isoformat(timespec="seconds")
+        return replace(self, memory=memory, names=names, provenance=(*self.provenance, event))
 
 
 def _added(provenance: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -273,11 +270,7 @@ def manual_consolidation(
     """Return how a memory takes in what people give it; None for methods without a memory.
 
     Slots of classes become plain means, since features do not change any more; a memory of another
-    kind takes in what it is given as it did in training.
-
-    Args:
-        consolidation: the trained model's.
-        settings: capacity and its policy.
+    kind keeps the trained model's ``consolidation``. The settings give the capacity.
     """
     if isinstance(consolidation, SlotConsolidation):
         return MeanConsolidation(consolidation.num_features, settings)
@@ -297,64 +290,34 @@ def trained_memory(
 
 
 def restored_memory(tensors: dict[str, Tensor], metadata: Any, source: Path) -> NamedMemory:
-    """Make again the memory that its tensors and :meth:`NamedMemory.metadata` describe."""
-    kind = next((kind for kind in KINDS if {f.name for f in fields(kind)} == tensors.keys()), None)
+    """Restore the memory from its tensors and :meth:`NamedMemory.metadata`."""
+    single = {name: t.float() if t.dtype == torch.float16 else t for name, t in tensors.items()}
     try:
-        names = tuple(metadata["class_names"])
-        encoder = EncoderIdentity(**metadata["encoder"])
-        known = {name: metadata[name] for name in ("provenance", "method", "step")}
+        memory = KINDS[frozenset(tensors)](**single)
+        names, encoder = tuple(metadata["class_names"]), EncoderIdentity(**metadata["encoder"])
+        provenance = tuple(metadata["provenance"])
+        method, step = metadata["method"], metadata["step"]
     except (KeyError, TypeError) as error:
         raise RunError(f"memory: {source} does not hold a memory ({error!r})") from error
-    if kind is None:
-        raise RunError(f"memory: {source} does not hold a memory")
-    single = {name: t.float() if t.dtype == torch.float16 else t for name, t in tensors.items()}
-    memory = kind(**single)
     if len(names) != len(memory.slot_classes):
         raise RunError(f"memory: {source} has {len(memory)} slots but {len(names)} names")
-    return NamedMemory(
-        memory, names, encoder, tuple(known["provenance"]), known["method"], known["step"]
-    )
-
-
-def similarities(content: Tensor) -> Tensor:
-    """Return cosines between slots relative to their mean: ``[A, D]`` to ``[A, A]``."""
-    directions = F.normalize(content - content.mean(0), dim=-1)
-    return directions @ directions.mT
+    return NamedMemory(memory, names, encoder, provenance, method, step)
 
 
 def _slot_rows(slots: SlotMemory, names: Sequence[str], neighbors: int) -> list[dict[str, Any]]:
-    if not len(slots):
-        return []
-    closeness = similarities(slots.content).fill_diagonal_(-torch.inf)
-    best = closeness.topk(min(neighbors, len(names) - 1), dim=-1)
-    return [
-        {
-            "name": name,
-            "count": int(slots.counts[slot]),
-            "last_update": int(slots.last_update[slot]),
-            "nearest": [
-                {"name": names[other], "similarity": round(value, 4)}
-                for other, value in zip(
-                    best.indices[slot].tolist(), best.values[slot].tolist(), strict=True
-                )
-            ],
-        }
-        for slot, name in enumerate(names)
+    """Describe every slot and its nearest others, by the cosine relative to the mean of all."""
+    directions = F.normalize(slots.content - slots.content.mean(0), dim=-1)
+    cosines = (directions @ directions.mT).fill_diagonal_(-torch.inf)  # [A, A]
+    best = cosines.topk(min(neighbors, len(names) - 1), dim=-1)
+    nearest = [
+        [
+            {"name": names[other], "similarity": round(value, 4)}
+            for other, value in zip(*row, strict=True)
+        ]
+        for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
-
-
-def _as_csv(slots: SlotMemory, names: Sequence[str]) -> str:
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    width = slots.content.shape[1]
-    rows.writerow(["name", "count", "last_update", *(f"feature_{d}" for d in range(width))])
-    for slot, name in enumerate(names):
-        known = [name, int(slots.counts[slot]), int(slots.last_update[slot])]
-        rows.writerow([*known, *map(repr, slots.content[slot].tolist())])
-    return text.getvalue()
-
-
-def _few(names: Sequence[str], most: int = 5) -> str:
-    """List some names for a message."""
-    listed = ", ".join(map(repr, names[:most])) or "none"
-    return listed + f" and {len(names) - most:,} more" * (len(names) > most)
+    rows = zip(names, slots.counts.tolist(), slots.last_update.tolist(), nearest, strict=True)
+    return [
+        {"name": name, "count": count, "last_update": updated, "nearest": others}
+        for name, count, updated, others in rows
+    ]

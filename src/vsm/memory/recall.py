@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vsm.memory.addressing import Addressing, Keys, entropy
-from vsm.memory.state import Memory, SlotMemory
+from vsm.memory.state import Memory
 from vsm.probability import DiagonalGaussian
 from vsm.probability.mixture import SharedComponents
 from vsm.seeding import Randomness
@@ -89,17 +89,10 @@ class MemoryPrior(NamedTuple):
 
 @dataclass(frozen=True)
 class PreparedMemory:
-    """A memory whose prior was computed once, for a model that will never be trained again.
+    """A memory whose prior was computed once, for a model that will never be trained again."""
 
-    Attributes:
-        memory: what was prepared.
-        keys: of its slots.
-        components: p_ψ(m | M_a) of every slot.
-    """
-
-    memory: SlotMemory
     keys: Keys
-    components: SharedComponents
+    components: SharedComponents  # p_ψ(m | M_a) of every slot
 
 
 class Recall(nn.Module, ABC):
@@ -128,11 +121,6 @@ class Recall(nn.Module, ABC):
     def prior(self, support: SupportSet, memory: Any, slot_mask: Tensor | None) -> MemoryPrior:
         """Return one Gaussian for every class instead of samples, for conjugate inference.
 
-        Args:
-            support: of every class; it decides where to look.
-            memory: as above.
-            slot_mask: as above.
-
         A memory that has none (mann) always goes with the network.
         """
         raise NotImplementedError(f"{type(self).__name__} has no Gaussian prior")
@@ -143,10 +131,7 @@ class Recall(nn.Module, ABC):
         return None
 
     def diagnostics(self, recollection: Recollection) -> dict[str, Tensor]:
-        """Return what is logged of a recollection, as means over its tasks ``[]``.
-
-        Here, how sharply it was addressed.
-        """
+        """Return what is logged, as means over the tasks ``[]``: how sharply it was addressed."""
         return {"address_entropy": entropy(recollection.weights).mean()}
 
 
@@ -159,9 +144,8 @@ class SlotRecall(Recall):
 
     def diagnostics(self, recollection: Recollection) -> dict[str, Tensor]:
         """Add the learned scale."""
-        return super().diagnostics(recollection) | {
-            "address_scale": self.addressing.log_scale.exp()
-        }
+        scale = self.addressing.log_scale.exp()
+        return super().diagnostics(recollection) | {"address_scale": scale}
 
 
 def addressed(weights: Tensor) -> Tensor:

@@ -35,9 +35,8 @@ class RoteRecall(SlotRecall):
         """See :class:`vsm.memory.recall.Recall`; there is one value and nothing to draw."""
         del num_samples, random
         weights, average = self._average(support, memory, slot_mask)
-        return Recollection(
-            self.transform(average).unsqueeze(-2), weights, average.new_zeros(weights.shape[:2])
-        )
+        samples = self.transform(average).unsqueeze(-2)
+        return Recollection(samples, weights, average.new_zeros(weights.shape[:2]))
 
     def prior(
         self, support: SupportSet, memory: SlotMemory, slot_mask: Tensor | None

@@ -26,8 +26,8 @@ class VariationalRecall(SlotRecall):
     ``soft`` draws from one Gaussian with the mixture's mean and variance, so λ learns through
     both. ``mixture`` is ancestral, a ~ Cat(λ) and then N(μ_a, σ_a²), literally Eq. 10: the choice
     of a passes no gradient to λ, which learns through the divergence alone (its bound, or the score
-    function of its Monte Carlo estimate). ``gumbel`` relaxes the
-    choice to weights w_j (Table 11) and draws from N(Σ w_j μ, Σ w_j σ²).
+    function of its Monte Carlo estimate). ``gumbel`` relaxes the choice to weights w_j (Table 11)
+    and draws from N(Σ w_j μ, Σ w_j σ²).
 
     Where nothing can be addressed, m is drawn from p_ψ(m | h̄) and the divergence is zero.
     """
@@ -51,7 +51,7 @@ class VariationalRecall(SlotRecall):
         """See :class:`vsm.memory.recall.Recall`: the keys and p_ψ(m | M_a) of all slots."""
         assert isinstance(memory, SlotMemory)
         components = SharedComponents.of(self.network(memory.content))
-        return PreparedMemory(memory, self.addressing.keys(memory.content), components)
+        return PreparedMemory(self.addressing.keys(memory.content), components)
 
     def forward(
         self,
@@ -158,7 +158,7 @@ def mixture_divergence(
     samples: Tensor,
     chosen: Tensor,
 ) -> Tensor:
-    """Monte Carlo KL(Σ λ_a p_ψ(m | M_a) ‖ p_ψ(m | h̄)), unbiased in value and in gradient.
+    """Monte Carlo KL(Σ λ_a p_ψ(m | M_a) ‖ p_ψ(m | h̄)) ``[T, N]``, unbiased, as its gradient is.
 
     Which slot a sample came from was drawn from λ, so differentiating the samples alone would tell
     λ nothing. The score function (log-ratio × ∇ log λ_a, less the mean of the other samples as a
@@ -170,9 +170,6 @@ def mixture_divergence(
         prior: ``[T, N, D]``.
         samples: ancestral samples ``[T, N, J, D]``.
         chosen: the slot each came from ``[T, N, J]``.
-
-    Returns:
-        ``[T, N]``.
     """
     if weights.shape[-1] == 0:
         return prior.mean.new_zeros(weights.shape[:2])

@@ -45,7 +45,7 @@ class SynchronizedBatchNorm(_BatchNorm):
         """Normalize ``[B, C, ...]`` and, while training, update the running statistics."""
         if not (self.training and self.track_running_stats):
             return super().forward(images)
-        mean, variance = whole_statistics(images.detach(), self.processes)
+        mean, variance = global_statistics(images.detach(), self.processes)
         with torch.no_grad():
             count = _count(images, self.processes)
             self.num_batches_tracked.add_(1)
@@ -104,8 +104,8 @@ def unsynchronized_buffers(network: nn.Module) -> Iterator[Tensor]:
             yield from (one for one in module.buffers(recurse=False) if one.is_floating_point())
 
 
-def whole_statistics(images: Tensor, processes: Processes) -> tuple[Tensor, Tensor]:
-    """Mean and variance ``[C]`` of every channel over everybody's ``[B, C, ...]``.
+def global_statistics(images: Tensor, processes: Processes) -> tuple[Tensor, Tensor]:
+    """Mean and variance ``[C]`` of every channel over all processes' ``[B, C, ...]``.
 
     The variance is that within shares plus that of the shares' means, which does not cancel as
     E[x²] − E[x]² would.

@@ -15,13 +15,8 @@ Distance = Literal["squared_euclidean", "cosine"]
 def pairwise_distance(queries: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
     """D of Eq. 1 between every query and every prototype, by one matrix product per task.
 
-    Args:
-        queries: ``[T, B, D]``.
-        prototypes: ``[T, N, L, D]``.
-        distance: squared Euclidean, or one minus the cosine.
-
-    Returns:
-        ``[T, B, N, L]``.
+    Queries ``[T, B, D]`` and prototypes ``[T, N, L, D]`` give ``[T, B, N, L]``. The distance is
+    squared Euclidean, or one minus the cosine.
     """
     if distance == "cosine":
         queries, prototypes = F.normalize(queries, dim=-1), F.normalize(prototypes, dim=-1)
@@ -60,14 +55,9 @@ class PrototypeClassifier(nn.Module):
         )
 
     def forward(self, queries: Tensor, prototypes: Tensor) -> Tensor:
-        """Eq. 1 for every sample of the prototypes.
+        """Eq. 1 for every sample of the prototypes: log-probabilities, normalized over N.
 
-        Args:
-            queries: ``[T, B, D]``.
-            prototypes: ``[T, N, L, D]``.
-
-        Returns:
-            Log-probabilities ``[T, B, N, L]``, normalized over N.
+        Queries ``[T, B, D]`` and prototypes ``[T, N, L, D]`` give ``[T, B, N, L]``.
         """
         distances = pairwise_distance(queries, prototypes, self.distance)
         return F.log_softmax(-distances * (-self.log_temperature).exp(), dim=-2)

@@ -5,8 +5,6 @@ optimizer. What it leaves is a backbone whose features tell unseen classes apart
 begins with it.
 """
 
-import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vsm.data import EpisodeSampler, ImageDataset, open_images
-from vsm.errors import RunError, SettingsError
+from vsm.errors import SettingsError
 from vsm.evaluation.evaluator import cached_embedder, evaluate
 from vsm.evaluation.statistics import Estimate
 from vsm.model import FewShotModel
@@ -29,28 +27,30 @@ from vsm.pretraining.supervised import (
     with_turned_copies,
 )
 from vsm.runs.checkpoints import BACKBONE_NAME, save_backbone
-from vsm.runs.directory import Directory, Log
+from vsm.runs.directory import Directory
 from vsm.seeding import generator
 from vsm.settings import ModelSettings, OneCycleSettings, PretrainSettings, RunSettings
 from vsm.system.interruption import Interrupted, stop_request
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm.system.tensor_files import learning_tensors, load_tensors, restore_learning, save_tensors
 
-LOG_EVERY = 10
 VALIDATION_SEED = 0
 VALIDATION_TEMPERATURE = 0.1  # of the cosines; it orders no classes, so accuracy ignores it
 
 
 class PretrainingDirectory(Directory):
-    """The files of one pre-training, by name."""
+    """The files of one pre-training, by name.
+
+    Attributes:
+        backbone: the best backbone by validation.
+    """
 
     command = "pretrain"
     results = (BACKBONE_NAME,)
 
-    @property
-    def backbone(self) -> Path:
-        """The best backbone by validation."""
-        return self.path / BACKBONE_NAME
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.backbone = path / BACKBONE_NAME
 
     def settings(self) -> PretrainSettings:
         """Read the pre-training's settings, or say that there is none."""
@@ -92,10 +92,7 @@ class FewShotScores:
 class PretrainingState:
     """All that changes while pre-training, apart from the network and its optimizer.
 
-    Attributes:
-        step: steps done, over all epochs.
-        best_epoch: epoch of the best validation so far; 0 before the first.
-        best_accuracy: its mean accuracy.
+    ``step`` counts over all epochs; ``best_epoch`` is 0 before the first validation.
     """
 
     step: int = 0
@@ -126,19 +123,22 @@ def pretrain(
     judge = FewShotModel(judge_settings(settings), dataset.image_shape)
     network = SupervisedNetwork(judge.require_backbone(), images.num_classes, settings)
     optimizer = build_optimizer(network, settings.optimizer)
-    run, state = _open_run(settings, output, resume, network, optimizer)
+    run, state = PretrainingDirectory(output), PretrainingState()
+    if run.open(settings, resume):
+        tensors, saved = load_tensors(run.resume)
+        restore_learning(network, optimizer, tensors, run.resume)
+        state = PretrainingState(**saved)
     num_steps = settings.epochs * images.steps_per_epoch
     progress.start("pretrain", num_steps)
     progress.advance(state.step)
-    started = time.monotonic()
-    with run.metrics_log(state.step) as log, stop_request() as stop:
+    with run.step_log(state.step) as log, stop_request() as stop:
         for epoch, ids, labels in images.batches(state.step):
             state.step += 1
             batch = load_batch(dataset, ids, labels, settings, state.step)
             rate = one_cycle(settings.optimizer, state.step, num_steps)
             measured = pretraining_step(network, optimizer, batch, rate, settings, state.step)
             progress.advance(1, f"loss {measured['loss']:.3f}")
-            _log_step(measured, state.step, epoch, time.monotonic() - started, log)
+            log.step({"step": state.step, "epoch": epoch}, measured)
             at_end = state.step == num_steps
             epoch_done = state.step % images.steps_per_epoch == 0
             if at_end or (epoch_done and epoch % settings.validation.every == 0):
@@ -148,7 +148,7 @@ def pretrain(
                     state.best_epoch, state.best_accuracy = epoch, scores.mean
                     metadata = backbone_metadata(settings, dataset, epoch, scores)
                     save_backbone(run.backbone, network.backbone, metadata)
-                log({"step": state.step, "epoch": epoch, "validation": scores.as_dict()})
+                log.write({"step": state.step, "epoch": epoch, "validation": scores.as_dict()})
                 best = " (best so far)" if is_best else ""
                 progress.message(f"epoch {epoch}: validation {scores}{best}")
             if state.step % settings.checkpoint_every == 0 or at_end or stop:
@@ -160,17 +160,6 @@ def pretrain(
                     f"{settings.epochs}); go on with: vsm pretrain --output {output} --resume",
                 )
     return run
-
-
-def _log_step(measured: dict[str, float], step: int, epoch: int, seconds: float, log: Log) -> None:
-    """Note a step, every tenth of them; raise if the loss is no number any more."""
-    if not math.isfinite(measured["loss"]):
-        raise RunError(
-            f"pre-training diverged: the loss is {measured['loss']} at step {step}; "
-            "lower optimizer.learning_rate"
-        )
-    if step % LOG_EVERY == 0 or step == 1:
-        log({"step": step, "epoch": epoch, "seconds": seconds, **measured})
 
 
 @dataclass(frozen=True)
@@ -318,12 +307,10 @@ def validation_samplers(settings: PretrainSettings, dataset: ImageDataset) -> li
 def validate(judge: FewShotModel, samplers: list[EpisodeSampler], episodes: int) -> FewShotScores:
     """Measure the backbone as it is; every validation image is embedded once."""
     embed = cached_embedder(judge, samplers[0])
-    accuracies = {
-        sampler.shot: evaluate(
-            judge, None, sampler, episodes, VALIDATION_SEED, embed=embed
-        ).accuracy
-        for sampler in samplers
-    }
+    accuracies = {}
+    for sampler in samplers:
+        result = evaluate(judge, None, sampler, episodes, VALIDATION_SEED, embed=embed)
+        accuracies[sampler.shot] = result.accuracy
     return FewShotScores(samplers[0].way, samplers[0].queries, episodes, accuracies)
 
 
@@ -340,19 +327,3 @@ def backbone_metadata(
         "epoch": epoch,
         "validation": scores.as_dict(),
     }
-
-
-def _open_run(
-    settings: PretrainSettings,
-    output: Path,
-    resume: bool,
-    network: SupervisedNetwork,
-    optimizer: torch.optim.Optimizer,
-) -> tuple[PretrainingDirectory, PretrainingState]:
-    """Begin a pre-training, or take up the one in ``output`` at its last state."""
-    run = PretrainingDirectory(output)
-    if not run.open(settings, resume):
-        return run, PretrainingState()
-    tensors, progress = load_tensors(run.resume)
-    restore_learning(network, optimizer, tensors, run.resume)
-    return run, PretrainingState(**progress)

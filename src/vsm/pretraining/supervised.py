@@ -18,13 +18,7 @@ QUARTER_TURNS = 4
 
 
 class CosineClassifier(nn.Module):
-    """Scores ``s · cos(x, w_c)`` of features x for every class c, with a fixed factor s.
-
-    Args:
-        num_features: D.
-        num_classes: C.
-        scale: s.
-    """
+    """Scores ``s · cos(x, w_c)`` of features x ``[B, D]`` for every class c, with a fixed s."""
 
     def __init__(self, num_features: int, num_classes: int, scale: float) -> None:
         super().__init__()
@@ -60,13 +54,7 @@ class Scores(NamedTuple):
 
 
 class SupervisedNetwork(nn.Module):
-    """A backbone, a classifier of all training classes and, if asked for, a head for rotations.
-
-    Args:
-        backbone: what is to be learned.
-        num_classes: C.
-        settings: the whole pre-training's; read are classifier, cosine_scale, rotation and seed.
-    """
+    """A backbone, a classifier of all training classes and, if asked for, a head for rotations."""
 
     def __init__(self, backbone: Backbone, num_classes: int, settings: PretrainSettings) -> None:
         super().__init__()
@@ -109,17 +97,11 @@ def with_turned_copies(pixels: Tensor, form: str, random: Randomness) -> tuple[T
         turns = torch.arange(QUARTER_TURNS).repeat_interleave(len(pixels))
     else:
         turns = integers(random, QUARTER_TURNS, len(pixels))
-        copies = [pixels, _turned(pixels, turns)]
+        turned = torch.empty_like(pixels)
+        for turn in range(QUARTER_TURNS):
+            turned[turns == turn] = torch.rot90(pixels[turns == turn], turn, (2, 3))
+        copies = [pixels, turned]
     return torch.cat(copies).contiguous(memory_format=torch.channels_last), turns
-
-
-def _turned(pixels: Tensor, turns: Tensor) -> Tensor:
-    """Turn each image ``[B, C, H, H]`` by its own number of quarter turns ``[B]``."""
-    turned = torch.empty_like(pixels)
-    for turn in range(QUARTER_TURNS):
-        chosen = turns == turn
-        turned[chosen] = torch.rot90(pixels[chosen], turn, (2, 3))
-    return turned
 
 
 class LossTerms(NamedTuple):

@@ -69,11 +69,7 @@ class DiagonalGaussian:
         return (-self.log_variance).exp()
 
     def sample(self, num_samples: int, random: Randomness) -> Tensor:
-        """Draw reparameterized samples.
-
-        Returns:
-            ``[..., num_samples, D]``, differentiable in mean and log-variance.
-        """
+        """Draw reparameterized samples ``[..., num_samples, D]``."""
         mean = self.mean.unsqueeze(-2)
         noise = normal(random, *self.mean.shape[:-1], num_samples, self.mean.shape[-1])
         return torch.addcmul(mean, (0.5 * self.log_variance).exp().unsqueeze(-2), noise.to(mean))

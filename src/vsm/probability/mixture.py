@@ -40,10 +40,6 @@ class Moments(NamedTuple):
         """Insert a batch axis."""
         return Moments(*(moment.unsqueeze(axis) for moment in self))
 
-    def matched(self) -> DiagonalGaussian:
-        """Return the Gaussian with the mixture's mean and variance."""
-        return DiagonalGaussian(self.mean, (self.mean_variance + self.variance_of_means).log())
-
 
 class SharedComponents(NamedTuple):
     """Components of many mixtures, with all that their moments need of them.
@@ -56,42 +52,31 @@ class SharedComponents(NamedTuple):
         centered: means less that ``[C, D]``.
         squares: of these ``[C, D]``.
         variance: ``[C, D]``.
-        log_variance: ``[C, D]``.
     """
 
     center: Tensor
     centered: Tensor
     squares: Tensor
     variance: Tensor
-    log_variance: Tensor
 
     @staticmethod
     def of(components: DiagonalGaussian) -> "SharedComponents":
         """Prepare ``components [C, D]``."""
         center = _center(components.mean, -2)
         centered = components.mean - center
-        return SharedComponents(
-            center, centered, centered.square(), components.variance, components.log_variance
-        )
+        return SharedComponents(center, centered, centered.square(), components.variance)
 
     def mean_and_variances(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean, the mean variance and the variance of the means, each ``[..., D]``.
-
-        Args:
-            weights: of the mixtures ``[..., C]``.
-        """
+        """Return mean, mean variance and variance of means ``[..., D]`` of weights ``[..., C]``."""
         mean = weights @ self.centered
         between = (weights @ self.squares - mean.square()).clamp_min(0)
         return mean + self.center, weights @ self.variance, between
 
-    def moments(self, weights: Tensor) -> Moments:
-        """Return all moments of the mixtures with ``weights [..., C]``, each ``[..., D]``."""
-        return Moments(*self.mean_and_variances(weights), weights @ self.log_variance)
-
 
 def weighted_moments(weights: Tensor, components: DiagonalGaussian) -> Moments:
     """Moments of mixtures with ``weights [..., C]`` that share ``components [C, D]``."""
-    return SharedComponents.of(components).moments(weights)
+    shared = SharedComponents.of(components)
+    return Moments(*shared.mean_and_variances(weights), weights @ components.log_variance)
 
 
 def _center(means: Tensor, axis: int) -> Tensor:
@@ -129,10 +114,8 @@ class GaussianMixture:
         """Draw reparameterized samples, as evenly as possible from the components in their order.
 
         Sample ℓ comes from component ℓ mod C. The components of Eq. 10 belong to independent draws
-        of m, so no order of them is special, and any L of them serve as well as the first L.
-
-        Returns:
-            ``[..., L, D]``.
+        of m, so no order of them is special, and any L of them serve as well as the first L:
+        ``[..., L, D]``.
         """
         mean, log_variance = self.components.mean, self.components.log_variance
         if num_samples <= self.num_components:
@@ -152,12 +135,7 @@ class GaussianMixture:
 def pairwise_log_prob(values: Tensor, components: DiagonalGaussian) -> Tensor:
     """Log-density of every value under every component, by matrix products.
 
-    Args:
-        values: ``[..., L, D]``.
-        components: ``[..., C, D]``.
-
-    Returns:
-        ``[..., L, C]``.
+    Values ``[..., L, D]`` and components ``[..., C, D]`` give ``[..., L, C]``.
     """
     center = _center(components.mean, -2).unsqueeze(-2)
     values, means = values - center, components.mean - center

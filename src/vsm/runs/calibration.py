@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from vsm.errors import RunError
 from vsm.evaluation.rejection import Thresholds
@@ -43,15 +44,27 @@ class Calibration:
             return None
         return self.temperatures[min(shots, key=lambda known: abs(known - shot))]
 
-    def write(self, path: Path, fingerprint: str) -> None:
-        """Store it with the model whose encoder has this fingerprint."""
-        stored = {
-            "encoder": fingerprint,
+    def as_dict(self) -> dict[str, Any]:
+        """Return what is stored; ready for JSON."""
+        return {
             "temperatures": {str(shot): value for shot, value in self.temperatures.items()},
             "thresholds": None if self.thresholds is None else self.thresholds.as_dict(),
             "memory_digest": self.memory_digest,
         }
-        write_text(path, json.dumps(stored) + "\n")
+
+    @staticmethod
+    def from_dict(stored: dict[str, Any]) -> "Calibration":
+        """Return what :meth:`as_dict` described."""
+        thresholds = stored["thresholds"]
+        return Calibration(
+            {int(shot): float(value) for shot, value in stored["temperatures"].items()},
+            None if thresholds is None else Thresholds.from_dict(thresholds),
+            stored["memory_digest"],
+        )
+
+    def write(self, path: Path, fingerprint: str) -> None:
+        """Store it with the model whose encoder has this fingerprint."""
+        write_text(path, json.dumps({"encoder": fingerprint, **self.as_dict()}) + "\n")
 
     @staticmethod
     def read(path: Path, fingerprint: str) -> "Calibration":
@@ -60,13 +73,7 @@ class Calibration:
             return Calibration()
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
-            measured_with = stored["encoder"]
-            thresholds = stored["thresholds"]
-            found = Calibration(
-                {int(shot): float(value) for shot, value in stored["temperatures"].items()},
-                None if thresholds is None else Thresholds.from_dict(thresholds),
-                stored["memory_digest"],
-            )
+            measured_with, found = stored["encoder"], Calibration.from_dict(stored)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
                 f"{path} is damaged: {error!r}; delete it, and measure it again with vsm models "

@@ -76,22 +76,17 @@ def restored_state(
 ) -> TrainingState:
     """Return the state that :func:`save_resume` wrote, on the device of ``model``."""
     memory, pending = strip_prefix(tensors, "memory"), strip_prefix(tensors, "pending")
-    return TrainingState(
-        memory=_restored_memory(model, memory, source) if memory else None,
-        pending=Observations(**pending).to(model.device) if pending else None,
-        **{name: metadata[name] for name in PROGRESS},
-    )
-
-
-def _restored_memory(model: FewShotModel, parts: dict[str, Tensor], source: Path) -> Memory:
-    """Make a memory of the method's kind, or say that the tensors are those of another."""
     empty = model.empty_memory()
-    if empty is None or parts.keys() != empty.tensors().keys():
+    if memory and (empty is None or memory.keys() != empty.tensors().keys()):
         raise RunError(
             f"{source} does not hold a memory of the method {model.settings.method}; was it "
             "exchanged?"
         )
-    return type(empty)(**parts).to(model.device)
+    return TrainingState(
+        memory=type(empty)(**memory).to(model.device) if empty is not None and memory else None,
+        pending=Observations(**pending).to(model.device) if pending else None,
+        **{name: metadata[name] for name in PROGRESS},
+    )
 
 
 @torch.no_grad()
@@ -101,13 +96,7 @@ def apply_pending(model: FewShotModel, state: TrainingState) -> Memory | None:
 
 
 def save_backbone(path: Path, backbone: nn.Module, metadata: dict[str, Any]) -> None:
-    """Write a backbone's own state and what is needed to build it again.
-
-    Args:
-        path: the file.
-        backbone: exactly its ``state_dict`` is stored.
-        metadata: at least ``backbone``, ``channels``, ``keep_probability`` and ``input_shape``.
-    """
+    """Write the ``state_dict`` of a backbone; ``metadata`` has at least ``BACKBONE_METADATA``."""
     save_tensors(path, dict(backbone.state_dict()), {"kind": BACKBONE_KIND, **metadata})
 
 
@@ -131,8 +120,8 @@ def load_backbone(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             "pretrain --output DIRECTORY"
         )
     weights, metadata = load_tensors(file)
-    kind = metadata.get("kind") if isinstance(metadata, dict) else None
-    if kind != BACKBONE_KIND or any(name not in metadata for name in BACKBONE_METADATA):
+    known = metadata if isinstance(metadata, dict) else {}
+    if known.get("kind") != BACKBONE_KIND or not known.keys() >= set(BACKBONE_METADATA):
         raise RunError(
             f"{file} does not hold a pre-trained backbone; give a directory of vsm pretrain, or "
             f"its {BACKBONE_NAME}"

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
@@ -18,7 +19,6 @@ AnySettings = TypeVar("AnySettings", RunSettings, PretrainSettings)
 ReadSettings = TypeVar("ReadSettings", bound="DataclassInstance")
 
 PRESETS = Path(__file__).parents[1] / "presets"
-_READERS: dict[type, jsonargparse.ArgumentParser] = {}
 
 
 def preset_paths(name: str) -> list[Path]:
@@ -33,14 +33,9 @@ def preset_paths(name: str) -> list[Path]:
     return [PRESETS / "paper.yaml", path] if name.startswith("paper-") else [path]
 
 
-def settings_to_dict(settings: RunSettings | PretrainSettings) -> dict[str, Any]:
-    """Return the settings as nested plain values."""
-    return dataclasses.asdict(settings)
-
-
 def settings_to_yaml(settings: RunSettings | PretrainSettings) -> str:
     """Return the settings as YAML, in the order of their declaration."""
-    return yaml.safe_dump(settings_to_dict(settings), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(dataclasses.asdict(settings), sort_keys=False, allow_unicode=True)
 
 
 def settings_from_files(*paths: Path) -> RunSettings:
@@ -52,35 +47,31 @@ def read_settings(kind: type[ReadSettings], *paths: Path) -> ReadSettings:
     """Read settings of one kind from YAML files; later files override earlier ones."""
     words = [part for path in paths for part in ("--config", str(path))]
     try:
-        parsed = _reader(kind).parse_args(words)
-        return instantiate(kind, parsed)
+        return instantiate(kind, _reader(kind).parse_args(words))
     except (argparse.ArgumentError, jsonargparse.ArgumentError) as error:
-        names = ", ".join(str(path) for path in paths)
-        raise SettingsError(f"{names}: {error}") from error
+        raise SettingsError(f"{', '.join(map(str, paths))}: {error}") from error
 
 
+@functools.cache
 def _reader(kind: type) -> jsonargparse.ArgumentParser:
     """Return the parser of one kind of settings; making it takes longer than reading with it."""
-    if kind not in _READERS:
-        parser = jsonargparse.ArgumentParser(exit_on_error=False)
-        parser.add_class_arguments(kind)
-        parser.add_argument("--config", action="config")
-        _READERS[kind] = parser
-    return _READERS[kind]
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind)
+    parser.add_argument("--config", action="config")
+    return parser
 
 
-def settings_from_dict(values: Any, source: Path) -> RunSettings:
-    """Check the nested plain values of a training run's settings, as stored in ``source``."""
+def check_settings(kind: type[ReadSettings], values: Any, source: Path) -> ReadSettings:
+    """Check the nested plain values of settings of one kind, as stored in ``source``."""
     try:
-        return instantiate(RunSettings, _reader(RunSettings).parse_object(values))
+        return instantiate(kind, _reader(kind).parse_object(values))
     except (argparse.ArgumentError, jsonargparse.ArgumentError, TypeError) as error:
         raise SettingsError(f"{source}: {error}") from error
 
 
 def instantiate(kind: type[ReadSettings], parsed: jsonargparse.Namespace) -> ReadSettings:
     """Turn a parsed namespace into settings, checking every value."""
-    values = parsed.as_dict()
-    types = get_type_hints(kind)
+    values, types = parsed.as_dict(), get_type_hints(kind)
     return kind(
         **{
             field.name: types[field.name](**values[field.name])

@@ -4,11 +4,12 @@ Nothing here imports torch, so that the command line can look at a directory at 
 """
 
 import json
+import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TextIO
 
 import yaml
 
@@ -26,7 +27,7 @@ RESUME_NAME = "resume.safetensors"
 COMMAND_OF_KEY = {"method": "train", "epochs": "pretrain"}
 """A setting that one command alone writes to config.yaml."""
 
-Log = Callable[[dict[str, Any]], None]
+LOG_EVERY = 10
 
 
 def require_made_by(command: str, path: Path) -> None:
@@ -43,28 +44,52 @@ def require_made_by(command: str, path: Path) -> None:
             )
 
 
-@dataclass(frozen=True)
-class Directory:
-    """The files that runs of all kinds have, by name."""
+class StepLog:
+    """Appends the measurements of a run, one JSON object per line; without a file, none."""
 
-    path: Path
+    def __init__(self, file: TextIO | None) -> None:
+        self._file, self._started = file, time.monotonic()
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append one row."""
+        if self._file is not None:
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
+
+    def step(self, position: dict[str, int], measured: dict[str, float], advice: str = "") -> None:
+        """Append every tenth step, and the first; raise if the loss is not finite.
+
+        Args:
+            position: ``step``, and the epoch if there is one.
+            measured: ``loss`` and whatever else was measured.
+            advice: what else may help against divergence.
+        """
+        if not math.isfinite(measured["loss"]):
+            raise RunError(
+                f"training diverged: the loss is {measured['loss']} at step {position['step']}; "
+                f"lower optimizer.learning_rate {advice}".rstrip()
+            )
+        if position["step"] % LOG_EVERY == 0 or position["step"] == 1:
+            self.write({**position, "seconds": time.monotonic() - self._started, **measured})
+
+
+class Directory:
+    """The files that runs of all kinds have.
+
+    Attributes:
+        config: settings.
+        metrics: measurements, one JSON object per line.
+        resume: the last state.
+    """
+
     command: ClassVar[str]
     results: ClassVar[tuple[str, ...]]
 
-    @property
-    def config(self) -> Path:
-        """Settings."""
-        return self.path / CONFIG_NAME
-
-    @property
-    def metrics(self) -> Path:
-        """Measurements, one JSON object per line."""
-        return self.path / METRICS_NAME
-
-    @property
-    def resume(self) -> Path:
-        """The last state."""
-        return self.path / RESUME_NAME
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / CONFIG_NAME
+        self.metrics = path / METRICS_NAME
+        self.resume = path / RESUME_NAME
 
     def exists(self) -> bool:
         """Whether a run was begun here."""
@@ -139,46 +164,42 @@ class Directory:
                 continue
         return rows
 
+    def read_validations(self) -> list[dict[str, Any]]:
+        """Return the measurements that hold a validation."""
+        return [row for row in self.read_metrics() if "validation" in row]
+
     @contextmanager
-    def metrics_log(self, step: int, writes: bool = True) -> Iterator[Log]:
-        """Yield a function that appends a row; rows after ``step`` belong to work that was lost.
+    def step_log(self, step: int, writes: bool = True) -> Iterator[StepLog]:
+        """Open the log for appending; rows after ``step`` belong to work that was lost.
 
         Of several processes one writes, and the rows of the others go nowhere.
         """
         if not writes:
-            yield lambda _: None
+            yield StepLog(None)
             return
         kept = [row for row in self.read_metrics() if row["step"] <= step]
         write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
         with self.metrics.open("a", encoding="utf-8") as file:
-
-            def log(row: dict[str, Any]) -> None:
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-
-            yield log
+            yield StepLog(file)
 
 
 class RunDirectory(Directory):
-    """The files of one training run, by name; those of a shipped model are among them."""
+    """The files of one training run; those of a shipped model are among them.
+
+    Attributes:
+        model: weights of the best model by validation.
+        memory: its memory.
+        calibration: its temperatures and rejection thresholds, measured on validation classes.
+    """
 
     command = "train"
     results = (MODEL_NAME, MEMORY_NAME, CALIBRATION_NAME)
 
-    @property
-    def model(self) -> Path:
-        """Weights of the best model by validation."""
-        return self.path / MODEL_NAME
-
-    @property
-    def memory(self) -> Path:
-        """Memory of the best model by validation."""
-        return self.path / MEMORY_NAME
-
-    @property
-    def calibration(self) -> Path:
-        """Temperatures and rejection thresholds, measured on validation classes."""
-        return self.path / CALIBRATION_NAME
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.model = path / MODEL_NAME
+        self.memory = path / MEMORY_NAME
+        self.calibration = path / CALIBRATION_NAME
 
     def settings(self) -> RunSettings:
         """Read the run's settings, or say that there is no run."""

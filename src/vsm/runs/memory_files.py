@@ -54,13 +54,10 @@ def update_memory(
     change: Callable[[NamedMemory], NamedMemory],
     beginning: NamedMemory | None = None,
 ) -> NamedMemory:
-    """Change a memory on disk; other processes that do so wait for their turn.
+    """Change a memory file, or that of a run directory; other processes wait for their turn.
 
-    Args:
-        path: a memory file, or a run directory; no shipped model.
-        change: makes the new memory of what is there when its turn has come. If it raises, the
-            file stays as it is.
-        beginning: what to begin with if there is no file yet.
+    ``change`` makes the new memory of what is there when its turn has come; if it raises, the file
+    stays as it is. ``beginning`` is what to begin with if there is no file yet.
     """
     file = own_memory_path(path)
     if beginning is None and not file.is_file():

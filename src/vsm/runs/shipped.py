@@ -59,14 +59,13 @@ def read_card(folder: Path) -> Card | None:
     if not path.is_file():
         return None
     try:
-        card = json.loads(path.read_text(encoding="utf-8"))
+        card: Card = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RunError(f"{path} is damaged: {error}") from error
     missing = [key for key in NEEDED if not isinstance(card, dict) or key not in card]
     if missing:
         raise RunError(f"{path} is not a model's card: it lacks {', '.join(missing)}")
-    known: Card = card
-    return known
+    return card
 
 
 def shipped_card(name: str) -> Card:

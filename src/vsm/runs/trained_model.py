@@ -283,9 +283,7 @@ def restored_model(
 def model_metadata(dataset: Dataset, class_ids: list[int] | None = None) -> dict[str, Any]:
     """Return what is stored with weights, so that using them needs no dataset.
 
-    Args:
-        dataset: what the model is trained on.
-        class_ids: classes whose names are needed.
+    ``class_ids`` are the classes whose names are stored as well.
     """
     preprocessing = Preprocessing.of(dataset)
     metadata: dict[str, Any] = {
@@ -335,10 +333,7 @@ def store(
 ) -> None:
     """Write a model and its memory with other storage, to be loaded as a shipped model.
 
-    Args:
-        run: where.
-        trained: what.
-        convert: turns tensors into those that are written, by the same names.
+    ``convert`` turns tensors into those that are written, by the same names.
     """
     weights = convert(dict(trained.model.state_dict()))
     encoder = EncoderIdentity.of(trained.settings, weights)

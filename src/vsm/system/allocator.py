@@ -10,9 +10,6 @@ import os
 import sys
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-_LARGEST = 2**31 - 1
-_NEVER = -1  # the largest number would still give back what is free beyond 2 GB
-_TOP_PAD_BYTES = 64 * 2**20
 
 
 def keep_allocations() -> bool:
@@ -23,9 +20,6 @@ def keep_allocations() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # not glibc
         return False
-    wanted = {
-        _M_MMAP_THRESHOLD: _LARGEST,
-        _M_TRIM_THRESHOLD: _NEVER,
-        _M_TOP_PAD: _TOP_PAD_BYTES,
-    }
+    never = -1  # the largest number would still give back what is free beyond 2 GB
+    wanted = {_M_MMAP_THRESHOLD: 2**31 - 1, _M_TRIM_THRESHOLD: never, _M_TOP_PAD: 64 * 2**20}
     return all(mallopt(option, value) == 1 for option, value in wanted.items())

@@ -61,22 +61,18 @@ def _device(name: str) -> torch.device:
         raise SettingsError(f"device: expected auto, cpu, cuda, cuda:N or mps, got {name!r}")
     if not torch.cuda.is_available():
         raise SettingsError(f"device: {name} asked for, but torch finds no GPU; use auto or cpu")
-    if index and int(index) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise SettingsError(f"device: {name} asked for, but this machine has {count} of them")
-    return torch.device("cuda", int(index) if index else _own_gpu())
-
-
-def _own_gpu() -> int:
-    """Return which GPU is this process's: by its place on the machine, or the only one it sees."""
     count = torch.cuda.device_count()
+    if index and int(index) >= count:
+        raise SettingsError(f"device: {name} asked for, but this machine has {count} of them")
+    if index:
+        return torch.device("cuda", int(index))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if count > 1 and local_rank >= count:
+    if 1 < count <= local_rank:
         raise SettingsError(
             f"device: this machine has {count} GPUs, too few for process {local_rank} of those "
             f"started on it; start at most {count} on a machine, or use --device cpu"
         )
-    return min(local_rank, count - 1)
+    return torch.device("cuda", min(local_rank, count - 1))  # its own, or the only one it sees
 
 
 def send(values: Tensor, device: torch.device) -> Tensor:

@@ -1,6 +1,6 @@
 """One run in several processes: who takes which tasks, and how all of them agree.
 
-Every process holds the whole model and the whole memory. The T tasks of a step are shared out in
+Every process holds the full model and the full memory. The T tasks of a step are shared out in
 contiguous equal parts, gradients are averaged, and observations are gathered in the order of the
 processes. So all of them make the same step, which is the step that one process would make.
 """

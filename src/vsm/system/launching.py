@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from vsm.errors import SettingsError
 from vsm.settings import SlurmSettings
@@ -22,17 +22,11 @@ if TYPE_CHECKING:
     from submitit.core.utils import DelayedSubmission
 
 Main = Callable[[Sequence[str]], int]
+"""The command line: given its words, it returns the exit code."""
 
 
-@dataclass(frozen=True)
-class SubmittedJob:
-    """A job in a queue.
-
-    Attributes:
-        id: what the scheduler calls it.
-        log: what its first process prints.
-        stop_command: how to stop it; it then saves first.
-    """
+class SubmittedJob(NamedTuple):
+    """A job in a queue, the log of its first process, and how to stop it; it then saves first."""
 
     id: str
     log: Path
@@ -41,12 +35,7 @@ class SubmittedJob:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What each process of a job does: ``vsm train`` with ``arguments``.
-
-    Attributes:
-        main: the command line, given its words; returns the exit code.
-        arguments: what was typed after ``vsm train``.
-    """
+    """What each process of a job does: ``vsm train`` with the ``arguments`` that were typed."""
 
     main: Main
     arguments: tuple[str, ...]
@@ -57,8 +46,7 @@ class TrainingJob:
 
         TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
         ask_again = signal.getsignal(signal.SIGUSR2)  # submitit's; training takes its place
-        was_requeued = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
-        job = self.resumed() if was_requeued else self
+        job = self.resumed() if int(os.environ.get("SLURM_RESTART_COUNT", "0")) else self
         try:
             code: Any = job.main(["train", *job.arguments])
         except SystemExit as stop:
@@ -90,33 +78,37 @@ def submit(
 ) -> SubmittedJob:
     """Submit ``vsm train`` with ``arguments`` and return at once.
 
-    Args:
-        launcher: ``slurm``, or ``local`` for the background of this machine.
-        slurm: what to ask for.
-        num_tasks: tasks of a step, to be shared by all processes.
-        output: the run directory; the job's files go to a folder beside it.
-        main: the command line.
-        arguments: what was typed after ``vsm train``.
+    ``local`` is the background of this machine. All processes share the ``num_tasks`` of a step.
+    The job's files go to a folder beside ``output``, the run directory.
     """
     Processes(0, slurm.processes).share(num_tasks)
+    folder = output.absolute().with_name(f"{output.name}-jobs")
+    executor = open_executor(folder, launcher, slurm.restarts)
+    try:
+        executor.update_parameters(**scheduler_parameters(slurm, f"vsm-{output.name}"))
+    except (RuntimeError, ValueError) as error:
+        raise SettingsError(f"launcher: {error}") from error
+
+    from submitit.helpers import clean_env
+
+    with clean_env(), _output_not_inherited():
+        job = executor.submit(TrainingJob(main, (*arguments, "--launcher", "none")))
+    stop = "scancel" if launcher == "slurm" else "kill"
+    return SubmittedJob(job.job_id, job.paths.stdout, f"{stop} {job.job_id}")
+
+
+def open_executor(folder: Path, launcher: Literal["local", "slurm"], restarts: int) -> Any:
+    """Return submitit's executor with its files in ``folder``, or say why there is none."""
     try:
         import submitit
     except ImportError:
         raise SettingsError(
             f"launcher: {launcher} needs submitit: pip install 'variational-semantic-memory[slurm]'"
         ) from None
-
-    folder = output.absolute().with_name(f"{output.name}-jobs")
-    restarts = {f"{launcher}_max_num_timeout": slurm.restarts}
     try:
-        executor = submitit.AutoExecutor(folder, launcher, **restarts)
-        executor.update_parameters(**scheduler_parameters(slurm, f"vsm-{output.name}"))
+        return submitit.AutoExecutor(folder, launcher, **{f"{launcher}_max_num_timeout": restarts})
     except (RuntimeError, ValueError) as error:
         raise SettingsError(f"launcher: {error}") from error
-    with submitit.helpers.clean_env(), _output_not_inherited():
-        job = executor.submit(TrainingJob(main, (*arguments, "--launcher", "none")))
-    stop_command = f"scancel {job.job_id}" if launcher == "slurm" else f"kill {job.job_id}"
-    return SubmittedJob(str(job.job_id), job.paths.stdout, stop_command)
 
 
 @contextmanager

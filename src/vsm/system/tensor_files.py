@@ -71,7 +71,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def fingerprint(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
     """Return a SHA-256 of metadata and of the names, shapes and single-precision values of tensors.
 
-    Tensors of whole numbers, such as counters of batches, are passed over.
+    Integer tensors, such as counters of batches, are passed over.
     """
     digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
@@ -112,26 +112,17 @@ def learning_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 
 def restore_learning(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    tensors: dict[str, Tensor],
-    source: Path,
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], source: Path
 ) -> None:
-    """Put what :func:`learning_tensors` named back into a model and, if given, its optimizer."""
-    load_weights(model, strip_prefix(tensors, "model"), source)
-    if optimizer is not None:
-        _restore_moments(optimizer, strip_prefix(tensors, "optimizer"))
+    """Put what :func:`learning_tensors` named back into a model and its optimizer.
 
-
-def _restore_moments(optimizer: torch.optim.Optimizer, saved: dict[str, Tensor]) -> None:
-    """Put saved moments into ``optimizer``, each in the memory layout of its parameter.
-
-    Fused optimizers walk parameter and moments by address, so a channels-last weight needs
-    channels-last moments.
+    Each moment gets the memory layout of its parameter: fused optimizers walk both by address, so
+    a channels-last weight needs channels-last moments.
     """
+    load_weights(model, strip_prefix(tensors, "model"), source)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     moments: dict[int, dict[str, Tensor]] = {}
-    for key, value in saved.items():
+    for key, value in strip_prefix(tensors, "optimizer").items():
         index, name = key.split(".", 1)
         parameter = parameters[int(index)]
         laid_out = torch.empty_like(parameter).copy_(value) if value.ndim else value

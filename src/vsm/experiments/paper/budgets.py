@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vsm.errors import SettingsError
-from vsm.experiments.changes import UnknownSettingError, with_changes
+from vsm.experiments.changes import with_changes
 from vsm.experiments.paper.catalog import Column, PaperTable, Row
 from vsm.runs.configuration import PRESETS, preset_paths, settings_from_files
 from vsm.settings import METHODS, RunSettings
@@ -77,10 +77,7 @@ class Budget:
         }
         if table.backbone != "conv4":
             setting["model.keep_probability"] = 1.0  # the paper's dropout is of its shallow network
-        try:
-            return with_changes(_base(self.file, column), {**setting, **row.changes})
-        except UnknownSettingError as error:
-            raise Unavailable(f"not available in this version: {error}") from error
+        return with_changes(_base(self.file, column), {**setting, **row.changes})
 
     def narrow(self, backbone: str) -> str:
         """Say that a backbone is narrower than the published one, if it is."""
@@ -117,12 +114,7 @@ BUDGETS: dict[str, Budget] = {
         episodes=2000,
         file="cpu.yaml",
         refusal="a deep network takes days on a CPU; choose --budget smoke (narrow) or paper",
-        pretraining_epochs={
-            "": 20,
-            "cifar-fs": 40,
-            "mini-imagenet": 15,
-            "tiered-imagenet": 2,
-        },
+        pretraining_epochs={"": 20, "cifar-fs": 40, "mini-imagenet": 15, "tiered-imagenet": 2},
     ),
     "paper": Budget(
         "paper",

@@ -1,25 +1,22 @@
 """What the paper prints, which of its rows can be measured here, by which settings, and claims.
 
-Printed values are read from paper.json. A row is a few changes to the settings of its column
-(:mod:`vsm.experiments.paper.budgets`). Rows without changes are quoted: the paper's number stands
-alone.
+Printed values are read from paper.json, what is measured of them from measured.yaml. A row is a few
+changes to the settings of its column (:mod:`vsm.experiments.paper.budgets`). Rows without changes
+are quoted: the paper's number stands alone.
 """
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from vsm.errors import SettingsError
 from vsm.experiments.changes import Changes
-from vsm.settings import NETWORK_SETTINGS
-
-PAPER = Path(__file__).with_name("paper.json")
-MEMORY_SIZES = (4, 8, 16, 32)
-RETENTIONS = tuple(tenths / 10 for tenths in range(11))
 
 
 @dataclass(frozen=True)
@@ -79,14 +76,9 @@ class PaperTable:
     Attributes:
         name: ``table-1`` … ``table-11``, ``figure-2``, ``figure-3``, numbered as in the paper.
         label: the LaTeX label.
-        purpose: what it shows, in a few words.
-        caption: the paper's.
-        columns: the paper's.
+        caption: the paper's, as its columns are.
         rows: measured and quoted ones, in the paper's order; rows beyond the paper come last.
-        claims: pairs (a, b) of rows whose difference a − b the table is about.
-        backbone: feature extractor of its measured rows.
-        kind: of the jobs that measure it: accuracies, or distances between prototypes.
-        remark: what the paper leaves open, and how it is read here.
+        purpose, claims, backbone, kind, remark: see ``measured.yaml``.
     """
 
     name: str
@@ -95,10 +87,10 @@ class PaperTable:
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    claims: tuple[tuple[str, str], ...]
-    backbone: str
-    kind: str
-    remark: str
+    claims: Sequence[Sequence[str]] = ()
+    backbone: str = "conv4"
+    kind: str = "evaluate"
+    remark: str = ""
 
     def row(self, name: str) -> Row:
         """Return the row called ``name``, or say which there are."""
@@ -122,165 +114,34 @@ class PaperTable:
         return list(dict.fromkeys(column.data for column in self.columns))
 
 
-@dataclass(frozen=True)
-class _Addition:
-    """What this package adds to a table of the paper."""
-
-    purpose: str
-    measured: Mapping[str, Changes]
-    claims: Sequence[tuple[str, str]] = ()
-    extra: Sequence[Row] = ()
-    backbone: str = "conv4"
-    kind: str = "evaluate"
-    remark: str = ""
-
-
-_PROTONET: Changes = {"method": "protonet"}
-_VPN: Changes = {"method": "vpn"}
-_VSM: Changes = {"method": "vsm"}
-_CONJUGATE = Row(
-    "vsm-conjugate",
-    "VSM, conjugate inference (not in the paper)",
-    {
-        "method": "vsm",
-        "model.residual": True,
-        "model.inference": "conjugate",
-        **dict.fromkeys(NETWORK_SETTINGS),  # budgets give some of them, for the network
-    },
-    in_paper=False,
-)
-
-
-def _size_rows() -> list[Row]:
-    """Rows of Figure 3: the memory bounded while training, and cut at test alone."""
-    bounded = [
-        Row(f"capacity-{size}", f"{size} slots, in training and test", changes)
-        for size, changes in ((size, {**_VSM, "memory.capacity": size}) for size in MEMORY_SIZES)
+def _table(name: str, printed: dict[str, Any], added: dict[str, Any]) -> PaperTable:
+    measured, extra = added.pop("measured", {}), added.pop("extra", ())
+    rows = [
+        Row(
+            one["name"],
+            one["title"],
+            measured.get(one["name"]),
+            tuple(map(PaperCell.read, one["cells"])),
+        )
+        for one in printed["rows"]
     ]
-    cut = [
-        Row(f"slots-{size}", f"{size} slots, at test alone", _VSM, slots=size)
-        for size in (0, *MEMORY_SIZES)
-    ]
-    return [*bounded, Row("capacity-all", "one slot per class", _VSM), *cut]
-
-
-_ADDITIONS: dict[str, _Addition] = {
-    "table-1": _Addition(
-        "variational prototypes against ProtoNet",
-        {"protonet": _PROTONET, "vpn": _VPN},
-        [("vpn", "protonet")],
-    ),
-    "table-2": _Addition(
-        "ways to recall: rote, transformed, variational",
-        {
-            "vpn": _VPN,
-            "rote": {"method": "rote"},
-            "transformed": {"method": "transformed"},
-            "vsm": _VSM,
-        },
-        [
-            ("rote", "vpn"),
-            ("transformed", "vpn"),
-            ("vsm", "vpn"),
-            ("vsm", "rote"),
-            ("vsm", "transformed"),
-            ("vsm-conjugate", "vsm"),
-        ],
-        extra=[_CONJUGATE],
-    ),
-    "table-3": _Addition(
-        "attention against the mean in the memory update",
-        {"mean-update": {**_VSM, "memory.update": "mean"}, "attention-update": _VSM},
-        [("attention-update", "mean-update")],
-    ),
-    "table-4": _Addition(
-        "other memories: MANN and the Kanerva machine",
-        {"mann": {"method": "mann"}, "kanerva": {"method": "kanerva"}, "vsm": _VSM},
-        [("vsm", "mann"), ("vsm", "kanerva")],
-    ),
-    "table-5": _Addition(
-        "state of the art with a shallow network",
-        {"vsm": _VSM},
-        [("vsm-conjugate", "vsm")],
-        extra=[_CONJUGATE],
-    ),
-    "table-6": _Addition(
-        "state of the art with ResNet-12",
-        {"vsm": _VSM},
-        backbone="resnet12",
-        remark="The paper gives no schedule for deep networks: that of its shallow tables is used.",
-    ),
-    "table-7": _Addition("Omniglot", {"protonet": _PROTONET, "vsm": _VSM}, [("vsm", "protonet")]),
-    "table-8": _Addition("20-way episodes", {"vsm": _VSM}),
-    "table-9": _Addition(
-        "WRN-28-10",
-        {"vsm": _VSM},
-        backbone="wrn28_10",
-        remark="The paper gives no schedule for deep networks: that of its shallow tables is used.",
-    ),
-    "table-10": _Addition(
-        "how much old content an update keeps: α from 0 to 1",
-        {f"alpha-{alpha:.1f}": {**_VSM, "memory.retention": alpha} for alpha in RETENTIONS},
-        [(f"alpha-{best}", f"alpha-{end}") for best in ("0.7", "0.8") for end in ("0.0", "1.0")],
-        remark="The table's columns do not say how many classes an episode has; its best values "
-        "are those of the 5-way tables.",
-    ),
-    "table-11": _Addition(
-        "Gumbel-softmax against softmax addressing",
-        {"gumbel": {**_VSM, "memory.recall": "gumbel"}, "softmax": _VSM},
-        [("softmax", "gumbel")],
-    ),
-    "figure-2": _Addition(
-        "prototype distributions without and with memory",
-        {},
-        [("vsm", "vpn")],
-        extra=[
-            Row("vpn", "without memory", _VPN),
-            Row("vsm", "with variational semantic memory", _VSM),
-        ],
-        kind="prototypes",
-        remark="The paper prints a picture and no numbers, of miniImageNet; 1-shot is assumed.",
-    ),
-    "figure-3": _Addition(
-        "effect of memory size",
-        {},
-        [("capacity-all", "capacity-4"), ("capacity-all", "slots-0")],
-        extra=_size_rows(),
-        remark="The paper prints a curve and no numbers; the sizes are chosen here. Whether the "
-        "memory was bounded while training or cut at test is open: both are measured.",
-    ),
-}
+    return PaperTable(
+        name,
+        label=printed["label"],
+        caption=printed["caption"],
+        columns=tuple(Column(**column) for column in printed["columns"]),
+        rows=(*rows, *(Row(**row) for row in extra)),
+        **added,
+    )
 
 
 @cache
 def tables() -> dict[str, PaperTable]:
     """Return every table and figure of results by name, in the paper's order, tables first."""
-    printed = json.loads(PAPER.read_text(encoding="utf-8"))
-    return {name: _table(name, one, _ADDITIONS[name]) for name, one in printed.items()}
-
-
-def _table(name: str, printed: dict[str, Any], added: _Addition) -> PaperTable:
-    rows = [
-        Row(
-            row["name"],
-            row["title"],
-            added.measured.get(row["name"]),
-            tuple(map(PaperCell.read, row["cells"])),
-        )
-        for row in printed["rows"]
-    ]
-    return PaperTable(
-        name,
-        printed["label"],
-        added.purpose,
-        printed["caption"],
-        tuple(Column(**column) for column in printed["columns"]),
-        (*rows, *added.extra),
-        tuple(added.claims),
-        added.backbone,
-        added.kind,
-        added.remark,
-    )
+    here = Path(__file__)
+    printed = json.loads(here.with_name("paper.json").read_text(encoding="utf-8"))
+    added = yaml.safe_load(here.with_name("measured.yaml").read_text(encoding="utf-8"))
+    return {name: _table(name, printed[name], added[name]) for name in printed}
 
 
 def table(name: str) -> PaperTable:

@@ -1,4 +1,8 @@
-"""From a request (``vsm reproduce table-1 --budget smoke --seeds 3``) to the jobs it takes."""
+"""From a request (``vsm reproduce table-1 --budget smoke --seeds 3``) to the jobs it takes.
+
+Requests are kept in ``requests/`` beside the jobs, so that a later command knows what belongs in a
+report.
+"""
 
 import hashlib
 import json
@@ -6,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from vsm.data import EpisodeSampler, open_images
 from vsm.data.catalog import FOLDER_PREFIX
@@ -17,8 +20,7 @@ from vsm.experiments.paper.budgets import Budget, Unavailable, budget
 from vsm.experiments.paper.catalog import Column, PaperTable, Row, table
 from vsm.experiments.store import JobStore
 from vsm.settings import PretrainSettings, RunSettings
-
-EVALUATION_SEED = 0
+from vsm.system.files import write_text
 
 
 @dataclass(frozen=True)
@@ -46,20 +48,17 @@ class Request:
             raise SettingsError(f"seeds: must be at least 1, got {self.seeds}")
         object.__setattr__(self, "data", tuple(map(_with_full_path, self.data)))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> "Request":
-        """Return the request that :meth:`as_dict` described."""
-        tuples = {name: tuple(values[name]) for name in ("data", "rows")}
-        return Request(**{**values, **tuples})
-
     def joined(self, other: "Request") -> "Request":
         """Return one request for all that two requests of one table, budget and data ask for."""
         rows = tuple(dict.fromkeys((*self.rows, *other.rows))) if self.rows and other.rows else ()
         return replace(other, seeds=max(self.seeds, other.seeds), rows=rows)
+
+
+def _with_full_path(data: str) -> str:
+    """Let a folder be found from anywhere."""
+    if not data.startswith(FOLDER_PREFIX):
+        return data
+    return f"{FOLDER_PREFIX}{Path(data.removeprefix(FOLDER_PREFIX)).expanduser().resolve()}"
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Plan:
     budget: Budget
     columns: tuple[PlannedColumn, ...]
     cells: Mapping[tuple[str, int, int], Job]
-    unavailable: Mapping[str, str] = field(default_factory=dict)
+    unavailable: Mapping[str, str]
 
     @cached_property
     def jobs(self) -> list[Job]:
@@ -101,9 +100,9 @@ class Plan:
         return in_order(self.cells.values())
 
     @property
-    def datasets(self) -> tuple[str, ...]:
+    def datasets(self) -> list[str]:
         """The datasets to measure on."""
-        return tuple(dict.fromkeys(planned.column.data for planned in self.columns))
+        return list(self.request.checksums)
 
 
 def make_plan(request: Request) -> Plan:
@@ -112,7 +111,6 @@ def make_plan(request: Request) -> Plan:
     columns = _columns(shown, request.data or affordable.data)
     datasets = dict.fromkeys(planned.column.data for planned in columns)
     checksums = {data: data_checksum(data, request.checksums) for data in datasets}
-    request = replace(request, checksums=checksums)
     cells: dict[tuple[str, int, int], Job] = {}
     unavailable: dict[str, str] = {}
     for row in _rows(shown, request):
@@ -120,11 +118,12 @@ def make_plan(request: Request) -> Plan:
             for seed in range(request.seeds):
                 try:
                     settings = affordable.settings(shown, planned.column, row, seed)
-                    job = _cell(shown, affordable, settings, row.slots, checksums)
                 except Unavailable as reason:
                     unavailable[row.name] = str(reason)
-                else:
-                    cells[row.name, position, seed] = job
+                    continue
+                job = _cell(shown, affordable, settings, row, checksums[settings.data])
+                cells[row.name, position, seed] = job
+    request = replace(request, checksums=checksums)
     return Plan(request, shown, affordable, columns, cells, unavailable)
 
 
@@ -135,33 +134,22 @@ def check_data(plan: Plan) -> None:
             dataset = open_images(data)
         except DataError as error:
             raise DataError(f"{plan.table.name}: {error}; or choose data with --data") from error
-        for planned in plan.columns:
-            if planned.column.data == data:
-                way, shot = planned.column.way, planned.column.shot
-                EpisodeSampler(dataset, "train", way, shot, plan.budget.queries)
-                EpisodeSampler(dataset, "test", way, shot, plan.budget.queries)
+        for column in (planned.column for planned in plan.columns if planned.column.data == data):
+            EpisodeSampler(dataset, "train", column.way, column.shot, plan.budget.queries)
+            EpisodeSampler(dataset, "test", column.way, column.shot, plan.budget.queries)
 
 
 def _columns(shown: PaperTable, datasets: tuple[str, ...]) -> tuple[PlannedColumn, ...]:
-    own = [
-        PlannedColumn(column, (position,), stands_in=False)
-        for position, column in enumerate(shown.columns)
-    ]
-    if not datasets:
-        return tuple(own)
+    """Return the paper's columns of each dataset, or one for each way and shot if it has none."""
     chosen: list[PlannedColumn] = []
-    for data in dict.fromkeys(datasets):
-        of_paper = [planned for planned in own if planned.column.data == data]
-        chosen += of_paper or _stand_in(shown, data)
+    for data in dict.fromkeys(datasets or shown.datasets):
+        stands_in = data not in shown.datasets
+        beside: dict[Column, list[int]] = {}
+        for position, column in enumerate(shown.columns):
+            if stands_in or column.data == data:
+                beside.setdefault(replace(column, data=data), []).append(position)
+        chosen += [PlannedColumn(column, tuple(at), stands_in) for column, at in beside.items()]
     return tuple(chosen)
-
-
-def _stand_in(shown: PaperTable, data: str) -> list[PlannedColumn]:
-    """Return one column of ``data`` for each way and shot the table has."""
-    beside: dict[Column, list[int]] = {}
-    for position, column in enumerate(shown.columns):
-        beside.setdefault(Column(data, column.way, column.shot), []).append(position)
-    return [PlannedColumn(column, tuple(found), True) for column, found in beside.items()]
 
 
 def _rows(shown: PaperTable, request: Request) -> tuple[Row, ...]:
@@ -178,15 +166,20 @@ def _rows(shown: PaperTable, request: Request) -> tuple[Row, ...]:
 
 
 def _cell(
-    shown: PaperTable,
-    affordable: Budget,
-    settings: RunSettings,
-    slots: int | None,
-    checksums: Mapping[str, str],
+    shown: PaperTable, affordable: Budget, settings: RunSettings, row: Row, checksum: str
 ) -> Job:
     """Return the measurement of a run on test episodes of its own way and shot."""
-    checksum = checksums[settings.data]
-    training = train_job(settings, checksum, _pretraining(affordable, settings, checksum))
+    epochs, pretraining = affordable.epochs(settings.data), None
+    if epochs is not None:  # all rows of a dataset and all seeds begin with the same backbone
+        backbone = PretrainSettings(
+            data=settings.data,
+            backbone=settings.model.backbone,
+            channels=settings.model.channels,
+            epochs=epochs,
+            augment_colors=False,
+        )
+        pretraining = pretrain_job(backbone, checksum)
+    training = train_job(settings, checksum, pretraining)
     protocol = {
         "data": settings.data,
         "split": "test",
@@ -194,59 +187,37 @@ def _cell(
         "shot": settings.shot,
         "queries": affordable.queries,
         "episodes": affordable.episodes,
-        "seed": EVALUATION_SEED,
+        "seed": 0,
     }
     if shown.kind == "prototypes":
         title = f"look at the prototypes of {describe(settings)}"
         return Job("prototypes", title, {"protocol": protocol}, (training,))
-    cut = "" if slots is None else f", {slots} slots"
-    title = f"measure {describe(settings)}{cut}"
-    return evaluate_job(training, title, protocol, slots=None if slots is None else (slots, 0))
-
-
-def _pretraining(affordable: Budget, settings: RunSettings, checksum: str) -> Job | None:
-    """Return the pre-training that all rows of a dataset and all seeds begin with, if any."""
-    epochs = affordable.epochs(settings.data)
-    if epochs is None:
-        return None
-    model = settings.model
-    return pretrain_job(
-        PretrainSettings(
-            data=settings.data,
-            backbone=model.backbone,
-            channels=model.channels,
-            epochs=epochs,
-            augment_colors=False,
-        ),
-        checksum,
-    )
-
-
-def _with_full_path(data: str) -> str:
-    """Let a folder be found from anywhere."""
-    if not data.startswith(FOLDER_PREFIX):
-        return data
-    return f"{FOLDER_PREFIX}{Path(data.removeprefix(FOLDER_PREFIX)).expanduser().resolve()}"
+    title = f"measure {describe(settings)}"
+    if row.slots is None:
+        return evaluate_job(training, title, protocol)
+    return evaluate_job(training, f"{title}, {row.slots} slots", protocol, slots=[row.slots, 0])
 
 
 def remember(store: JobStore, request: Request) -> Request:
     """Keep what was asked for, joined with what was asked before of the same columns."""
     columns = json.dumps([request.table, request.budget, request.data])
     name = f"{request.table}-{request.budget}-{hashlib.sha256(columns.encode()).hexdigest()[:8]}"
-    if store.request_file(name).is_file():
-        request = _read_request(store.request_file(name)).joined(request)
-    store.write_request(name, request.as_dict())
+    path = store.root / "requests" / f"{name}.json"
+    if path.is_file():
+        request = _read_request(path).joined(request)
+    write_text(path, json.dumps(asdict(request), ensure_ascii=False, indent=1) + "\n")
     return request
 
 
 def requests(store: JobStore) -> list[Request]:
     """Return everything that was asked for."""
-    return [_read_request(path) for path in store.request_files()]
+    return [_read_request(path) for path in sorted((store.root / "requests").glob("*.json"))]
 
 
 def _read_request(path: Path) -> Request:
     try:
-        return Request.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return Request(**{**values, "data": tuple(values["data"]), "rows": tuple(values["rows"])})
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"{path} is damaged ({error}); delete it and ask for its table again: no job is lost"

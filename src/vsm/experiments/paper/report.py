@@ -1,13 +1,14 @@
 """The report of the paper's tables and figures that were asked for, in Markdown and HTML."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from vsm.errors import DataError, RunError
 from vsm.experiments.document import Block, Heading, Text, to_html, write_markdown
 from vsm.experiments.paper.budgets import BUDGETS
-from vsm.experiments.paper.catalog import tables
+from vsm.experiments.paper.catalog import PaperTable, table, tables
 from vsm.experiments.paper.plan import Plan, make_plan, requests
 from vsm.experiments.paper.results import Results, collect
 from vsm.experiments.paper.tables import difference_table, value_table
@@ -24,8 +25,7 @@ EXPLANATION = (
 )
 
 
-@dataclass(frozen=True)
-class WrittenReport:
+class WrittenReport(NamedTuple):
     """Where a report is."""
 
     markdown: Path
@@ -45,12 +45,10 @@ def write_report(root: Path) -> WrittenReport:
             f"{root} holds no reproduction; begin one with `vsm reproduce table-1 --budget smoke`"
         )
     blocks: list[Block] = [Heading(1, TITLE), Text(EXPLANATION)]
-    shown = ""
-    for plan in plans:
-        if plan.table.name != shown:
-            shown = plan.table.name
-            blocks += _introduction(plan)
-        blocks += _section(collect(plan, store), store)
+    for name, of_table in groupby(plans, lambda plan: plan.table.name):
+        blocks += _introduction(table(name))
+        for plan in of_table:
+            blocks += _section(collect(plan, store), store)
     written = WrittenReport(root / "report.md", root / "report.html")
     write_markdown(written.markdown, blocks)
     write_text(written.html, to_html(TITLE, blocks))
@@ -60,50 +58,46 @@ def write_report(root: Path) -> WrittenReport:
 def plans_in_order(store: JobStore) -> list[Plan]:
     """Return the plans of all requests in the paper's order, small budgets first."""
     names, sizes = list(tables()), list(BUDGETS)
-    plans = [make_plan(request) for request in requests(store)]
-    return sorted(
-        plans, key=lambda plan: (names.index(plan.table.name), sizes.index(plan.budget.name))
-    )
+    found = requests(store)
+    found.sort(key=lambda one: (names.index(one.table), sizes.index(one.budget)))
+    return list(map(make_plan, found))
 
 
-def _introduction(plan: Plan) -> list[Block]:
-    table = plan.table
-    kind, number = table.name.split("-")
-    heading = Heading(2, f"{kind.capitalize()} {number}: {table.purpose}")
-    caption = Text(f"The paper: “{table.caption}”")
-    return [heading, caption, *([Text(table.remark)] if table.remark else [])]
+def _introduction(shown: PaperTable) -> list[Block]:
+    name = shown.name.capitalize().replace("-", " ")
+    texts = filter(None, [f"The paper: “{shown.caption}”", shown.remark])
+    return [Heading(2, f"{name}: {shown.purpose}"), *map(Text, texts)]
 
 
 def _section(results: Results, store: JobStore) -> list[Block]:
     """Return one budget on one choice of data."""
     plan = results.plan
     heading = Heading(3, f"{plan.budget.name} budget on {', '.join(plan.datasets)}")
-    blocks: list[Block] = [heading, Text(describe(results)), value_table(results)]
-    differences = difference_table(results)
-    if differences is not None:
-        blocks.append(differences)
-    blocks += _pictures(results, store)
+    shown = filter(None, [value_table(results), difference_table(results)])
     notes = [*plan.unavailable.items(), *results.failures.items()]
-    return [*blocks, *(Text(f"{what}: {why}.") for what, why in notes)]
+    return [
+        heading,
+        Text(describe(results)),
+        *shown,
+        *_pictures(results, store),
+        *(Text(f"{what}: {why}.") for what, why in notes),
+    ]
 
 
 def describe(results: Results) -> str:
     """Say what produced the figures of a section."""
-    plan = results.plan
-    seeds = plan.request.seeds
+    plan, seeds = results.plan, results.plan.request.seeds
     parts = [
         f"Budget {plan.budget.name} ({plan.budget.purpose})",
         f"{seeds} training seed{'s' * (seeds != 1)}, {plan.budget.episodes} test episodes with "
         f"{plan.budget.queries} queries per class",
     ]
-    stand_ins = dict.fromkeys(one.column.data for one in plan.columns if one.stands_in)
-    if stand_ins:
+    if stand_ins := dict.fromkeys(one.column.data for one in plan.columns if one.stands_in):
         parts.append(
             f"{', '.join(stand_ins)} stands in for the paper's data, so our columns and the "
             "paper's are of different images"
         )
-    narrow = plan.budget.narrow(plan.table.backbone)
-    if narrow:
+    if narrow := plan.budget.narrow(plan.table.backbone):
         parts.append(f"a narrow network: {narrow}")
     if results.packages:
         parts.append(f"computed by version {', '.join(results.packages)}")
@@ -114,8 +108,8 @@ def _pictures(results: Results, store: JobStore) -> Sequence[Block]:
     try:
         from vsm.experiments.paper.pictures import pictures  # noqa: PLC0415 - matplotlib is an extra
     except ImportError:
-        missing = "pictures need matplotlib: pip install 'variational-semantic-memory[plots]'"
-        return [Text(f"No pictures here: {missing}.")]
+        hint = "pip install 'variational-semantic-memory[plots]'"
+        return [Text(f"No pictures here: pictures need matplotlib: {hint}.")]
     try:
         return pictures(results, store)
     except DataError as error:

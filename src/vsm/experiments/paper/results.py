@@ -7,7 +7,6 @@ from typing import Any
 
 from vsm.evaluation.statistics import Estimate
 from vsm.experiments.jobs import run_settings
-from vsm.experiments.paper.catalog import Row
 from vsm.experiments.paper.plan import Plan
 from vsm.experiments.results import Cell, read_cell
 from vsm.experiments.store import STATES, JobStore
@@ -45,8 +44,8 @@ QUANTITIES: dict[str, tuple[Quantity, ...]] = {
 class Difference:
     """A claim of a table, measured: row ``a`` minus row ``b`` in one column, over ``seeds``."""
 
-    a: Row
-    b: Row
+    a: str
+    b: str
     position: int
     quantity: Quantity
     seeds: int
@@ -86,18 +85,16 @@ class Results:
 
     def differences(self) -> list[Difference]:
         """Return every claim of the table whose two rows were asked for, column by column."""
-        table = self.plan.table
-        compared = [quantity for quantity in self.quantities if quantity.compared]
         found = []
-        for (a, b), position in product(table.claims, range(len(self.plan.columns))):
+        for (a, b), position in product(self.plan.table.claims, range(len(self.plan.columns))):
             first, second = self.cells.get((a, position)), self.cells.get((b, position))
             if first is None or second is None:
                 continue
             seeds = len(first.shared_seeds(second))
-            rows = (table.row(a), table.row(b))
             found += [
-                Difference(*rows, position, quantity, seeds, first.minus(second, quantity.name))
-                for quantity in compared
+                Difference(a, b, position, quantity, seeds, first.minus(second, quantity.name))
+                for quantity in self.quantities
+                if quantity.compared
             ]
         return found
 
@@ -108,7 +105,7 @@ class Results:
         return {
             "name": plan.table.name,
             "budget": plan.budget.name,
-            "data": list(plan.datasets),
+            "data": plan.datasets,
             "unavailable": dict(plan.unavailable),
             "cells": [
                 {
@@ -122,8 +119,8 @@ class Results:
             ],
             "differences": [
                 {
-                    "a": one.a.name,
-                    "b": one.b.name,
+                    "a": one.a,
+                    "b": one.b,
                     "column": columns[one.position],
                     "quantity": one.quantity.name,
                     "difference": _plain(one.estimate),
@@ -147,43 +144,24 @@ def collect(plan: Plan, store: JobStore) -> Results:
     seeds = range(plan.request.seeds)
     cells = {
         (row, position): read_cell(store, [plan.cells[row, position, s] for s in seeds], seeds)
-        for row, position in dict.fromkeys((row, position) for row, position, _ in plan.cells)
+        for row, position, seed in plan.cells
+        if seed == 0
     }
     failed = [job for job in plan.jobs if store.state(job) == "failed"]
     return Results(plan, cells, {job.title: store.failure(job) or "" for job in failed})
 
 
-@dataclass(frozen=True)
-class PlanStatus:
-    """How far a plan is.
-
-    Attributes:
-        plan: what was asked for.
-        counts: jobs in each state.
-        remarks: unfinished and failed jobs, one line each.
-    """
-
-    plan: Plan
-    counts: dict[str, int]
-    remarks: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
-        return {**self.plan.request.as_dict(), "jobs": self.counts, "remarks": list(self.remarks)}
-
-
-def status_of(plan: Plan, store: JobStore) -> PlanStatus:
-    """Look at the folder of every job of a plan."""
-    states = {job.key: store.state(job) for job in plan.jobs}
-    counted = Counter(states.values())
+def status_of(plan: Plan, store: JobStore) -> tuple[dict[str, int], list[str]]:
+    """Return how many jobs of a plan are in each state, and a line on each that is unfinished."""
+    states = [store.state(job) for job in plan.jobs]
     remarks = []
-    for job in plan.jobs:
-        state = states[job.key]
+    for job, state in zip(plan.jobs, states, strict=True):
+        line = f"{state}: {job.title}"
         if state == "failed":
-            remarks.append(f"failed: {job.title}: {store.failure(job)}")
+            remarks.append(f"{line}: {store.failure(job)}")
         elif state in ("running", "interrupted") and job.kind == "train":
-            steps = run_settings(job).steps
-            remarks.append(f"{state}: {job.title}: step {store.progress(job)} of {steps}")
+            remarks.append(f"{line}: step {store.progress(job)} of {run_settings(job).steps}")
         elif state in ("running", "interrupted", "damaged"):
-            remarks.append(f"{state}: {job.title}")
-    return PlanStatus(plan, {state: counted[state] for state in STATES}, tuple(remarks))
+            remarks.append(line)
+    counted = Counter(states)
+    return {state: counted[state] for state in STATES}, remarks

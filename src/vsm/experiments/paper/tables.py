@@ -1,23 +1,21 @@
 """Results as tables: each measured value beside the paper's, and each claim as a difference."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vsm.evaluation.statistics import Estimate
 from vsm.experiments.document import Table
-from vsm.experiments.paper.catalog import Row
-from vsm.experiments.paper.plan import PlannedColumn
+from vsm.experiments.paper.catalog import PaperCell, Row
 from vsm.experiments.paper.results import Difference, Quantity, Results
-from vsm.experiments.results import Cell
 
 ABSENT = "–"
-CLEAR = " *"
 WORDS = {
+    "failed": "failed",
     "waiting": "not run yet",
     "running": "running",
     "interrupted": "unfinished",
-    "failed": "failed",
     "damaged": "damaged",
 }
+"""What stands for a missing value: that of the first of these states that one of its seeds has."""
 
 
 def value_table(results: Results, only: int | None = None) -> Table:
@@ -29,105 +27,86 @@ def value_table(results: Results, only: int | None = None) -> Table:
         results: what was found.
         only: position of the one planned column to show; unset: all, side by side.
     """
-    shown = results.plan.table
-    columns = [shown.name, *_headings(results, results.quantities, only)]
-    return Table(columns, [_value_line(results, row, only) for row in shown.rows])
+    table = results.plan.table
 
+    def ours(position: int, quantity: Quantity) -> list[str]:
+        return [_value(results, row, position, quantity) for row in table.rows]
 
-def _value_line(results: Results, row: Row, only: int | None) -> list[str]:
-    line = [row.title]
-    for position, planned in _shown(results, only):
-        cell = results.cells.get((row.name, position))
-        line += [_ours(results, row, cell, quantity) for quantity in results.quantities]
-        line += [_paper(row, at) for at in _beside(results, planned)]
-    return line
+    def paper(at: int) -> list[str]:
+        printed = [_printed(row, at) for row in table.rows]
+        return [cell.text if cell else ABSENT for cell in printed]
 
-
-def _headings(results: Results, quantities: Sequence[Quantity], only: int | None) -> list[str]:
-    """Name the columns: of which data and budget ours are, and of which data the paper's."""
-    plan = results.plan
-    columns = []
-    for _, planned in _shown(results, only):
-        columns += [
-            f"{planned.column}{_of(quantity)}: ours ({plan.budget.name})" for quantity in quantities
-        ]
-        columns += [f"{plan.table.columns[at]}: paper" for at in _beside(results, planned)]
-    return columns
-
-
-def _shown(results: Results, only: int | None) -> list[tuple[int, PlannedColumn]]:
-    return [
-        (position, planned)
-        for position, planned in enumerate(results.plan.columns)
-        if only in (None, position)
-    ]
-
-
-def _beside(results: Results, planned: PlannedColumn) -> tuple[int, ...]:
-    """Return the paper's columns to show; a figure has no printed numbers."""
-    has_numbers = any(row.cells for row in results.plan.table.rows)
-    return planned.beside if has_numbers else ()
-
-
-def _ours(results: Results, row: Row, cell: Cell | None, quantity: Quantity) -> str:
-    if row.name in results.plan.unavailable:
-        return "not available"
-    if cell is None:
-        return ABSENT
-    found = cell.estimate(quantity.name)
-    if found is None:
-        worst = next(state for state in ("failed", *WORDS) if state in cell.states)
-        return WORDS[worst]
-    text = _plus_minus(found, quantity)
-    done, wanted = len(cell.seeds), len(cell.states)
-    return text if done == wanted else f"{text} ({done} of {wanted} seeds)"
-
-
-def _paper(row: Row, at: int) -> str:
-    cell = row.cells[at] if row.cells else None
-    return cell.text if cell else ABSENT
+    titles = [table.name, *(row.title for row in table.rows)]
+    return _table(results, titles, results.quantities, ours, paper, only)
 
 
 def difference_table(results: Results, only: int | None = None) -> Table | None:
     """Return one line per claim: its paired difference in each column, a star if clear of zero."""
-    table = results.plan.table
-    found: dict[tuple[str, str], dict[tuple[int, str], Difference]] = {}
-    for difference in results.differences():
-        pair = found.setdefault((difference.a.name, difference.b.name), {})
-        pair[difference.position, difference.quantity.name] = difference
+    found = {(one.a, one.b, one.position, one.quantity): one for one in results.differences()}
     if not found:
         return None
+    claims = list(dict.fromkeys((a, b) for a, b, _, _ in found))
+
+    def ours(position: int, quantity: Quantity) -> list[str]:
+        return [_difference(found[a, b, position, quantity]) for a, b in claims]
+
+    def paper(at: int) -> list[str]:
+        """Subtract printed values; the paper gives no paired interval."""
+        row = results.plan.table.row
+        pairs = [(_printed(row(a), at), _printed(row(b), at)) for a, b in claims]
+        return [f"{a.value - b.value:+.2f}" if a and b else ABSENT for a, b in pairs]
+
+    titles = ["paired difference", *(f"{a} − {b}" for a, b in claims)]
     compared = [quantity for quantity in results.quantities if quantity.compared]
-    lines = []
-    for (a, b), by_place in found.items():
-        line = [f"{a} − {b}"]
-        for position, planned in _shown(results, only):
-            line += [_difference(by_place[position, quantity.name]) for quantity in compared]
-            line += [
-                _paper_difference(table.row(a), table.row(b), at)
-                for at in _beside(results, planned)
-            ]
-        lines.append(line)
-    return Table(["paired difference", *_headings(results, compared, only)], lines)
+    return _table(results, titles, compared, ours, paper, only)
+
+
+def _table(
+    results: Results,
+    titles: list[str],
+    quantities: Sequence[Quantity],
+    ours: Callable[[int, Quantity], list[str]],
+    paper: Callable[[int], list[str]],
+    only: int | None,
+) -> Table:
+    """Put the paper's columns beside each of ours; ``titles`` is the first column."""
+    plan, columns = results.plan, [titles]
+    has_numbers = any(row.cells for row in plan.table.rows)  # a figure has none
+    for position, planned in enumerate(plan.columns):
+        if only not in (None, position):
+            continue
+        for quantity in quantities:
+            what = f"{planned.column}, {quantity.title}" if quantity.title else planned.column
+            columns.append([f"{what}: ours ({plan.budget.name})", *ours(position, quantity)])
+        if has_numbers:
+            columns += [[f"{plan.table.columns[at]}: paper", *paper(at)] for at in planned.beside]
+    heading, *lines = map(list, zip(*columns, strict=True))
+    return Table(heading, lines)
+
+
+def _value(results: Results, row: Row, position: int, quantity: Quantity) -> str:
+    if row.name in results.plan.unavailable:
+        return "not available"
+    cell = results.cells.get((row.name, position))
+    if cell is None:
+        return ABSENT
+    found = cell.estimate(quantity.name)
+    if found is None:
+        return next(word for state, word in WORDS.items() if state in cell.states)
+    done, wanted = len(cell.seeds), len(cell.states)
+    seeds = "" if done == wanted else f" ({done} of {wanted} seeds)"
+    return _plus_minus(found, quantity) + seeds
+
+
+def _printed(row: Row, at: int) -> PaperCell | None:
+    return row.cells[at] if row.cells else None
 
 
 def _difference(difference: Difference) -> str:
     if difference.estimate is None:
         return ABSENT
-    star = CLEAR if difference.is_clear else ""
-    return f"{_plus_minus(difference.estimate, difference.quantity, '+')}{star}"
-
-
-def _paper_difference(a: Row, b: Row, at: int) -> str:
-    """Return the difference of two printed values; the paper gives no paired interval."""
-    cells = [row.cells[at] if row.cells else None for row in (a, b)]
-    if cells[0] is None or cells[1] is None:
-        return ABSENT
-    return f"{cells[0].value - cells[1].value:+.2f}"
-
-
-def _of(quantity: Quantity) -> str:
-    return f", {quantity.title}" if quantity.title else ""
+    star = " *" if difference.is_clear else ""
+    return _plus_minus(difference.estimate, difference.quantity, "+") + star
 
 
 def _plus_minus(found: Estimate, quantity: Quantity, sign: str = "") -> str:

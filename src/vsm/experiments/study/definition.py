@@ -1,18 +1,46 @@
 """What a study asks for, read from its YAML file, and where its results go."""
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from vsm.errors import SettingsError
+from vsm import __version__
+from vsm.errors import RunError, SettingsError
 from vsm.runs.configuration import read_settings
 from vsm.runs.shipped import shipped_names
 from vsm.settings import BaselineName
+from vsm.system.files import write_text
 
 BatchNorm = Literal["inductive", "transductive"]
+Found = dict[str, Any]
+"""What a result file, or a part of it, holds."""
+PARTS = {"runs": {"study", "runs", "conditions"}, "uncertainty": {"study", "models"}}
+"""Keys of a result file, by the kind of study."""
+
+
+class Condition(NamedTuple):
+    """The shape of episodes, and how batch norm is used in them."""
+
+    way: int
+    shot: int
+    batch_norm: BatchNorm
+
+    def __str__(self) -> str:
+        unusual = ", transductive batch norm" if self.batch_norm == "transductive" else ""
+        return f"{self.way}-way {self.shot}-shot{unusual}"
+
+    def picture_name(self, position: int, kind: str) -> str:
+        """Return the name of the file of a changed answer, without its ending."""
+        return f"{self.way}way-{self.shot}shot-{position + 1}-{kind.replace(' ', '-')}"
+
+
+def condition_of(found: Found) -> Condition:
+    """Return which condition a part of a result file is about."""
+    return Condition(found["way"], found["shot"], found["batch_norm"])
 
 
 @dataclass(frozen=True)
@@ -75,24 +103,11 @@ class StudySettings:
         for name in ("queries", "memory_subsets"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name}: must be at least 1, got {getattr(self, name)}")
-        for episodes in (self.episodes, self.temperature_episodes):
-            _require_episodes(episodes)
+        _require_episodes(min(self.episodes, self.temperature_episodes))
         if not self.batch_norms:
             raise SettingsError("batch_norms: expected inductive, transductive or both, got none")
         if min(self.memory_sizes, default=0) < 0:
             raise SettingsError(f"memory_sizes: must not be negative, got {self.memory_sizes}")
-        self._check_labels()
-        for label, row in self.rows.items():
-            if label in self.baselines:
-                raise SettingsError(f"rows: {label!r} is the name of a baseline; choose another")
-            if isinstance(row, str):
-                self._check_pattern(label, row)
-            elif self.base is None:
-                raise SettingsError(
-                    f"rows: {label!r} changes settings, but of no base; name a preset as base"
-                )
-
-    def _check_labels(self) -> None:
         mentioned = [("reference", self.reference), ("without_memory", self.without_memory)]
         mentioned += [("controls", label) for label in self.controls or ()]
         for name, label in mentioned:
@@ -101,18 +116,28 @@ class StudySettings:
                 raise SettingsError(f"{name}: {label!r} is none of the rows {known}")
         if self.reference in (*self.compared, self.without_memory):
             raise SettingsError(f"controls: {self.reference!r} is the reference itself")
+        for label, row in self.rows.items():
+            self._check_row(label, row)
 
-    def _check_pattern(self, label: str, pattern: str) -> None:
+    def _check_row(self, label: str, row: str | dict[str, Any]) -> None:
+        if label in self.baselines:
+            raise SettingsError(f"rows: {label!r} is the name of a baseline; choose another")
+        if not isinstance(row, str):
+            if self.base is None:
+                raise SettingsError(
+                    f"rows: {label!r} changes settings, but of no base; name a preset as base"
+                )
+            return
         try:
-            pattern.format(seed=0, shot=0, way=0)
+            row.format(seed=0, shot=0, way=0)
         except (KeyError, IndexError, ValueError):
             raise SettingsError(
-                f"rows: {label!r} may hold {{seed}}, {{shot}} and {{way}}, got {pattern!r}"
+                f"rows: {label!r} may hold {{seed}}, {{shot}} and {{way}}, got {row!r}"
             ) from None
-        if len(self.seeds) > 1 and "{seed}" not in pattern:
+        if len(self.seeds) > 1 and "{seed}" not in row:
             raise SettingsError(
                 f"rows: {label!r} is the same run for all of {len(self.seeds)} seeds; put {{seed}} "
-                f"into {pattern!r}"
+                f"into {row!r}"
             )
 
     @property
@@ -120,6 +145,12 @@ class StudySettings:
         """The rows that are subtracted from the reference."""
         others = tuple(label for label in self.rows if label != self.reference)
         return others if self.controls is None else self.controls
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """Every condition, those of one batch norm together."""
+        shapes = product(self.batch_norms, self.ways, self.shots)
+        return [Condition(way, shot, batch_norm) for batch_norm, way, shot in shapes]
 
 
 @dataclass(frozen=True)
@@ -144,18 +175,6 @@ def _require_episodes(episodes: int) -> None:
         raise SettingsError(f"episodes: an interval needs at least 2, got {episodes}")
 
 
-class Condition(NamedTuple):
-    """The shape of episodes, and how batch norm is used in them."""
-
-    way: int
-    shot: int
-    batch_norm: BatchNorm
-
-    def __str__(self) -> str:
-        unusual = ", transductive batch norm" if self.batch_norm == "transductive" else ""
-        return f"{self.way}-way {self.shot}-shot{unusual}"
-
-
 @dataclass(frozen=True)
 class Study:
     """A study and its folder, which has the name of its file and lies beside it."""
@@ -178,13 +197,24 @@ class Study:
         """Pictures; they show images of the dataset, which may not be ours to publish."""
         return self.folder / "figures"
 
+    def write_results(self, found: Found) -> Found:
+        """Write the result file, and return all that it holds."""
+        found = {"package": __version__, "study": asdict(self.settings), **found}
+        write_text(self.results, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
+        return found
 
-def conditions(settings: StudySettings) -> list[Condition]:
-    """Return every condition of a study, those of one batch norm together."""
-    return [
-        Condition(way, shot, batch_norm)
-        for batch_norm, way, shot in product(settings.batch_norms, settings.ways, settings.shots)
-    ]
+    def read_results(self) -> Found:
+        """Read the result file, or say how to fix it."""
+        again = f"run vsm study {self.path}"
+        if not self.results.is_file():
+            raise RunError(f"{self.results} is not there yet; {again} first")
+        try:
+            found: Found = json.loads(self.results.read_text(encoding="utf-8"))
+            if not PARTS[self.settings.kind] <= found.keys():
+                raise ValueError("parts are missing")
+        except (ValueError, AttributeError) as error:
+            raise RunError(f"{self.results} is half-written or damaged; {again} again") from error
+        return found
 
 
 def read_study(path: Path) -> Study:
@@ -199,12 +229,3 @@ def read_study(path: Path) -> Study:
     except (SettingsError, yaml.YAMLError) as error:
         reason = " ".join(str(error).removeprefix(f"{path}: ").split())
         raise SettingsError(f"{path}: {reason}") from error
-
-
-MOST_CLASSES_DRAWN = 10  # an episode of more does not fit a picture
-
-
-def picture_name(condition: Condition, position: int, kind: str) -> str:
-    """Return the name of the file of a picture, without its ending."""
-    words = kind.replace(" ", "-")
-    return f"{condition.way}way-{condition.shot}shot-{position + 1}-{words}"

@@ -4,8 +4,8 @@ Charts show figures of a result file; pictures of answers show images of the dat
 matplotlib.
 """
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
@@ -15,12 +15,13 @@ from vsm.experiments.plots import (
     RIGHT,
     WRONG,
     color_of,
+    draw_probabilities,
     hide_spines,
     png,
     show_image,
     svg,
 )
-from vsm.experiments.study.definition import MOST_CLASSES_DRAWN, Condition, Study, picture_name
+from vsm.experiments.study.definition import Found, Study, condition_of
 from vsm.system.files import atomic_path
 
 if TYPE_CHECKING:
@@ -28,17 +29,19 @@ if TYPE_CHECKING:
 
 FEWEST_SIZES = 3  # two points make no curve
 MOST_CLASSES_NAMED = 40
+MOST_CLASSES_DRAWN = 10  # an episode of more does not fit a picture
 MOST_SUPPORT_DRAWN = 5
 
 
-def chart(found: Mapping[str, Any], name: str) -> bytes | None:
+def chart(found: Found, name: str) -> bytes | None:
     """Draw accuracy against memory size and gain against nearness as SVG, if there are any."""
     sizes = found.get("memory_sizes") or []
     gains = (found.get("gains") or {}).get("classes", [])
-    panels: list[Callable[[Axes], None]] = [
-        *([lambda axes: _accuracy_against_size(axes, sizes)] if len(sizes) >= FEWEST_SIZES else []),
-        *([lambda axes: _gain_against_nearness(axes, gains)] if gains else []),
-    ]
+    panels: list[Callable[[Axes], None]] = []
+    if len(sizes) >= FEWEST_SIZES:
+        panels.append(lambda axes: _accuracy_against_size(axes, sizes))
+    if gains:
+        panels.append(lambda axes: _gain_against_nearness(axes, gains))
     if not panels:
         return None
     figure = Figure(figsize=(5.2 * len(panels), 4), layout="constrained")
@@ -49,7 +52,7 @@ def chart(found: Mapping[str, Any], name: str) -> bytes | None:
     return svg(figure, name)
 
 
-def _accuracy_against_size(axes: Axes, sizes: list[dict[str, Any]]) -> None:
+def _accuracy_against_size(axes: Axes, sizes: list[Found]) -> None:
     """One point per size, with its interval."""
     slots = [sum(one["slots"]) / len(one["slots"]) for one in sizes]
     means = [100 * one["mean"] for one in sizes]
@@ -62,7 +65,7 @@ def _accuracy_against_size(axes: Axes, sizes: list[dict[str, Any]]) -> None:
     axes.set_ylabel("accuracy, %")
 
 
-def _gain_against_nearness(axes: Axes, classes: list[dict[str, Any]]) -> None:
+def _gain_against_nearness(axes: Axes, classes: list[Found]) -> None:
     """One point per class, named where they fit."""
     near = [one["nearness"] for one in classes]
     gain = [100 * one["gain"] for one in classes]
@@ -77,21 +80,20 @@ def _gain_against_nearness(axes: Axes, classes: list[dict[str, Any]]) -> None:
     axes.set_ylabel("gain by memory, points")
 
 
-def draw_pictures(study: Study, results: dict[str, Any], dataset: "ImageDataset") -> int:
+def draw_pictures(study: Study, results: Found, dataset: "ImageDataset") -> int:
     """Draw every answer that a result file shows, as PNG, and return how many there are."""
     count = 0
-    for condition in results["conditions"]:
-        shape = Condition(condition["way"], condition["shot"], condition["batch_norm"])
-        shown = (condition.get("changes") or {"shown": []})["shown"]
-        for position, change in enumerate(shown if shape.way <= MOST_CLASSES_DRAWN else []):
-            name = picture_name(shape, position, change["kind"])
+    for found in results["conditions"]:
+        shown = (found.get("changes") or {"shown": []})["shown"]
+        for position, change in enumerate(shown if found["way"] <= MOST_CLASSES_DRAWN else []):
+            name = condition_of(found).picture_name(position, change["kind"])
             with atomic_path(study.figures / f"{name}.png") as temporary:
                 temporary.write_bytes(png(draw_change(change, dataset)))
             count += 1
     return count
 
 
-def draw_change(change: dict[str, Any], dataset: "ImageDataset") -> Figure:
+def draw_change(change: Found, dataset: "ImageDataset") -> Figure:
     """Show the classes with what each recalled, the query, and its probabilities.
 
     One row per class: its support images, and the remembered classes it recalled, each by an image
@@ -108,12 +110,9 @@ def draw_change(change: dict[str, Any], dataset: "ImageDataset") -> Figure:
     for n, name in enumerate(change["classes"]):
         for place, image in enumerate(support[n]):
             axes = left.add_subplot(grid[n, place])
-            show_image(axes, dataset, image)
+            show_image(axes, dataset, image, color_of(n))
             title = "" if place else f"{n + 1}: {_short(name)}"
             axes.set_title(title, fontsize=8, color=color_of(n), weight="bold")
-            for spine in axes.spines.values():
-                spine.set_color(color_of(n))
-                spine.set_linewidth(2.5)
         for rank, slot in enumerate(recalled[n] if recalled else []):
             axes = left.add_subplot(grid[n, len(support[n]) + rank])
             show_image(axes, dataset, slot["image"])
@@ -123,23 +122,19 @@ def draw_change(change: dict[str, Any], dataset: "ImageDataset") -> Figure:
     return figure
 
 
-def _draw_query(part: SubFigure, change: dict[str, Any], dataset: "ImageDataset") -> None:
-    way = len(change["classes"])
+def _draw_query(part: SubFigure, change: Found, dataset: "ImageDataset") -> None:
     query, before, after = part.subplots(3, 1, height_ratios=[1.5, 1, 1])
     show_image(query, dataset, change["query"])
     query.set_title(f"query of class {change['true'] + 1}", fontsize=10, weight="bold")
     for axes, title, key in ((before, "without", "before"), (after, "with", "after")):
         probabilities = change[key]
         best = probabilities.index(max(probabilities))
-        axes.bar(range(1, way + 1), probabilities, color=[*map(color_of, range(way))])
-        axes.set_ylim(0, 1)
-        axes.set_xticks(range(1, way + 1))
+        draw_probabilities(axes, probabilities)
+        axes.set_xticks(range(1, len(probabilities) + 1))
         axes.tick_params(labelsize=8, length=0)
-        axes.set_title(
-            f"{title} memory: class {best + 1}, {probabilities[best]:.0%}",
-            fontsize=9,
-            color=RIGHT if best == change["true"] else WRONG,
-        )
+        color = RIGHT if best == change["true"] else WRONG
+        text = f"{title} memory: class {best + 1}, {probabilities[best]:.0%}"
+        axes.set_title(text, fontsize=9, color=color)
         hide_spines(axes, "top", "right")
 
 

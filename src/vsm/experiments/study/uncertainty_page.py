@@ -1,106 +1,103 @@
 """The page of a study of uncertainty, rendered from its result file alone."""
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from vsm.experiments.document import Block, Heading, Table, Text
+from vsm.experiments.study.definition import Found
 
 COVERAGES = (0.8, 0.9, 0.95)
 CHOSEN, DISTANCE, PROBABILITY = "distance against memory", "distance alone", "largest probability"
 SCORES = (CHOSEN, DISTANCE, PROBABILITY)
 """What may detect OOD queries; the first is what the package uses."""
 PARTS = ("total", "aleatoric", "epistemic")
-Found = dict[str, Any]
+SHARES = [f"{what} at {c}" for c in COVERAGES for what in ("answered", "rejected")]
 
 
-def study_blocks(results: Found, with_heading: bool) -> list[Block]:
-    """Return what the page says of one study."""
+def grouped_table(columns: Sequence[str], groups: Mapping[str, Sequence[Sequence[str]]]) -> Table:
+    """Return a table of groups of rows; the name of a group stands before its first row."""
+    named = [
+        ["" if position else name, *row]
+        for name, rows in groups.items()
+        for position, row in enumerate(rows)
+    ]
+    return Table(columns, named)
+
+
+def uncertainty_blocks(results: Found, with_heading: bool) -> list[Block]:
+    """Return what the page says of one study: one table for all models each."""
     protocol = results["protocol"]
-    blocks: list[Block] = [Heading(2, results["study"]["title"])] if with_heading else []
-    blocks.append(
+
+    def table(columns: Sequence[str], rows: Callable[[Found], list[list[str]]]) -> Table:
+        groups = {found["model"]: rows(found) for found in results["models"]}
+        return grouped_table(["model", "K", *columns], groups)
+
+    return [
+        *([Heading(2, results["study"]["title"])] if with_heading else []),
         Text(
             f"{protocol['episodes']} episodes (seed {protocol['seed']}) of {protocol['way']} "
             f"classes with K examples each and {protocol['ood_classes']} out-of-distribution (OOD) "
-            f"classes, {protocol['queries']} queries per class; the same episodes for every K. In "
-            "percent, with 95% intervals over episodes: other classes of the kind would vary by "
-            "more."
-        )
-    )
-    for found in results["models"]:
-        blocks += _model_blocks(found, 3 if with_heading else 2)
-    return blocks
-
-
-def _model_blocks(found: Found, level: int) -> list[Block]:
-    validation, test = found["validation"], found["test"]["shots"]
-    return [
-        Heading(level, found["model"]),
-        Text(
-            f"Which score detects OOD queries, on validation classes of {found['data']}: area "
-            f"under the ROC curve (50 is chance), and what {CHOSEN} has more than the others, "
-            "paired."
-        ),
-        Table(
-            ["K", *SCORES, *(f"− {other}" for other in SCORES[1:])],
-            [
-                [
-                    shot,
-                    *(_percent(of_shot[score]) for score in SCORES),
-                    *(_percent(validation["paired"][shot][o], "+") for o in SCORES[1:]),
-                ]
-                for shot, of_shot in validation["shots"].items()
-            ],
+            f"classes, {protocol['queries']} queries per class; the same for every K. In percent, "
+            "with 95% intervals over episodes; other classes would vary by more."
         ),
         Text(
-            f"Test classes, by {CHOSEN} and the thresholds that are stored with the model: the "
-            "share of queries of the classes that is answered, and of OOD queries that is "
-            "rejected, when so much coverage is asked for."
+            "Detection of OOD queries on validation classes: area under the ROC curve (AUROC) of "
+            f"{CHOSEN}, and its paired difference to other scores."
         ),
-        _rejection_table(test),
+        table([CHOSEN, *(f"− {other}" for other in SCORES[1:])], _detection),
         Text(
-            "Probabilities on test classes as computed, and calibrated by the card's temperature, "
-            "which is the classifier's default: NLL in nats, calibration error (ECE, 15 bins)."
+            "Rejection on test classes by the stored thresholds: queries of the classes that are "
+            "answered, and OOD queries that are rejected, at the coverage asked for."
         ),
-        _calibration_table(test),
-        Text("Uncertainty on test classes in nats, and how it changes with more examples, paired:"),
-        Table(
-            ["K", *PARTS],
-            [
-                *([shot, *(_nats(of[part]) for part in PARTS)] for shot, of in test.items()),
-                *(
-                    [step, *(_nats(of[part], "+") for part in PARTS)]
-                    for step, of in found["test"]["paired"].items()
-                ),
-            ],
+        table(["AUROC", *SHARES], _rejection),
+        Text(
+            "Probabilities on test classes, as computed and calibrated by the card's temperature "
+            "(the classifier's default): NLL in nats, ECE in 15 bins."
         ),
+        table(["accuracy", "NLL", "calibrated", "ECE", "calibrated"], _calibration),
+        Text(
+            "Uncertainty on test classes in nats, which adds up to the total, and its paired "
+            "changes with more examples."
+        ),
+        table(PARTS[1:], _parts),
     ]
 
 
-def _rejection_table(test: Found) -> Table:
-    columns = [f"{what} at {c}" for c in COVERAGES for what in ("answered", "rejected")]
-    return Table(
-        ["K", "AUROC", *columns],
+def _detection(found: Found) -> list[list[str]]:
+    validation = found["validation"]
+    return [
         [
-            [shot, *(_percent(of_shot[name]) for name in ("auroc", *columns))]
-            for shot, of_shot in test.items()
-        ],
-    )
+            shot,
+            _percent(of[CHOSEN]),
+            *(_percent(validation["paired"][shot][o], "+") for o in SCORES[1:]),
+        ]
+        for shot, of in validation["shots"].items()
+    ]
 
 
-def _calibration_table(test: Found) -> Table:
-    return Table(
-        ["K", "accuracy", "NLL", "NLL calibrated", "ECE", "ECE calibrated"],
+def _rejection(found: Found) -> list[list[str]]:
+    shots = found["test"]["shots"].items()
+    return [[shot, *(_percent(of[name]) for name in ("auroc", *SHARES))] for shot, of in shots]
+
+
+def _calibration(found: Found) -> list[list[str]]:
+    return [
         [
-            [
-                shot,
-                _percent(of_shot["accuracy"]),
-                _nats(of_shot["nll"]),
-                _nats(of_shot["nll calibrated"]),
-                f"{100 * of_shot['ece']:.1f}",
-                f"{100 * of_shot['ece calibrated']:.1f}",
-            ]
-            for shot, of_shot in test.items()
-        ],
-    )
+            shot,
+            _percent(of["accuracy"]),
+            *(_nats(of[name]) for name in ("nll", "nll calibrated")),
+            *(f"{100 * of[name]:.1f}" for name in ("ece", "ece calibrated")),
+        ]
+        for shot, of in found["test"]["shots"].items()
+    ]
+
+
+def _parts(found: Found) -> list[list[str]]:
+    test = found["test"]
+    return [
+        [label, *(_nats(of[part], sign) for part in PARTS[1:])]
+        for rows, sign in ((test["shots"], ""), (test["paired"], "+"))
+        for label, of in rows.items()
+    ]
 
 
 def _percent(found: Found, sign: str = "") -> str:
