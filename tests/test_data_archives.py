@@ -1,4 +1,4 @@
-"""Folders, zips and tars read alike; what an archive from a stranger could do is refused."""
+"""Folders, zips and tars read alike; what an untrusted archive could do is refused."""
 
 import gzip
 import io
