@@ -47,13 +47,13 @@ def episodes(shot: int, way: int = 4, num_tasks: int = 3) -> tuple[Tensor, Tenso
     return support, queries
 
 
-def base_of(sizes: Sequence[int], spread: float = 1.0, num_features: int = 7) -> BaseFeatures:
-    """Positive features of classes of these sizes; spread 0 makes each class a point."""
+def base_of(sizes: Sequence[int], width: float = 1.0, num_features: int = 7) -> BaseFeatures:
+    """Positive features of classes of these sizes; width 0 makes each class a point."""
     random = torch.Generator().manual_seed(9)
     rows = []
     for size in sizes:
         mean = 1 + torch.rand(1, num_features, generator=random)
-        rows.append(mean + spread * torch.rand(size, num_features, generator=random))
+        rows.append(mean + width * torch.rand(size, num_features, generator=random))
     return BaseFeatures(torch.cat(rows).double(), sizes)
 
 
@@ -99,7 +99,7 @@ def test_order_of_classes_support_and_queries_does_not_matter(
     name: BaselineName, shot: int
 ) -> None:
     support, queries = episodes(shot)
-    points = base_of([3, 4, 5], spread=0.0)  # calibration then draws nothing but its mean
+    points = base_of([3, 4, 5], width=0.0)  # calibration then draws nothing but its mean
     baseline = build(name, points, dispersion=0.0, tolerance=1e-9, **FEW)
     found = baseline.fit_predict(support, queries, noise_of(3)).unflatten(1, (4, 2))
     classes, images = torch.tensor([2, 0, 3, 1]), torch.arange(shot).flip(0)
@@ -350,7 +350,7 @@ def test_calibration_around_points_equals_logistic_regression_on_what_a_loop_add
     shot: int, transform_base: bool
 ) -> None:
     support, queries = episodes(shot)
-    base = base_of([3, 4, 5, 6], spread=0.0)
+    base = base_of([3, 4, 5, 6], width=0.0)
     changes = {"dispersion": 0.0, "tolerance": 1e-9, "samples": 12}
     baseline = build("calibration", base, transform_base=transform_base, **changes)
     found = baseline.fit_predict(support, queries, noise_of(3))
@@ -386,10 +386,10 @@ def test_noise_of_calibration_belongs_to_its_task() -> None:
     support, _ = episodes(5)
     baseline = build("calibration", **FEW)
     assert isinstance(baseline, DistributionCalibration)
-    whole = baseline.draw(support, noise_of(3))
+    complete = baseline.draw(support, noise_of(3))
     part = baseline.draw(support[1:], task_generators(0, "test", 0, range(1, 3)))
-    torch.testing.assert_close(part, whole[1:])
-    assert not torch.allclose(whole[0] - whole[0].mean(2, keepdim=True), whole[1])
+    torch.testing.assert_close(part, complete[1:])
+    assert not torch.allclose(complete[0] - complete[0].mean(2, keepdim=True), complete[1])
 
 
 def test_too_few_base_classes_are_named() -> None:
@@ -430,11 +430,11 @@ def test_stored_features_are_measured_the_same_in_parts_and_at_once(
             elements_per_task=baseline.elements_per_task(3, 2, 4, 16),
         ).log_likelihood
 
-    whole = measured(12)
-    assert whole.shape == (12, 12)
-    torch.testing.assert_close(measured(7), whole[:7], atol=1e-3, rtol=1e-3)
+    complete = measured(12)
+    assert complete.shape == (12, 12)
+    torch.testing.assert_close(measured(7), complete[:7], atol=1e-3, rtol=1e-3)
     monkeypatch.setattr("vsm.evaluation.evaluator.ELEMENTS_AT_ONCE", 1)
-    torch.testing.assert_close(measured(12), whole, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(measured(12), complete, atol=1e-3, rtol=1e-3)
 
 
 SHORT = [

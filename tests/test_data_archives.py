@@ -1,4 +1,4 @@
-"""Folders, zips and tars read alike; what an archive from a stranger could do is refused."""
+"""Folders, zips and tars read alike; what an untrusted archive could do is refused."""
 
 import gzip
 import io
@@ -65,7 +65,7 @@ def test_images_in_a_compressed_tar_have_to_be_unpacked_first(tmp_path: Path) ->
     form = ImageFormat(side=8, channels=3)
     message = r"images\.tar\.gz: .* unpack it"
     with open_tree(path) as tree, pytest.raises(DataError, match=message):
-        Layout({"train": ["a"]}, 1, form).from_files(tree, {"a": tree.names}, allow_missing=False)
+        Layout({"train": ["a"]}, 1, form, allow_missing=False).from_files(tree, {"a": tree.names})
 
 
 @pytest.mark.parametrize("name", ["../evil.png", "a/../../evil.png", "/etc/evil", "C:/evil.png"])

@@ -26,7 +26,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pngs(prefix: str = "cifar100/data/") -> dict[str, bytes]:
-    """Two images a class; the red value tells class and number."""
+    """Two images per class; the red value tells class and number."""
     return {
         f"{prefix}{name}/{number:04}.png": encoded(color_image(10 * label + number, 32))
         for label, name in enumerate(NAMES)
@@ -35,7 +35,7 @@ def pngs(prefix: str = "cifar100/data/") -> dict[str, bytes]:
 
 
 def archive_members() -> dict[str, dict[str, Any]]:
-    """One image a class in train and one in test, stored as planes."""
+    """One image per class in train and one in test, stored as planes."""
     planes = {
         number: np.stack(
             [color_image(10 * label + number, 32).transpose(2, 0, 1).ravel() for label in range(3)]

@@ -76,7 +76,7 @@ def get(server: Server, folder: Path, tries: int = 4) -> Path:
     return fetch(public(server), folder, NULL_PROGRESS, tries=tries, wait_seconds=0.01)
 
 
-def whole(request: Handler, start: int) -> None:
+def complete(request: Handler, start: int) -> None:
     """Ignore the range that was asked for."""
     request.head(200, Content_Length=str(len(CONTENT)))
     request.wfile.write(CONTENT)
@@ -85,7 +85,7 @@ def whole(request: Handler, start: int) -> None:
 def ranged(request: Handler, start: int) -> None:
     rest = CONTENT[start:]
     if not start:
-        whole(request, start)
+        complete(request, start)
         return
     request.head(
         206,
@@ -198,12 +198,12 @@ def test_a_later_call_resumes_what_an_earlier_one_left(server: Server, tmp_path:
 
 @pytest.mark.parametrize("trouble", [hang_up, stall, unavailable, lie, lie_about_the_range])
 def test_trouble_that_passes_is_survived(trouble: Answer, server: Server, tmp_path: Path) -> None:
-    server.script = [trouble, whole]
+    server.script = [trouble, complete]
     assert get(server, tmp_path).read_bytes() == CONTENT
 
 
 def test_a_server_without_ranges_is_asked_for_everything(server: Server, tmp_path: Path) -> None:
-    server.script = [cut, whole]
+    server.script = [cut, complete]
     assert get(server, tmp_path).read_bytes() == CONTENT
 
 
@@ -265,7 +265,7 @@ def test_no_server_at_all_is_reported(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_named(server: Server, tmp_path: Path) -> None:
-    server.script = [whole]
+    server.script = [complete]
     (tmp_path / "file.zip.part").mkdir()
     with pytest.raises(DataError, match=r"cannot write .*file\.zip\.part.*VSM_DATA"):
         get(server, tmp_path)

@@ -1,4 +1,4 @@
-"""Pickles from strangers: plain data comes through, anything else is refused and nothing runs."""
+"""Untrusted pickles: plain data comes through, anything else is refused and nothing runs."""
 
 import io
 import os
@@ -31,7 +31,7 @@ ARRAYS: list[np.ndarray[Any, Any]] = [
 
 
 def load(data: bytes) -> Any:
-    return pickles.load(io.BytesIO(data), "stranger.pkl")
+    return pickles.load(io.BytesIO(data), "untrusted.pkl")
 
 
 class Calls:
@@ -96,7 +96,7 @@ def test_a_malicious_pickle_is_refused_by_name_and_runs_nothing(
         getattr: (0, "real"),
     }[function]
     data = pickle.dumps({"image_data": [Calls(function, *arguments)]}, protocol=3)
-    with pytest.raises(DataError, match=f"stranger.pkl: refused, the pickle asks for {named}"):
+    with pytest.raises(DataError, match=f"untrusted.pkl: refused, the pickle asks for {named}"):
         load(data)
     assert not witness.exists()
 
@@ -114,7 +114,7 @@ def test_a_malicious_pickle_is_refused_by_name_and_runs_nothing(
     ],
 )
 def test_everything_that_is_not_plain_data_is_refused(value: Any) -> None:
-    with pytest.raises(DataError, match=r"stranger\.pkl: (refused|damaged)"):
+    with pytest.raises(DataError, match=r"untrusted\.pkl: (refused|damaged)"):
         load(pickle.dumps(value))
 
 
@@ -143,7 +143,7 @@ def test_everything_that_is_not_plain_data_is_refused(value: Any) -> None:
     ],
 )  # fmt: skip
 def test_tricks_with_the_stand_ins_are_refused(what: str, data: bytes) -> None:
-    with pytest.raises(DataError, match=r"stranger\.pkl: (refused|damaged)"):
+    with pytest.raises(DataError, match=r"untrusted\.pkl: (refused|damaged)"):
         load(data)
     assert np.array_equal(load(pickle.dumps(ARRAYS[0])), ARRAYS[0])  # and nothing was changed
 

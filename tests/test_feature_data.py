@@ -533,9 +533,9 @@ def test_the_command_line_describes_features(
     birds: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["data", "info", birds, "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert (facts["rows"], facts["num_features"], facts["classes"]) == (150, WIDTH, 25)
-    assert facts["splits"] == {"train": 15, "validation": 5, "test": 5}
+    described = json.loads(capsys.readouterr().out)
+    assert (described["rows"], described["num_features"], described["classes"]) == (150, WIDTH, 25)
+    assert described["splits"] == {"train": 15, "validation": 5, "test": 5}
     assert main(["data", "info", birds]) == 0
     assert main(["data", "info", birds, "--verify"]) == 2
     assert "has no checksum" in capsys.readouterr().err

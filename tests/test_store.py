@@ -1,4 +1,4 @@
-"""Prepared data on disk: whole or absent."""
+"""Prepared data on disk: complete or absent."""
 
 import json
 import os

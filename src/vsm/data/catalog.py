@@ -135,12 +135,9 @@ def prepare(
 ) -> Path:
     """Prepare a dataset and return its folder; one that is prepared already is left as it is.
 
-    Args:
-        name: of :data:`CATALOG`, ``glyphs``, ``folder`` (with ``source``) or ``folder:PATH``.
-        source: file or folder the user has.
-        download: fetch the public files instead.
-        allow_missing: go without images that should be there; the origin then says so.
-        progress: told of downloads and of images prepared.
+    ``name`` is one of :data:`CATALOG`, ``glyphs``, ``folder`` (with ``source``) or ``folder:PATH``.
+    Files are those of ``source``, or public ones to ``download``. ``allow_missing`` goes without
+    images that should be there; the origin then says so.
     """
     if name == "folder":
         if source is None:

@@ -32,11 +32,11 @@ def read(source: Path, allow_missing: bool) -> Iterator[Preparation]:
     if source.is_dir():
         for archive in (source / "cifar100.zip", source / ARCHIVE):
             source = archive if archive.is_file() else source
-    layout = Layout(published("cifar_fs"), class_size=600, form=FORMAT)
+    layout = Layout(published("cifar_fs"), 600, FORMAT, allow_missing)
     with open_tree(source) as tree:
         members = {PurePosixPath(name).name: name for name in tree.names}
         if {"meta", *PICKLES} <= members.keys():
-            yield _from_pickles(layout, tree, members, allow_missing)
+            yield _from_pickles(layout, tree, members)
             return
         files = tree.images_by_class()
         if not files:
@@ -44,12 +44,10 @@ def read(source: Path, allow_missing: bool) -> Iterator[Preparation]:
                 f"cifar-fs: {tree.location} holds neither <class>/*.png nor the pickles of "
                 f"{ARCHIVE}; pass one of these with --from, or use --download"
             )
-        yield layout.from_files(tree, files, allow_missing)
+        yield layout.from_files(tree, files)
 
 
-def _from_pickles(
-    layout: Layout, tree: Tree, members: dict[str, str], allow_missing: bool
-) -> Preparation:
+def _from_pickles(layout: Layout, tree: Tree, members: dict[str, str]) -> Preparation:
     def load(key: str) -> Any:
         return pickles.load(io.BytesIO(tree.read(members[key])), f"{tree.location}: {key}")
 
@@ -64,5 +62,4 @@ def _from_pickles(
         tree.location,
         {name: len(found) for name, found in positions.items()},
         lambda present: (images[positions[name]] for name in flat(present)),
-        allow_missing,
     )

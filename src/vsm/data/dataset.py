@@ -58,12 +58,7 @@ class Dataset(ABC):
     def load(self, image_ids: Tensor | Ids) -> Tensor:
         """Return the samples of ``image_ids`` as they are stored, ``[*image_ids.shape, ...]``."""
 
-    def augment(
-        self,
-        samples: Tensor,
-        random: Randomness,  # noqa: ARG002 - for datasets that are augmented
-        colors: bool = True,  # noqa: ARG002
-    ) -> Tensor:
+    def augment(self, samples: Tensor, random: Randomness, colors: bool = True) -> Tensor:  # noqa: ARG002 - contract
         """Vary loaded training samples, each on its own. Evaluation never calls this.
 
         Args:

@@ -15,16 +15,10 @@ EVALUATION_BLOCK = 50  # episodes drawn from one generator; part of the definiti
 
 
 class EpisodeBatch(NamedTuple):
-    """T episodes by position.
+    """T episodes by position; the first K images of a class are its support, the others queries."""
 
-    Attributes:
-        class_ids: int64 ``[T, N]``, dataset class ids.
-        image_ids: int64 ``[T, N, K + Q]``, positions in the dataset; the first K of each class
-            are its support, the rest its queries.
-    """
-
-    class_ids: Tensor
-    image_ids: Tensor
+    class_ids: Tensor  # int64 [T, N], dataset class ids
+    image_ids: Tensor  # int64 [T, N, K + Q], positions in the dataset
 
     def part(self, tasks: range) -> "EpisodeBatch":
         """Return the episodes at these places, one after another, alone."""

@@ -143,10 +143,9 @@ def _open_safetensors(path: Path) -> tuple[dict[str, _Part], dict[str, _Part]]:
     try:
         with safetensors.safe_open(path, "pt") as file:
             for part in set(ARRAYS) & set(file.keys()):
-                tensor = file.get_tensor(part)  # numpy has no bfloat16
-                arrays[part] = (
-                    tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-                ).numpy()
+                tensor = file.get_tensor(part)
+                is_bfloat16 = tensor.dtype == torch.bfloat16  # which numpy does not have
+                arrays[part] = (tensor.float() if is_bfloat16 else tensor).numpy()
             metadata = file.metadata() or {}
     except (OSError, safetensors.SafetensorError) as error:
         raise DataError(f"{path}: cannot be read as safetensors ({error})") from error

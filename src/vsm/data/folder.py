@@ -43,12 +43,14 @@ def read(path: Path) -> Preparation:
     for name, found in files.items():
         if not found:
             raise DataError(f"class {name!r} has no images; add some or remove it")
-        splits = [split for split, names in lists.items() for one in names if one == name]
-        if len(splits) > 1:
+    split_of: dict[str, Split] = {}
+    for split, name in ((split, name) for split, names in lists.items() for name in names):
+        if name in split_of:
             raise DataError(
-                f"class {name!r} is in two splits, {splits[0]} and {splits[1]}; keep it in one of "
+                f"class {name!r} is in two splits, {split_of[name]} and {split}; keep it in one of "
                 "them"
             )
+        split_of[name] = split
     form = _common_format(images)
     return Preparation(
         image_shape=form.shape,

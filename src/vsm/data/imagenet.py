@@ -36,12 +36,13 @@ SHORT_NAMES: dict[Split, str] = {"train": "train", "validation": "val", "test": 
 @contextmanager
 def read_mini(source: Path, allow_missing: bool) -> Iterator[Preparation]:
     """Read miniImageNet from a folder or archive of images, or from the folder of the pickles."""
+    layout = Layout(published("mini_imagenet"), MINI_CLASS_SIZE, FORMAT, allow_missing)
     caches = _pickles(source, "mini-imagenet-cache-{}.pkl")
     if any(path.is_file() for path in caches.values()):
-        yield _from_caches(caches, allow_missing)
+        yield _from_caches(layout, caches)
         return
     with open_tree(source) as tree:
-        yield _from_images(tree, allow_missing)
+        yield _from_images(layout, tree)
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def read_tiered(source: Path, allow_missing: bool) -> Iterator[Preparation]:
                 f"tiered-imagenet: {tree.location} holds neither *_images_png.pkl nor images in "
                 "folders named by synset, such as n01530575; pass the folder that does with --from"
             )
-        yield Layout(lists, None, FORMAT).from_files(tree, files, allow_missing)
+        yield Layout(lists, None, FORMAT, allow_missing).from_files(tree, files)
 
 
 def _pickles(source: Path, name: str) -> dict[Split, Path]:
@@ -67,11 +68,7 @@ def _pickles(source: Path, name: str) -> dict[Split, Path]:
     return {split: folder / name.format(short) for split, short in SHORT_NAMES.items()}
 
 
-def _mini_layout() -> Layout:
-    return Layout(published("mini_imagenet"), MINI_CLASS_SIZE, FORMAT)
-
-
-def _from_images(tree: Tree, allow_missing: bool) -> Preparation:
+def _from_images(layout: Layout, tree: Tree) -> Preparation:
     """Prepare what the CSVs of miniImageNet name, if they are there, or all images by class."""
     images = [name for name in tree.names if is_image_name(name)]
     if not images:
@@ -79,17 +76,14 @@ def _from_images(tree: Tree, allow_missing: bool) -> Preparation:
             f"mini-imagenet: {tree.location} holds no images and no mini-imagenet-cache-*.pkl; "
             "pass the folder that does with --from"
         )
-    layout = _mini_layout()
     tables = {PurePosixPath(name).name: name for name in tree.names if name.endswith(".csv")}
     if any(f"{short}.csv" in tables for short in SHORT_NAMES.values()):
-        files = _by_tables(tree, images, tables, layout.lists, allow_missing)
-    else:
-        files = _by_class(tree, layout.lists)
-    return layout.from_files(tree, files, allow_missing)
+        return layout.from_files(tree, _by_tables(layout, tree, images, tables))
+    return layout.from_files(tree, _by_class(layout, tree))
 
 
 def _by_tables(
-    tree: Tree, images: list[str], tables: dict[str, str], lists: ClassLists, allow_missing: bool
+    layout: Layout, tree: Tree, images: list[str], tables: dict[str, str]
 ) -> dict[str, list[str]]:
     """Return the files of every class by the rows of the CSVs; suffixes need not agree."""
     by_stem = {PurePosixPath(name).stem: name for name in images}
@@ -101,7 +95,7 @@ def _by_tables(
                 f"mini-imagenet: {short}.csv is missing in {tree.location}, though other CSVs are "
                 "there; add it, or remove them all to go by class"
             )
-        table, classes = tables[f"{short}.csv"], set(lists[split])
+        table, classes = tables[f"{short}.csv"], set(layout.lists[split])
         text = tree.read(table).decode("utf-8-sig", errors="replace")
         for row in (reader := csv.DictReader(text.splitlines())):
             name, label = row.get("filename"), row.get("label")
@@ -116,7 +110,7 @@ def _by_tables(
                 found += 1
             else:
                 missing.append(name)
-    if missing and not allow_missing:
+    if missing and not layout.allow_missing:
         raise DataError(
             f"mini-imagenet: {len(missing):,} of the {found + len(missing):,} images named in the "
             f"CSVs are missing in {tree.location}, first {missing[0]}; add them, or pass "
@@ -125,15 +119,15 @@ def _by_tables(
     return files
 
 
-def _by_class(tree: Tree, lists: ClassLists) -> dict[str, list[str]]:
+def _by_class(layout: Layout, tree: Tree) -> dict[str, list[str]]:
     """Return the files of every class by the name of their folder, or by how their name begins."""
-    classes = set(flat(lists))
+    classes = set(flat(layout.lists))
 
     def class_of(path: PurePosixPath) -> str:
         return path.parent.name if path.parent.name in classes else path.name[:SYNSET_LENGTH]
 
     files = tree.images_by_class(class_of)
-    for label in flat(lists):
+    for label in flat(layout.lists):
         if (count := len(files.get(label, ()))) > MINI_CLASS_SIZE:
             raise DataError(
                 f"mini-imagenet: class {label} has {count:,} images in {tree.location}, more than "
@@ -143,12 +137,11 @@ def _by_class(tree: Tree, lists: ClassLists) -> dict[str, list[str]]:
     return files
 
 
-def _from_caches(caches: dict[Split, Path], allow_missing: bool) -> Preparation:
+def _from_caches(layout: Layout, caches: dict[Split, Path]) -> Preparation:
     """Read the pickles twice, once for sizes and once for pixels, and hold one at a time."""
     positions: dict[str, Ids] = {}
-    layout = _mini_layout()
     for split, path in caches.items():
-        if path.is_file() or not allow_missing:
+        if path.is_file() or not layout.allow_missing:
             found = _load_cache(path)[1]
             positions |= {name: found[name] for name in layout.lists[split] if name in found}
 
@@ -160,7 +153,7 @@ def _from_caches(caches: dict[Split, Path], allow_missing: bool) -> Preparation:
 
     folder = caches["train"].parent
     sizes = {name: len(found) for name, found in positions.items()}
-    return layout.prepare(folder, sizes, batches, allow_missing)
+    return layout.prepare(folder, sizes, batches)
 
 
 def _load_cache(path: Path) -> tuple[Pixels, dict[str, Ids]]:

@@ -7,8 +7,9 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -33,6 +34,12 @@ Item = TypeVar("Item")
 UNREADABLE = (
     *(OSError, EOFError, SyntaxError, ValueError, IndexError, TypeError),
     *(struct.error, zlib.error),
+)
+
+# Refuses images above Pillow's ``MAX_IMAGE_PIXELS``, where it would only warn. Warning filters
+# belong to the process, so this is entered around threads, not in them.
+_bombs_refused = partial(
+    warnings.catch_warnings, action="error", category=Image.DecompressionBombWarning
 )
 
 
@@ -141,14 +148,6 @@ def decode_files(files: Sequence[Path], form: ImageFormat) -> Iterator[Pixels]:
             raise DataError(f"{file}: cannot be read ({error.strerror}); check the path") from error
 
     return decode_all(files, read, form, str)
-
-
-def _bombs_refused() -> AbstractContextManager[None]:
-    """Refuse images above Pillow's ``MAX_IMAGE_PIXELS``, where it would only warn.
-
-    Warning filters belong to the process, so this is entered around threads, not in them.
-    """
-    return warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning)
 
 
 @contextmanager

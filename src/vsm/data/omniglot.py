@@ -46,7 +46,7 @@ def read(
         # …/<alphabet>/<character>/<file>
         files = tree.images_by_class(lambda path: "/".join(path.parts[-3:-1]))
         lists = split()
-        upright = Layout(lists, CLASS_SIZE, FORMAT).from_files(tree, files, allow_missing)
+        upright = Layout(lists, CLASS_SIZE, FORMAT, allow_missing).from_files(tree, files)
         sizes = upright.class_sizes
         drawings = sum(sizes.values())
         what = f"{len(sizes):,} characters, {drawings:,} drawings, each in 4 rotations"

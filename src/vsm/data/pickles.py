@@ -34,9 +34,6 @@ def load(file: IO[bytes], name: str) -> Any:
     """Read one pickle from ``file``; ``name`` is for messages.
 
     Text of Python 2 pickles arrives as bytes, see :func:`text`, but for the keys of dictionaries.
-
-    Raises:
-        DataError: if the pickle asks for anything but plain data, or is damaged.
     """
     try:
         return _built(_PlainUnpickler(file, name).load())

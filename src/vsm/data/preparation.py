@@ -76,10 +76,9 @@ class Layout:
     lists: ClassLists  # the classes of each split
     class_size: int | None  # images of each class; None if they differ, and only classes count
     form: ImageFormat  # of all images
+    allow_missing: bool  # go on with the classes that have any images
 
-    def from_files(
-        self, tree: Tree, files: Mapping[str, Sequence[str]], allow_missing: bool
-    ) -> Preparation:
+    def from_files(self, tree: Tree, files: Mapping[str, Sequence[str]]) -> Preparation:
         """Prepare image files of ``tree``, given those of every class; see :meth:`prepare`."""
         if not tree.in_any_order:
             raise DataError(
@@ -92,14 +91,13 @@ class Layout:
             return decode_all(names, tree.read, self.form, lambda n: f"{tree.location}/{n}")
 
         sizes = {name: len(found) for name, found in files.items()}
-        return self.prepare(tree.location, sizes, batches, allow_missing)
+        return self.prepare(tree.location, sizes, batches)
 
     def prepare(
         self,
         location: Path,
         sizes: Mapping[str, int],
         batches: Callable[[ClassLists], Iterable[Pixels]],
-        allow_missing: bool,
     ) -> Preparation:
         """Compare what was found with what was published, and prepare what is there.
 
@@ -107,17 +105,13 @@ class Layout:
             location: where it was found.
             sizes: images found of each class; absent classes may be absent here.
             batches: gives the images of the classes that are present, class after class.
-            allow_missing: go on with the classes that have any images.
-
-        Raises:
-            DataError: if images are missing and that is not allowed; says how many, and the first.
         """
         each, unit = (self.class_size, "images") if self.class_size else (1, "classes")
         names = flat(self.lists)
         present = {s: [name for name in self.lists[s] if sizes.get(name)] for s in self.lists}
         chosen = {name: sizes[name] for name in flat(present)}
         short = {n: sizes.get(n, 0) for n in names if sizes.get(n, 0) < each}
-        if short and not (allow_missing and chosen):
+        if short and not (self.allow_missing and chosen):
             first, missing = next(iter(short)), each * len(short) - sum(short.values())
             raise DataError(
                 f"{missing:,} of {each * len(names):,} {unit} are missing, first of class "

@@ -58,11 +58,7 @@ class Preprocessing:
         return self.channels, self.side, self.side
 
     def pixels(self, pictures: Sequence[Picture], progress: Progress = NULL_PROGRESS) -> Tensor:
-        """Return ``pictures`` of any kinds as uint8 ``[n, C, H, W]``, channels-last in memory.
-
-        Raises:
-            DataError: naming the picture that is none.
-        """
+        """Return ``pictures`` of any kinds as uint8 ``[n, C, H, W]``, channels-last in memory."""
         form = ImageFormat(self.side, self.channels, self.ink, upright=True, any_paper=True)
         batches = []
         for start in range(0, len(pictures), CHUNK):
@@ -72,11 +68,9 @@ class Preprocessing:
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """Turn uint8 pixels ``[n, C, H, W]`` into the floats that the model expects."""
-        mean, deviation = (
-            torch.tensor(values, device=pixels.device).view(-1, 1, 1) * 255
-            for values in (self.mean, self.std)
-        )
-        return (pixels - mean) / deviation
+        constants = torch.tensor([self.mean, self.std], device=pixels.device) * 255  # [2, C]
+        mean, std = constants.view(2, -1, 1, 1).unbind()
+        return (pixels - mean) / std
 
 
 def as_list(pictures: Any) -> list[Picture]:

@@ -120,8 +120,9 @@ def _write_images(path: Path, preparation: Preparation, progress: Progress) -> s
 
 def verify(name: str) -> None:
     """Raise :class:`DataError` unless the pixels of a prepared dataset match their checksum."""
+    size = read(name).images.nbytes
     with (data_root() / name / "images.npy").open("rb") as file:
-        file.seek(-read(name).images.nbytes, os.SEEK_END)
+        file.seek(-size, os.SEEK_END)
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != read_index(name)["sha256"]:
         raise _damaged(name, "the checksum does not match")
