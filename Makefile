@@ -1,16 +1,19 @@
-# Two commands are the whole set-up: `make demo` and `make test`.
+# Two commands are the complete set-up: `make demo` and `make test`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= $(shell $(PYTHON) -c "import os; print(min(os.cpu_count() or 1, 8))")
 
-.PHONY: demo test docs bench lint types format clean
+.PHONY: demo test pytest docs bench lint types format clean
 
 demo: $(INSTALLED)  ## train and compare on the built-in data, write runs/demo/report.html
 	$(BIN)/vsm demo --output runs/demo --overwrite
 
-test: $(INSTALLED) lint types  ## lint, types and tests
+test: lint  ## lint, types and tests
+	$(MAKE) --no-print-directory --jobs 2 types pytest
+
+pytest: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
 docs: $(INSTALLED)  ## build the documentation into site/index.html; every warning is an error

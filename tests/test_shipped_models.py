@@ -215,3 +215,11 @@ def test_listing_models_needs_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert b"--calibrate" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["glyphs-5w1s", "--json"], ["--json", "glyphs-5w1s"]])
+def test_the_card_of_a_model_is_shown_wherever_the_option_stands(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "glyphs-5w1s"

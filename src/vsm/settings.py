@@ -269,9 +269,9 @@ class RunSettings:
     way: int = 5
     """Classes of an episode (N)."""
     shot: int = 1
-    """Support images of a class (K)."""
+    """Support images per class (K)."""
     queries: int = 15
-    """Query images of a class (Q) in training and validation."""
+    """Query images per class (Q) in training and validation."""
     augment: bool = True
     """Vary training images by the dataset's preset (crop, mirror, colors); none for characters."""
     augment_colors: bool = True
@@ -419,9 +419,9 @@ class FewShotValidationSettings:
     way: int = 5
     """Classes of an episode; fewer where the split has fewer."""
     shots: tuple[int, ...] = (1, 5)
-    """Support images of a class; the best backbone has the highest mean accuracy over them."""
+    """Support images per class; the best backbone has the highest mean accuracy over them."""
     queries: int = 15
-    """Query images of a class."""
+    """Query images per class."""
 
     def __post_init__(self) -> None:
         _check(self, positive="every queries")

@@ -19,7 +19,7 @@ def add_json_argument(parser: ArgumentParser) -> None:
 
 
 def add_backbone_argument(parser: ArgumentParser) -> None:
-    """Declare the consent to import the backbone of one run."""
+    """Declare the backbone that may be imported."""
     parser.add_argument(
         "--backbone",
         type=str | None,
@@ -28,7 +28,7 @@ def add_backbone_argument(parser: ArgumentParser) -> None:
 
 
 def add_backbones_argument(parser: ArgumentParser) -> None:
-    """Declare the consent to import backbones of several runs."""
+    """Declare the backbones that may be imported."""
     parser.add_argument(
         "--backbone",
         type=str,
@@ -49,6 +49,6 @@ def add_memory_argument(parser: ArgumentParser) -> None:
 def add_protocol_arguments(parser: ArgumentParser) -> None:
     """Declare what a list of episodes is made of, but for the support."""
     parser.add_argument("--way", type=int | None, help="Classes of an episode; unset: the run's.")
-    parser.add_argument("--queries", type=int, default=15, help="Query images of a class.")
+    parser.add_argument("--queries", type=int, default=15, help="Query images per class.")
     parser.add_argument("--episodes", type=int, default=2000, help="Of each measurement.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the list of episodes.")

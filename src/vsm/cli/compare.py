@@ -16,7 +16,6 @@ from vsm.cli.evaluate import (
 from vsm.cli.output import print_json, print_table, progress_bar
 from vsm.cli.processes import prepare_placement
 from vsm.errors import SettingsError
-from vsm.runs.shipped import find_run
 from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings
 
 if TYPE_CHECKING:
@@ -54,16 +53,13 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         )
 
     from vsm.experiments.comparison import measure, measure_baseline, on_data
-    from vsm.runs.directory import RunDirectory
     from vsm.runs.trained_model import load
 
     placement = prepare_placement(parsed)
-    # Read all settings first: a run that is missing is named before anything is measured.
-    backbones = [RunDirectory(find_run(path)).settings().model.backbone for path in parsed.runs]
+    # All are loaded first: a run that is missing is named before anything is measured.
+    models = [load(path, backbone=parsed.backbone, placement=placement) for path in parsed.runs]
     measured: list[MeasuredRun] = []
-    for path, backbone in zip(parsed.runs, backbones, strict=True):
-        named = backbone if backbone in parsed.backbone else None
-        trained = load(path, backbone=named, placement=placement)
+    for path, trained in zip(parsed.runs, models, strict=True):
         protocol = measured[0].protocol if measured else episode_protocol(trained, parsed)
         subject = on_data(trained, protocol)
         for name in names if path is parsed.runs[0] else ():

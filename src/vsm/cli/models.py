@@ -6,7 +6,11 @@ from typing import Any, Literal
 
 import jsonargparse
 
-from vsm.cli.arguments import add_json_argument, add_protocol_arguments
+from vsm.cli.arguments import (
+    add_backbone_argument,
+    add_json_argument,
+    add_protocol_arguments,
+)
 from vsm.cli.evaluate import SCORE_COLUMNS, score_cells
 from vsm.cli.output import ProgressBar, print_json, print_table
 from vsm.cli.processes import add_placement_arguments
@@ -32,6 +36,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
             _add_ship(action)
         elif name == "calibrate":
             action.add_argument("name", type=str, help="A shipped model, or a run directory.")
+            add_backbone_argument(action)
             add_placement_arguments(action)
         add_json_argument(action)
         actions.add_subcommand(name, action, help=purpose)
@@ -71,9 +76,10 @@ def _add_ship(parser: jsonargparse.ArgumentParser) -> None:
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """List models, show the card of one, make one, or calibrate one."""
     words = list(arguments)
-    if not words or words[0] == "--json":
+    first = next((word for word in words if not word.startswith("-")), None)
+    if first is None and not {"-h", "--help"} & set(words):
         words = ["list", *words]
-    elif words[0] not in ACTIONS and not words[0].startswith("-"):
+    elif first is not None and first not in ACTIONS:
         words = ["show", *words]
     parsed = parser.parse_args(words)
     chosen = parsed[parsed.action]
@@ -149,7 +155,8 @@ def _calibrate(chosen: jsonargparse.Namespace) -> None:
     from vsm.system.devices import choose_placement
 
     keep_allocations()
-    found = calibrate(chosen.name, choose_placement(chosen.device, chosen.precision))
+    placement = choose_placement(chosen.device, chosen.precision)
+    found = calibrate(chosen.name, placement, chosen.backbone)
     assert found.thresholds is not None
     shots = list(found.thresholds.by_shot)
     if chosen.json:

@@ -27,7 +27,7 @@ from vsm.experiments.provenance import portable, training_commands, versions
 from vsm.runs.calibration import Calibration
 from vsm.runs.configuration import settings_to_yaml
 from vsm.runs.directory import RunDirectory
-from vsm.runs.shipped import CARD_NAME, Card, find_run, read_card
+from vsm.runs.shipped import CARD_NAME, Card, find_run
 from vsm.runs.trained_model import calibrate_rejection, load, store
 from vsm.settings import RunSettings
 from vsm.system.devices import ON_CPU, Placement
@@ -188,7 +188,9 @@ def ship(
     return card
 
 
-def calibrate(source: str | Path, placement: Placement = ON_CPU) -> Calibration:
+def calibrate(
+    source: str | Path, placement: Placement = ON_CPU, backbone: str | None = None
+) -> Calibration:
     """Measure again when a model answers "none of these", and store that beside it.
 
     Weights, memory, temperatures and measurements stay as they are.
@@ -196,14 +198,14 @@ def calibrate(source: str | Path, placement: Placement = ON_CPU) -> Calibration:
     Args:
         source: the name of a shipped model, or a run directory.
         placement: where the measuring is done.
+        backbone: the run's own code, as in :func:`vsm.load`.
     """
     folder = find_run(source)
-    trained = load(source, placement=placement)
+    trained = load(source, backbone=backbone, placement=placement)
     found = calibrate_rejection(trained, open_dataset(trained.settings.data))
     found.write(RunDirectory(folder).calibration, trained.encoder.fingerprint)
-    card = read_card(folder)
-    if card is not None:
-        _write_card(folder, {**card, "bytes": _size(folder)})
+    if trained.card is not None:
+        _write_card(folder, {**trained.card, "bytes": _size(folder)})
     return found
 
 

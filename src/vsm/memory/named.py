@@ -259,7 +259,7 @@ def _added(provenance: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the names of all classes that were ever added, also to memories that were merged."""
     for event in provenance:
         if event["action"] == "added":
-            yield from event.get("new", event["classes"])
+            yield from event["new"]
         elif event["action"] == "merged":
             yield from _added(event["with"])
 

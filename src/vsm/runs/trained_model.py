@@ -5,7 +5,7 @@ goes through :func:`load`. Every file is read once. A run directory says itself 
 prepared, so using it never opens the dataset that it was trained on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -111,12 +111,17 @@ class TrainedModel:
         found = self.calibration.thresholds
         if found is not None and self.calibration.memory_digest == memory_digest(self.memory):
             return found
-        because = (
-            "no rejection thresholds were measured for it"
-            if found is None
-            else "its rejection thresholds were measured with other remembered classes"
-        )
-        fix = "" if self.path is None else f"; measure them with vsm models calibrate {self.name}"
+        if found is None:
+            because = "no rejection thresholds were measured for it"
+        else:
+            because = "its rejection thresholds were measured with other remembered classes"
+        again = f"measure them with vsm models calibrate {self.path}"
+        if self.path is None:
+            fix = "; classify without reject"
+        elif found is None:
+            fix = f"; {again}"
+        else:
+            fix = f"; use the memory that they were measured with, or, if it is its own, {again}"
         raise ClassifierError(f"reject: {self.name} cannot answer none of these: {because}{fix}")
 
     def manual_consolidation(self) -> Consolidation:
@@ -174,7 +179,7 @@ def load(
     source: str | Path,
     *,
     memory: str | Path | None = None,
-    backbone: str | None = None,
+    backbone: str | Collection[str] | None = None,
     placement: Placement = ON_CPU,
     checkpoint: Checkpoint = "best",
 ) -> TrainedModel:
@@ -183,8 +188,9 @@ def load(
     Args:
         source: a name that ``vsm models`` lists, or a path.
         memory: a memory file in place of the model's own.
-        backbone: the run's backbone, named again. Must be given if it is the user's own code
-            ``module:attribute``: a run directory does not make anyone import anything.
+        backbone: the run's backbone, named again, or several that may be imported. Must be given if
+            it is the user's own code ``module:attribute``: a run directory does not make anyone
+            import anything.
         placement: the device of the model and its memory.
         checkpoint: the best model by validation, or the last state with pending observations
             applied.
@@ -359,12 +365,15 @@ def calibrate_rejection(trained: TrainedModel, dataset: Dataset) -> Calibration:
     )
 
 
-def check_trusted_backbone(path: Path, settings: RunSettings, backbone: str | None) -> None:
+def check_trusted_backbone(
+    path: Path, settings: RunSettings, backbone: str | Collection[str] | None
+) -> None:
     """Refuse to import code that a file names, unless the caller named it as well."""
     stored = settings.model.backbone
-    if backbone is not None and backbone != stored:
+    trusted = {backbone} if isinstance(backbone, str) else set(backbone or ())
+    if isinstance(backbone, str) and backbone != stored:
         raise RunError(f"backbone: {path} was trained with {stored}, got {backbone}")
-    if settings.model.own_backbone is not None and backbone is None:
+    if settings.model.own_backbone is not None and stored not in trusted:
         raise RunError(
             f"{path} was trained with code that is not part of vsm, and loading it would run that "
             f"code; if you trust it, add --backbone {stored} (in Python, backbone={stored!r})"

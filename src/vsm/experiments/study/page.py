@@ -47,7 +47,7 @@ def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
     """Return the page's part about one study of runs: one table for all conditions each."""
     asked = results["study"]
     conditions = {str(condition_of(found)): found for found in results["conditions"]}
-    split = asked.get("split", "test")  # files of version 0.1.0 did not say
+    split = asked["split"]
     seeds = ", ".join(map(str, asked["seeds"]))
     scores = {name: score_rows(found) for name, found in conditions.items()}
     differences = {name: difference_rows(found) for name, found in conditions.items()}
