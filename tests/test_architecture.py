@@ -13,32 +13,32 @@ PACKAGE = Path(__file__).parents[1] / "src" / "vsm"
 MOST_TOP_MODULES, MOST_LINES = 8, 60
 
 BASE = {"settings", "errors", "seeding"}
-BELOW_MODEL = BASE | {"probability", "system", "backbones", "nn", "memory"}
-BELOW_RUNS = BELOW_MODEL | {"data", "model", "objective", "baselines", "evaluation"}
-BELOW_CLASSIFY = BELOW_RUNS | {"runs", "pretraining", "training"}
-BELOW_EXPERIMENTS = BELOW_CLASSIFY | {"classify", "export", "benchmarking"}
+ALLOWED = {
+    "probability": "",
+    "system": "",
+    "backbones": "",
+    "data": "system",
+    "nn": "probability system",
+    "memory": "probability nn system",
+    "model": "probability nn system backbones memory",
+    "objective": "probability nn model",
+    "baselines": "nn",
+    "evaluation": "system data nn memory model",
+    "runs": "system data memory model evaluation",
+    "pretraining": "system backbones data model evaluation runs",
+    "training": "system data nn memory model objective evaluation runs",
+    "classify": "probability system data nn memory model evaluation runs",
+    "export": "system nn memory runs",
+    "benchmarking": "system backbones data memory model evaluation runs training classify",
+    "experiments": "system data nn memory baselines evaluation runs pretraining training classify",
+    "cli": "system data memory evaluation runs pretraining training classify export benchmarking "
+    "experiments",
+}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "seeding": set(),
     "settings": {"errors"},
-    "probability": BASE,
-    "system": BASE,
-    "backbones": BASE,
-    "data": BASE | {"system"},
-    "nn": BASE | {"probability", "system"},
-    "memory": BASE | {"probability", "nn", "system"},
-    "model": BELOW_MODEL,
-    "objective": BELOW_MODEL | {"model"},
-    "baselines": BASE | {"nn"},
-    "evaluation": BELOW_RUNS - {"backbones", "objective", "evaluation"},
-    "runs": BELOW_RUNS,
-    "pretraining": BELOW_RUNS | {"runs"},
-    "training": BELOW_RUNS | {"runs"},
-    "classify": BELOW_CLASSIFY,
-    "export": BELOW_CLASSIFY | {"classify"},
-    "benchmarking": BELOW_CLASSIFY | {"classify", "export"},
-    "experiments": BELOW_EXPERIMENTS,
-    "cli": BELOW_EXPERIMENTS | {"experiments"},
+    **{name: BASE | set(others.split()) for name, others in ALLOWED.items()},
     "__main__": {"cli"},
 }
 """Each package or module directly under vsm, and the others that it may import.
@@ -128,6 +128,14 @@ def test_every_module_imports_only_what_its_package_may() -> None:
             if layer(other) not in MAY_IMPORT[own] | {own}
         ]
     assert not wrong, "\n".join(["imports against the architecture:", *wrong])
+
+
+def test_nothing_is_allowed_that_is_not_used() -> None:
+    used: dict[str, set[str]] = {}
+    for name, path in modules().items():
+        used.setdefault(layer(name), set()).update(map(layer, imported(name, path)))
+    idle = {name: set(others.split()) - used[name] for name, others in ALLOWED.items()}
+    assert {name: others for name, others in idle.items() if others} == {}
 
 
 def test_the_architecture_names_every_package_and_no_other() -> None:
