@@ -401,7 +401,8 @@ class NotingWorker(Worker):
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
     NotingWorker.made.clear()
-    with mock.patch("vsm.benchmarking.suite.Worker", NotingWorker):
+    one_process = mock.patch("vsm.benchmarking.suite.REFERENCE_PROCESSES", 1)
+    with one_process, mock.patch("vsm.benchmarking.suite.Worker", NotingWorker):
         return {**measure(TINY_PLAN), "commit": None}
 
 
@@ -442,7 +443,7 @@ def test_a_process_in_which_the_reference_trains_does_nothing_else() -> None:
     training = [one for one in NotingWorker.made if "reference_steps" in one.prepared]
     assert all(one.prepared == ["reference_steps"] and not one.keeps for one in training)
     one_task_at_once_and_all, sizes = 2, len(REFERENCE_SIZES)
-    assert len(training) == one_task_at_once_and_all * sizes * TINY_PLAN.pairs
+    assert len(training) == one_task_at_once_and_all * sizes
 
 
 def test_turns_are_shared_evenly_among_processes() -> None:
