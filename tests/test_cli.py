@@ -21,6 +21,7 @@ from vsm.data import open_dataset
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.experiments.comparison import evaluate_run
 from vsm.experiments.demo_report import write_report
+from vsm.runs.configuration import preset_paths
 from vsm.settings import RunSettings
 
 TINY = [
@@ -322,8 +323,11 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
 
 
 def test_the_demo_writes_a_report_with_every_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    narrow = tmp_path / "narrow.yaml"
+    narrow.write_text("model: {channels: 8}\nvalidation: {episodes: 4}\n")
+    monkeypatch.setattr("vsm.cli.demo.preset_paths", lambda name: [*preset_paths(name), narrow])
     out = tmp_path / "demo"
     assert main(["demo", "--output", str(out), "--steps", "3", "--episodes", "4", "--json"]) == 0
     printed = one_json_object(capsys.readouterr().out)
