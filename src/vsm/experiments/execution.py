@@ -50,7 +50,7 @@ def execute(root: Path, job: Job) -> None:
             outcome = KINDS[job.kind](store, job)
         except Interrupted:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever it is: recorded, and no other job suffers
             store.write_failure(job, error)
             raise RunError(str(error)) from error
         store.write_result(job, outcome, None if resumed else time.monotonic() - started)
