@@ -22,7 +22,7 @@ docs: $(INSTALLED)  ## build the documentation into site/index.html; every warni
 	rm -rf site/.doctrees
 
 bench: $(INSTALLED)  ## measure speed, write benchmarks/results.md and results.json
-	$(BIN)/python -m benchmarks.speed
+	$(BIN)/vsm bench --full --output benchmarks
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import speed
 from tiny import RecordedProgress
 from vsm.benchmarking import processes, worker
 from vsm.benchmarking.classifier import (
@@ -51,8 +50,8 @@ from vsm.benchmarking.suite import (
     REFERENCE_SIZES,
     Measurements,
     Plan,
+    Turns,
     _shares,
-    measure,
 )
 from vsm.benchmarking.timing import Timed, interleaved, quartiles
 from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, StepWorkload
@@ -60,8 +59,15 @@ from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import BenchmarkError, SettingsError
 from vsm.evaluation.evaluator import evaluate
+from vsm.experiments import speed
+from vsm.experiments.launchers import InProcess
+from vsm.experiments.provenance import measured_code
+from vsm.experiments.runner import run_jobs
+from vsm.experiments.speed import SpeedPlan
+from vsm.experiments.store import JobStore
 from vsm.model import FewShotModel
 from vsm.settings import METHODS, KanervaSettings
+from vsm.system.interruption import Interrupted, StopRequest
 
 TINY = StepWorkload(
     channels=2,
@@ -107,7 +113,7 @@ def reference_of(model: FewShotModel, workload: StepWorkload) -> ReferenceConv4:
 # Turns, pairs and quartiles
 
 
-def test_works_take_turns_in_every_round_and_warming_up_does_not_count() -> None:
+def test_works_take_turns_in_every_round() -> None:
     done: list[str] = []
 
     def noting(name: str) -> Callable[[], float]:
@@ -117,14 +123,14 @@ def test_works_take_turns_in_every_round_and_warming_up_does_not_count() -> None
 
         return work
 
-    times = interleaved({"a": noting("a"), "b": noting("b")}, rounds=3, warm_up=1)
-    assert done == ["a", "b"] * 4
-    assert times == {"a": [3, 5, 7], "b": [4, 6, 8]}
+    times = interleaved({"a": noting("a"), "b": noting("b")}, rounds=3)
+    assert done == ["a", "b"] * 3
+    assert times == {"a": [1, 3, 5], "b": [2, 4, 6]}
 
 
 def test_no_round_begins_after_the_time_is_up_but_the_first() -> None:
     progress = RecordedProgress()
-    times = interleaved({"a": lambda: 1.0}, 5, seconds=0.0, progress=progress)
+    times = interleaved({"a": lambda: 1.0}, 5, deadline=0.0, progress=progress)
     assert times == {"a": [1.0]}
     assert [done for _, done, _ in progress.shown] == [1]
 
@@ -399,11 +405,23 @@ class NotingWorker(Worker):
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, Any]:
+def store(tmp_path_factory: pytest.TempPathFactory) -> JobStore:
+    return JobStore(tmp_path_factory.mktemp("bench"))
+
+
+@pytest.fixture(scope="module")
+def plan() -> Iterator[SpeedPlan]:
+    with mock.patch("vsm.benchmarking.suite.REFERENCE_PROCESSES", 1):
+        yield SpeedPlan(TINY_PLAN)
+
+
+@pytest.fixture(scope="module")
+def results(plan: SpeedPlan, store: JobStore) -> dict[str, Any]:
     NotingWorker.made.clear()
-    one_process = mock.patch("vsm.benchmarking.suite.REFERENCE_PROCESSES", 1)
-    with one_process, mock.patch("vsm.benchmarking.suite.Worker", NotingWorker):
-        return {**measure(TINY_PLAN), "commit": None}
+    with mock.patch("vsm.benchmarking.suite.Worker", NotingWorker):
+        outcome = run_jobs(plan.jobs, store, InProcess(store.root))
+    assert outcome.failed == []
+    return plan.results(store)
 
 
 PROMISED_RATIOS = {
@@ -432,6 +450,7 @@ def test_results_have_the_promised_ratios_and_each_is_the_median_of_its_pairs(
     for name, ratio in found.items():
         assert 0 < spans[name]["low"] <= ratio == spans[name]["median"] <= spans[name]["high"]
         assert spans[name]["count"] == (1 if "evaluation" in name else 2)
+    assert not any(name.startswith("recall") for name in results["milliseconds"])
     sizes = [found[f"vsm_step_vs_reference_protonet_{size}"] for size in (28, 32)]
     assert found["vsm_step_vs_reference_protonet"] == max(sizes)
     shots = [found[f"evaluation_2k_vs_reference_600_{shot}shot"] for shot in (1, 5)]
@@ -470,7 +489,7 @@ def test_results_tell_times_the_machine_and_the_work_but_not_whose_machine(
 def test_results_are_written_as_a_page_an_object_and_a_picture(
     results: dict[str, Any], tmp_path: Path
 ) -> None:
-    speed.write(results, tmp_path)
+    speed.write_results(results, tmp_path)
     assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8")) == results
     page = (tmp_path / "results.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in page for name in (*results["quartiles"], *results["milliseconds"]))
@@ -480,10 +499,109 @@ def test_results_are_written_as_a_page_an_object_and_a_picture(
 
 
 def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> None:
-    stored = json.loads((speed.FOLDER / "results.json").read_text(encoding="utf-8"))
-    speed.write(stored, tmp_path)
-    page = (speed.FOLDER / "results.md").read_text(encoding="utf-8")
-    assert (tmp_path / "results.md").read_text(encoding="utf-8") == page
+    folder = Path(__file__).parents[1] / "benchmarks"
+    stored = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    page = speed.write_results(stored, tmp_path)
+    for name in (page.name, f"{speed.PICTURE}.svg"):
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+
+
+# One engine: jobs, their store, and what names them
+
+
+def rounds_of_seconds(monkeypatch: pytest.MonkeyPatch, fail_after: int = 1000) -> list[Turns]:
+    """Let no work be done; return what was measured, and stop by a signal after so many."""
+    measured: list[Turns] = []
+
+    def measure(turns: Turns, stop: StopRequest) -> dict[str, list[float]]:
+        if len(measured) == fail_after:
+            signal.raise_signal(signal.SIGINT)
+            raise Interrupted(stop.signal_number or 0, "stopped")
+        measured.append(turns)
+        return {name: [1.0 + len(measured)] for name in (*turns.ours, *turns.reference)}
+
+    monkeypatch.setattr(Turns, "measure", measure)
+    return measured
+
+
+def test_a_benchmark_that_is_stopped_goes_on_from_what_was_measured(
+    plan: SpeedPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, launcher = JobStore(tmp_path), InProcess(tmp_path)
+    first = rounds_of_seconds(monkeypatch, fail_after=4)
+    with pytest.raises(Interrupted, match="stopped and saved after 4 jobs; the same command goes"):
+        run_jobs(plan.jobs, store, launcher)
+    assert [store.state(job) for job in plan.jobs] == ["done"] * 4 + ["waiting"] * 6
+    kept = [store.outcome(job) for job in plan.jobs[:4]]
+    second = rounds_of_seconds(monkeypatch)
+    outcome = run_jobs(plan.jobs, store, launcher)
+    assert (len(outcome.skipped), len(outcome.done), outcome.failed) == (4, 6, [])
+    assert [one.recipe() for one in first + second] == [
+        group.turns.recipe() for group in plan.plan.groups()
+    ]
+    assert [store.outcome(job) for job in plan.jobs[:4]] == kept
+    assert plan.results(store)["ratios"].keys() >= PROMISED_RATIOS
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"machine": {"cores": 3}},
+        {"machine": {"vector_instructions": "AVX1024"}},
+        {"machine": {"threads": 7}},
+        {"machine": {"torch": "0.4"}},
+        {"commit": "another"},
+        {"source": "edited since"},
+    ],
+)
+def test_times_of_another_machine_or_commit_are_not_reused(
+    changed: dict[str, Any],
+    plan: SpeedPlan,
+    results: dict[str, Any],
+    store: JobStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = {"commit": plan.jobs[0].recipe["commit"], "source": plan.jobs[0].recipe["source"]}
+    machine = results["machine"]
+    monkeypatch.setattr(speed, "describe_machine", lambda _: machine)
+    monkeypatch.setattr(speed, "measured_code", lambda: here)
+    with mock.patch("vsm.benchmarking.suite.REFERENCE_PROCESSES", 1):
+        assert all(store.is_done(job) for job in SpeedPlan(TINY_PLAN).jobs)
+        there = {**here, **{k: v for k, v in changed.items() if k != "machine"}}
+        elsewhere = {**machine, **changed.get("machine", {})}
+        monkeypatch.setattr(speed, "describe_machine", lambda _: elsewhere)
+        monkeypatch.setattr(speed, "measured_code", lambda: there)
+        assert not any(store.is_done(job) for job in SpeedPlan(TINY_PLAN).jobs)
+
+
+def test_nothing_is_timed_while_another_process_times(plan: SpeedPlan, tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    with store.timing_lock():
+        outcome = run_jobs(plan.jobs[:1], store, InProcess(tmp_path))
+    [(_, why)] = outcome.failed
+    assert why.startswith("another process is timing for")
+
+
+def test_bench_full_writes_a_page_and_measures_again_only_when_asked(
+    plan: SpeedPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_folder: Path
+) -> None:
+    monkeypatch.setattr(speed, "describe_machine", lambda _: plan.machine)
+    measured = rounds_of_seconds(monkeypatch)
+    for words, total in (([], 13), ([], 13), (["--again"], 26)):
+        with redirect_stdout(io.StringIO()) as output:
+            assert main(["bench", "--full", "--output", str(tmp_path), "--json", *words]) == 0
+        assert len(measured) == total
+        assert json.loads(output.getvalue()).keys() == {
+            *("ratios", "quartiles", "milliseconds", "memory_size"),
+            *("machine", "workload", "commit"),
+        }
+    assert (tmp_path / "results.md").is_file()
+
+
+def test_the_measured_code_is_known_by_its_commit_and_a_hash() -> None:
+    found = measured_code()
+    assert len(found["source"] or "") == 64
+    assert found["commit"] is None or len(found["commit"].removesuffix("-dirty")) == 40
 
 
 def test_every_target_is_a_promised_ratio() -> None:
@@ -534,6 +652,8 @@ def test_bench_prints_a_table_for_people(
     [
         (["--repeats", "0"], "repeats: must be at least 1, got 0"),
         (["--threads", "0"], "threads: must be at least 1, got 0"),
+        (["--full", "--repeats", "3"], "repeats: has no meaning with --full"),
+        (["--again"], "again: has no meaning without --full"),
     ],
 )
 def test_mistakes_are_named_with_exit_code_2(

@@ -6,32 +6,50 @@ allocator as ``vsm train`` sets it and the reference with the default one.
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from vsm.benchmarking.processes import Worker
 from vsm.benchmarking.timing import Quartiles, Timed, interleaved, quartiles
-from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, StepWorkload
+from vsm.benchmarking.workloads import (
+    WORKLOADS,
+    ClassifierWorkload,
+    EvaluationWorkload,
+    StepWorkload,
+    Workload,
+)
 from vsm.errors import SettingsError
+from vsm.system.interruption import StopRequest
 from vsm.system.progress import NULL_PROGRESS, Progress
 
-STEPS_SHOWN: dict[str, dict[str, str]] = {
-    "protonet": {"method": "protonet"},
-    "vpn": {"method": "vpn"},
-    "vsm_conjugate": {"method": "vsm", "inference": "conjugate"},
-    "vsm": {"method": "vsm"},
+Works = Mapping[str, Sequence[Any]]
+"""Names of times, and what is timed: one of ``vsm.benchmarking.worker.WORKS``, and its arguments
+after the workload."""
+Times = Mapping[str, Sequence[float]]
+"""Seconds of each work, round by round; equal positions belong together."""
+Ratios = Mapping[str, tuple[str, str]]
+"""What a ratio is called, and of which two works it is, pair by pair."""
+STEPS_SHOWN: Works = {
+    "protonet_step": ("step", "protonet"),
+    "vpn_step": ("step", "vpn"),
+    "vsm_conjugate_step": ("step", "vsm", "conjugate"),
+    "vsm_step": ("step", "vsm"),
 }
 """The methods, with the paper's network unless it says otherwise."""
 MEMORY_WORKS = ("recall", "recall_with_gradient", "consolidation")
 CLASSIFIER_WORKS = ("embedding_alone", "fit_and_predict", "predict", "explain")
-CLASSIFIER_RATIOS = {
+CLASSIFIER_RATIOS: Ratios = {
     "classifying_vs_embedding": ("fit_and_predict", "embedding_alone"),
     "explaining_vs_predicting": ("explain", "predict"),
 }
+EVALUATION_RATIOS: Ratios = {
+    "evaluation_2k_vs_reference_600": ("evaluation_2k", "reference_evaluation_600")
+}
 OUR_STEP, REFERENCE_STEPS = "vsm_step_beside_reference", "reference_protonet"
-REFERENCE_RATIOS = {
+REFERENCE_RATIOS: Ratios = {
     "vsm_step_vs_reference_protonet": (OUR_STEP, REFERENCE_STEPS),
     "vsm_step_vs_reference_protonet_batched": (OUR_STEP, "reference_protonet_batched"),
     "vsm_conjugate_step_vs_reference_protonet": (
@@ -53,6 +71,94 @@ of other work can keep it from doing so.
 """
 
 
+@dataclass(frozen=True)
+class Turns:
+    """Works of one workload that take turns.
+
+    Attributes:
+        workload: how much is done.
+        ours: works that share one process.
+        reference: works that have a process each.
+        rounds: how often each is timed.
+        warm_up: rounds of ours that do not count; the reference has half as many.
+        processes: among which the rounds of each work of the reference are shared.
+        threads: of torch; None: torch's own choice.
+    """
+
+    workload: Workload
+    ours: Works
+    reference: Works = field(default_factory=dict)
+    rounds: int = 20
+    warm_up: int = 0
+    processes: int = 1
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("repeats", self.rounds), ("threads", self.threads)):
+            if value is not None and value < 1:
+                raise SettingsError(f"{name}: must be at least 1, got {value}")
+
+    def recipe(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        return {**asdict(self), "kind_of_workload": type(self.workload).__name__}
+
+    @staticmethod
+    def from_recipe(recipe: Mapping[str, Any]) -> "Turns":
+        """Return what :meth:`recipe` described."""
+        values = {one: recipe[one] for one in Turns.__dataclass_fields__}
+        workload = WORKLOADS[recipe["kind_of_workload"]](**values.pop("workload"))
+        return Turns(workload, **values)
+
+    def measure(
+        self,
+        seconds: float | None = None,
+        progress: Progress = NULL_PROGRESS,
+        stop: StopRequest | None = None,
+    ) -> Times:
+        """Return the seconds of each work.
+
+        Args:
+            seconds: no round begins after this time, except the first; None: all are done.
+            progress: told of every round that counted.
+            stop: see :func:`vsm.benchmarking.timing.interleaved`.
+        """
+        times: dict[str, list[float]] = {name: [] for name in (*self.ours, *self.reference)}
+        with Worker(True, self.threads) as process:
+            own = {name: self._prepare(process, work) for name, work in self.ours.items()}
+            deadline = None if seconds is None else time.monotonic() + seconds
+            interleaved(own, self.warm_up, stop=stop)
+            for rounds in _shares(self.rounds, self.processes):
+                with ExitStack() as opened:
+                    others = {
+                        name: self._prepare(opened.enter_context(Worker(False, self.threads)), work)
+                        for name, work in self.reference.items()
+                    }
+                    interleaved(others, (self.warm_up + 1) // 2, stop=stop)
+                    measured = interleaved(own | others, rounds, deadline, progress, stop)
+                for name, values in measured.items():
+                    times[name] += values
+        return times
+
+    def _prepare(self, process: Worker, work: Sequence[Any]) -> Timed:
+        name, *arguments = work
+        return process.prepare(name, self.workload, *arguments)
+
+
+def _shares(total: int, most: int) -> list[int]:
+    """Split ``total`` turns as evenly as possible among at most ``most`` processes."""
+    number = min(total, most)
+    return [total // number + (place < total % number) for place in range(number)]
+
+
+class Group(NamedTuple):
+    """What is measured at once, the ratios of it, and the suffix of all names."""
+
+    title: str
+    turns: Turns
+    ratios: Ratios
+    suffix: str
+
+
 @dataclass
 class Measurements:
     """Times and ratios by name."""
@@ -60,22 +166,11 @@ class Measurements:
     milliseconds: dict[str, Quartiles] = field(default_factory=dict)
     ratios: dict[str, Quartiles] = field(default_factory=dict)
 
-    def add(
-        self,
-        times: Mapping[str, Sequence[float]],
-        divided: Mapping[str, tuple[str, str]],
-        suffix: str = "",
-    ) -> None:
-        """Add what was timed.
-
-        Args:
-            times: seconds of each work, round by round.
-            divided: what a ratio is called, and of which two works it is, pair by pair.
-            suffix: of the names of times and ratios.
-        """
+    def add(self, times: Times, ratios: Ratios, suffix: str = "") -> None:
+        """Add times and ratios of them, under names with a ``suffix``."""
         for name, seconds in times.items():
             self.milliseconds[name + suffix] = quartiles([1000 * s for s in seconds])
-        for name, (above, below) in divided.items():
+        for name, (above, below) in ratios.items():
             pairs = zip(times[above], times[below], strict=True)
             self.ratios[name + suffix] = quartiles([a / b for a, b in pairs])
 
@@ -117,100 +212,85 @@ class Plan:
     warm_up: int = 4
     threads: int | None = None
 
+    def groups(self) -> list[Group]:
+        """Return what is measured, in this order."""
+        return [
+            *map(self._evaluation, SHOTS),
+            *map(self._beside_reference, REFERENCE_SIZES),
+            *map(self._classifier, self.models),
+            *map(self._memory_size, self.slots),
+            *map(self._beside_backbone, BACKBONE_SIZES),
+        ]
 
-def measure(plan: Plan, progress: Progress = NULL_PROGRESS) -> dict[str, Any]:
-    """Measure all of ``plan`` in one run; return what ``benchmarks/results.json`` holds."""
-    found = Measurements()
-    with _two_workers(plan.threads) as (ours, reference):
-        for shot in SHOTS:  # first, so that a mistake in the data shows at once
-            episodes = replace(plan.evaluation, shot=shot)
-            works = {
-                "evaluation_2k": ours.prepare("evaluation", episodes),
-                "reference_evaluation_600": reference.prepare("reference_evaluation", episodes),
-            }
-            progress.start(f"evaluation, {shot}-shot", plan.evaluation_pairs)
-            times = interleaved(works, plan.evaluation_pairs, progress=progress)
-            ratio = {
-                "evaluation_2k_vs_reference_600": ("evaluation_2k", "reference_evaluation_600")
-            }
-            found.add(times, ratio, f"_{shot}shot")
-        for size in REFERENCE_SIZES:
-            times = _beside_reference(plan, size, ours, progress)
-            found.add(times, REFERENCE_RATIOS, f"_{size}")
-        for model in plan.models:
-            task = replace(plan.classifier, model=model)
-            works = {work: ours.prepare(work, task) for work in CLASSIFIER_WORKS}
-            progress.start(f"classifier, {model}", plan.pairs)
-            times = interleaved(works, plan.pairs, plan.warm_up, progress=progress)
-            found.add(times, CLASSIFIER_RATIOS, f"_{model}")
-        memory = _memory_sizes(plan, ours, progress)
-        for size in BACKBONE_SIZES:  # the largest images last: the allocator keeps what they took
-            step = replace(plan.step, image_size=size)
-            works = {
-                "vsm_step": ours.prepare("step", step, "vsm"),
-                "backbone": ours.prepare("backbone", step),
-            }
-            progress.start(f"step and bare backbone, {size}×{size}", plan.pairs)
-            times = interleaved(works, plan.pairs, plan.warm_up, progress=progress)
-            found.add(times, {"vsm_step_vs_backbone": ("vsm_step", "backbone")}, f"_{size}")
-        machine = _machine(ours, reference)
-    found.add_worst("evaluation_2k_vs_reference_600", *(f"_{shot}shot" for shot in SHOTS))
-    found.add_worst("vsm_step_vs_reference_protonet", *(f"_{size}" for size in REFERENCE_SIZES))
-    for name in CLASSIFIER_RATIOS:
-        found.add_worst(name, *(f"_{model}" for model in plan.models))
-    workload = {name: asdict(plan)[name] for name in ("step", "evaluation", "classifier")}
-    return {**found.as_dict(), "memory_size": memory, "machine": machine, "workload": workload}
+    def _evaluation(self, shot: int) -> Group:
+        ours, reference = ["evaluation"], ["reference_evaluation"]
+        turns = self._turns(
+            replace(self.evaluation, shot=shot),
+            {"evaluation_2k": ours},
+            reference={"reference_evaluation_600": reference},
+            rounds=self.evaluation_pairs,
+            warm_up=0,
+        )
+        return Group(f"evaluation, {shot}-shot", turns, EVALUATION_RATIOS, f"_{shot}shot")
 
-
-def _beside_reference(
-    plan: Plan, size: int, ours: Worker, progress: Progress
-) -> dict[str, list[float]]:
-    """Time a VSM step and the reference on the same tasks, one or all of them at once."""
-    step = replace(plan.step, image_size=size)
-    own = {
-        OUR_STEP: ours.prepare("step", step, "vsm"),
-        "arithmetic_of_a_step": ours.prepare("arithmetic", step, "vsm"),
-        "vsm_conjugate_step_beside_reference": ours.prepare("step", step, "vsm", "conjugate"),
-        "backbone_beside_reference": ours.prepare("backbone", step),
-    }
-    interleaved(own, 0, plan.warm_up)
-    times: dict[str, list[float]] = {}
-    progress.start(f"step and reference ProtoNet, {size}×{size}", plan.pairs)
-    for rounds in _shares(plan.pairs, REFERENCE_PROCESSES):
-        with Worker(False, plan.threads) as one, Worker(False, plan.threads) as other:
-            references = {
-                REFERENCE_STEPS: one.prepare("reference_steps", step, 1),
-                "reference_protonet_batched": other.prepare("reference_steps", step, step.tasks),
-            }
-            interleaved(references, 0, plan.warm_up // 2)
-            measured = interleaved(own | references, rounds, progress=progress)
-        for name, values in measured.items():
-            times.setdefault(name, []).extend(values)
-    return times
-
-
-def _shares(total: int, most: int) -> list[int]:
-    """Split ``total`` turns as evenly as possible among at most ``most`` processes."""
-    number = min(total, most)
-    return [total // number + (place < total % number) for place in range(number)]
-
-
-def _memory_sizes(plan: Plan, ours: Worker, progress: Progress) -> list[dict[str, Any]]:
-    """Return the milliseconds of recall and consolidation for every size of the memory."""
-    works: dict[str, Timed] = {}
-    for slots in plan.slots:
-        workload = replace(plan.step, remembered=slots)
-        works |= {f"{work} {slots}": ours.prepare(work, workload) for work in MEMORY_WORKS}
-    progress.start("recall and consolidation", plan.memory_rounds)
-    found = Measurements()
-    found.add(interleaved(works, plan.memory_rounds, plan.warm_up, progress=progress), {})
-    return [
-        {
-            "slots": slots,
-            **{work: asdict(found.milliseconds[f"{work} {slots}"]) for work in MEMORY_WORKS},
+    def _beside_reference(self, size: int) -> Group:
+        """A VSM step and the reference on the same tasks, one or all of them at once."""
+        ours = {
+            OUR_STEP: ["step", "vsm"],
+            "arithmetic_of_a_step": ["arithmetic", "vsm"],
+            "vsm_conjugate_step_beside_reference": ["step", "vsm", "conjugate"],
+            "backbone_beside_reference": ["backbone"],
         }
-        for slots in plan.slots
-    ]
+        reference = {
+            REFERENCE_STEPS: ["reference_steps", 1],
+            "reference_protonet_batched": ["reference_steps", self.step.tasks],
+        }
+        step = replace(self.step, image_size=size)
+        turns = self._turns(step, ours, reference=reference, processes=REFERENCE_PROCESSES)
+        title = f"step and reference ProtoNet, {size}×{size}"
+        return Group(title, turns, REFERENCE_RATIOS, f"_{size}")
+
+    def _classifier(self, model: str) -> Group:
+        works = {work: [work] for work in CLASSIFIER_WORKS}
+        turns = self._turns(replace(self.classifier, model=model), works)
+        return Group(f"classifier, {model}", turns, CLASSIFIER_RATIOS, f"_{model}")
+
+    def _memory_size(self, slots: int) -> Group:
+        works = {work: [work] for work in MEMORY_WORKS}
+        step = replace(self.step, remembered=slots)
+        turns = self._turns(step, works, rounds=self.memory_rounds)
+        return Group(f"recall and consolidation, {slots:,} slots", turns, {}, f" {slots}")
+
+    def _beside_backbone(self, size: int) -> Group:
+        works = {"vsm_step": ["step", "vsm"], "backbone": ["backbone"]}
+        turns = self._turns(replace(self.step, image_size=size), works)
+        ratios = {"vsm_step_vs_backbone": ("vsm_step", "backbone")}
+        return Group(f"step and bare backbone, {size}×{size}", turns, ratios, f"_{size}")
+
+    def _turns(self, workload: Workload, ours: Works, **others: Any) -> Turns:
+        usual = {"rounds": self.pairs, "warm_up": self.warm_up, "threads": self.threads}
+        return Turns(workload, ours, **usual | others)
+
+    def results(self, measured: Iterable[Times]) -> dict[str, Any]:
+        """Return what ``benchmarks/results.json`` holds of the times of all groups."""
+        found = Measurements()
+        for group, times in zip(self.groups(), measured, strict=True):
+            found.add(times, group.ratios, group.suffix)
+        found.add_worst(*EVALUATION_RATIOS, *(f"_{shot}shot" for shot in SHOTS))
+        found.add_worst("vsm_step_vs_reference_protonet", *(f"_{size}" for size in REFERENCE_SIZES))
+        for name in CLASSIFIER_RATIOS:
+            found.add_worst(name, *(f"_{model}" for model in self.models))
+        memory = [
+            {
+                "slots": slots,
+                **{
+                    work: asdict(found.milliseconds.pop(f"{work} {slots}")) for work in MEMORY_WORKS
+                },
+            }
+            for slots in self.slots
+        ]
+        workload = {name: asdict(self)[name] for name in ("step", "evaluation", "classifier")}
+        return {**found.as_dict(), "memory_size": memory, "workload": workload}
 
 
 def measure_briefly(
@@ -222,53 +302,34 @@ def measure_briefly(
 ) -> dict[str, Any]:
     """Measure steps of three methods, their backbone, the reference ProtoNet, and embedding.
 
-    ``seconds`` and ``threads`` are as in :func:`vsm.benchmarking.timing.interleaved` and
-    :class:`Plan`.
+    ``seconds`` and ``threads`` are as in :class:`Turns`.
     """
-    if rounds < 1:
-        raise SettingsError(f"repeats: must be at least 1, got {rounds}")
+    works = {"backbone": ["backbone"], **STEPS_SHOWN, "embedding": ["embedding"]}
+    reference = {"reference_protonet": ["reference_steps", 1]}
+    turns = Turns(workload, works, reference, rounds, warm_up=1, threads=threads)
+    progress.start("benchmark", rounds)
+    times = turns.measure(seconds, progress)
+    ratios = {f"{name}_vs_backbone": (name, "backbone") for name in STEPS_SHOWN}
+    for name in ("vsm_conjugate_step", "vsm_step"):
+        ratios[f"{name}_vs_reference_protonet"] = (name, "reference_protonet")
     found = Measurements()
-    with _two_workers(threads) as (ours, reference):
-        works = {
-            "backbone": ours.prepare("backbone", workload),
-            **{
-                f"{name}_step": ours.prepare("step", workload, **chosen)
-                for name, chosen in STEPS_SHOWN.items()
-            },
-            "reference_protonet": reference.prepare("reference_steps", workload, 1),
-            "embedding": ours.prepare("embedding", workload),
-        }
-        progress.start("benchmark", rounds)
-        times = interleaved(works, rounds, 1, seconds, progress)
-        machine = _machine(ours, reference)
-    divided = {f"{name}_step_vs_backbone": (f"{name}_step", "backbone") for name in STEPS_SHOWN}
-    for name in ("vsm_conjugate", "vsm"):
-        divided[f"{name}_step_vs_reference_protonet"] = (f"{name}_step", "reference_protonet")
-    found.add(times, divided)
+    found.add(times, ratios)
     return {
         **found.as_dict(),
         "images_per_second": workload.num_images / quartiles(times["embedding"]).median,
-        "machine": machine,
+        "machine": describe_machine(threads),
         "workload": asdict(workload),
     }
 
 
-@contextmanager
-def _two_workers(threads: int | None) -> Iterator[tuple[Worker, Worker]]:
-    """Yield our process and that of the reference."""
-    if threads is not None and threads < 1:
-        raise SettingsError(f"threads: must be at least 1, got {threads}")
-    with Worker(True, threads) as ours, Worker(False, threads) as reference:
-        yield ours, reference
-
-
-def _machine(ours: Worker, reference: Worker) -> dict[str, Any]:
+def describe_machine(threads: int | None) -> dict[str, Any]:
     """Return what a reader of the times should know, and nothing that identifies the machine."""
     has_affinity = hasattr(os, "sched_getaffinity")
-    return {
-        "cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        **ours.metadata,
-        "reference_keeps_allocations": reference.metadata["keeps_allocations"],
-    }
+    with Worker(True, threads) as ours:
+        return {
+            "cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count(),
+            "system": f"{platform.system()} {platform.machine()}",
+            "python": platform.python_version(),
+            **ours.metadata,
+            "reference_keeps_allocations": False,
+        }

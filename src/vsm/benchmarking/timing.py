@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from vsm.system.interruption import Interrupted, StopRequest
 from vsm.system.progress import NULL_PROGRESS, Progress
 
 Work = Callable[[], object]
@@ -16,31 +17,32 @@ Timed = Callable[[], float]
 def interleaved(
     works: Mapping[str, Timed],
     rounds: int,
-    warm_up: int = 0,
-    seconds: float | None = None,
+    deadline: float | None = None,
     progress: Progress = NULL_PROGRESS,
+    stop: StopRequest | None = None,
 ) -> dict[str, list[float]]:
     """Let works take turns, so that whatever else the machine does falls on all of them.
 
     Args:
         works: done in this order in every round.
         rounds: how often each is timed.
-        warm_up: rounds before those, which do not count.
-        seconds: no round begins after this time, except the first; None: all rounds are done.
-        progress: told of every round that counted.
+        deadline: no round begins after this ``time.monotonic``, except the first.
+        progress: told of every round.
+        stop: asked before every work whether to go on.
 
     Returns:
         The seconds of each work, round by round; equal positions belong together.
+
+    Raises:
+        Interrupted: when asked to stop.
     """
-    started = time.monotonic()
-    for _ in range(warm_up):
-        for work in works.values():
-            work()
     times: dict[str, list[float]] = {name: [] for name in works}
     for done in range(rounds):
-        if seconds is not None and done and time.monotonic() - started > seconds:
+        if deadline is not None and done and time.monotonic() > deadline:
             break
         for name, work in works.items():
+            if stop is not None and stop.signal_number is not None:
+                raise Interrupted(stop.signal_number, "stopped in the middle of a measurement")
             times[name].append(work())
         progress.advance()
     return times

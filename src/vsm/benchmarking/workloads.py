@@ -67,3 +67,9 @@ class ClassifierWorkload:
     way: int = 5
     shot: int = 5
     queries: int = 100
+
+
+Workload = StepWorkload | EvaluationWorkload | ClassifierWorkload
+WORKLOADS: dict[str, type[Workload]] = {
+    one.__name__: one for one in (StepWorkload, EvaluationWorkload, ClassifierWorkload)
+}

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from vsm.benchmarking.suite import Turns
 from vsm.data import open_dataset
 from vsm.errors import EpisodeError, RunError
 from vsm.evaluation.evaluator import Evaluation
@@ -26,7 +27,7 @@ from vsm.runs.directory import Directory
 from vsm.runs.trained_model import load
 from vsm.settings import BaselineSettings
 from vsm.system.devices import Placement, choose_placement
-from vsm.system.interruption import Interrupted
+from vsm.system.interruption import Interrupted, stop_request
 from vsm.training import train
 
 Outcome = dict[str, Any]
@@ -142,6 +143,11 @@ def _uncertainty(store: JobStore, job: Job) -> Outcome:
     return measure_uncertainty(_load(store, job), protocol_of(job), job.recipe["way"])
 
 
+def _speed(store: JobStore, job: Job) -> Outcome:
+    with store.timing_lock(), stop_request() as stop:
+        return {"seconds": Turns.from_recipe(job.recipe).measure(stop=stop)}
+
+
 def _num_slots(model: ModelOnData) -> int:
     return 0 if model.trained.state is None else len(model.trained.state)
 
@@ -179,4 +185,5 @@ KINDS: dict[str, Callable[[JobStore, Job], Outcome]] = {
     "nearness": _nearness,
     "changes": _changes,
     "uncertainty": _uncertainty,
+    "speed": _speed,
 }

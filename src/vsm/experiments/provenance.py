@@ -1,8 +1,10 @@
 """How a run came about: commands that make it again, the time it took, versions it depends on."""
 
+import hashlib
 import json
 import platform
 import shlex
+import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -17,6 +19,7 @@ from vsm.runs.directory import Directory, RunDirectory
 from vsm.runs.shipped import is_shipped
 from vsm.settings import PretrainSettings, RunSettings
 
+PACKAGE = Path(__file__).parents[1]
 LIBRARIES = ("torch", "numpy", "safetensors")
 
 
@@ -24,6 +27,29 @@ def versions() -> dict[str, str]:
     """Return the versions of vsm, of Python, and of the libraries that numbers depend on."""
     found = {"vsm": __version__, "python": platform.python_version()}
     return found | {name: version(name) for name in LIBRARIES}
+
+
+def measured_code() -> dict[str, str | None]:
+    """Return what identifies the code whose speed is measured: its commit, and a hash of it.
+
+    The commit is marked if the package was changed since, and None if it is in no repository of its
+    own. Only git's own answer is kept, never where the repository lies.
+    """
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(PACKAGE), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        return done.stdout.strip()
+
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(path.read_bytes())
+    try:
+        changed = "-dirty" if git("status", "--porcelain", ".") else ""
+        commit = git("rev-parse", "HEAD") + changed if git("ls-files", ".") else None
+    except (OSError, subprocess.SubprocessError):
+        commit = None
+    return {"commit": commit, "source": digest.hexdigest()}
 
 
 def training_commands(settings: RunSettings, output: str) -> list[str]:

@@ -8,7 +8,7 @@ atomically: a job without a readable one is not done, and is taken up again.
 import json
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -110,8 +110,12 @@ class JobStore:
     def begin(self, job: Job) -> None:
         """Describe a job and remove what an earlier attempt left."""
         self.failure_file(job).unlink(missing_ok=True)
-        self.result_file(job).unlink(missing_ok=True)
+        self.forget(job)
         self.describe(job)
+
+    def forget(self, job: Job) -> None:
+        """Remove the result of a job, so that it is done again."""
+        self.result_file(job).unlink(missing_ok=True)
 
     def write_result(self, job: Job, outcome: dict[str, Any], seconds: float | None) -> None:
         """Record that a job is done, what it found, and how long it took unless it was resumed."""
@@ -131,19 +135,26 @@ class JobStore:
         found = {"title": job.title, "error": " ".join(line.split()), "traceback": trace}
         write_text(self.failure_file(job), _pretty(found))
 
-    @contextmanager
-    def lock(self, job: Job) -> Iterator[None]:
+    def lock(self, job: Job) -> AbstractContextManager[None]:
         """Hold a job while the block runs, so that no other process works on it.
 
         Raises:
             RunError: if another process holds it.
         """
         folder = self.folder(job)
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "lock").open("w", encoding="utf-8") as file:
-            if not _try_lock(file):
-                raise RunError(f"{job.title}: another process is working on {folder}")
-            yield
+        return _held(folder / "lock", f"{job.title}: another process is working on {folder}")
+
+    def timing_lock(self) -> AbstractContextManager[None]:
+        """Keep other processes from timing anything of this folder while the block runs.
+
+        Raises:
+            RunError: if another process holds it.
+        """
+        return _held(
+            self.root / "jobs" / "timing.lock",
+            f"another process is timing for {self.root}, and works side by side slow each other "
+            "down; wait until it ends",
+        )
 
     def _is_locked(self, job: Job) -> bool:
         path = self.folder(job) / "lock"
@@ -155,6 +166,15 @@ class JobStore:
 
 def _pretty(value: dict[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+
+
+@contextmanager
+def _held(path: Path, refusal: str) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        if not _try_lock(file):
+            raise RunError(refusal)
+        yield
 
 
 def _try_lock(file: Any) -> bool:

@@ -1,32 +1,25 @@
-"""Speed of training steps, evaluations and the memory, beside the bare backbone and a reference.
+"""The benchmark: a job for each group of works, and the page of what they took.
 
-Writes results.md, results.json and memory_size.svg. Takes about twenty minutes on two quiet cores.
-
-    make bench
-    python -m benchmarks.speed --data omniglot
+Times are those of one machine and one state of the code, so both are part of what names a job.
+Needs matplotlib.
 """
 
-import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from vsm.benchmarking.suite import MEMORY_WORKS, Plan, measure
+from vsm.benchmarking.suite import MEMORY_WORKS, Plan, describe_machine
 from vsm.benchmarking.timing import Quartiles
-from vsm.benchmarking.workloads import EvaluationWorkload
-from vsm.cli.output import ProgressBar
-from vsm.errors import VsmError
 from vsm.experiments.document import Block, Heading, Picture, Table, Text, write_markdown
+from vsm.experiments.jobs import Job
 from vsm.experiments.plots import svg
+from vsm.experiments.provenance import measured_code
+from vsm.experiments.store import JobStore
 from vsm.system.files import write_text
 
-FOLDER = Path(__file__).parent
 PICTURE = "memory_size"
 TARGETS = {
     "vsm_step_vs_backbone_28": 1.35,
@@ -44,22 +37,32 @@ MEMORY_TITLES = {
 }
 
 
-def commit() -> str | None:
-    """Return the commit that is measured, marked if files were changed since; None without git.
+class SpeedPlan:
+    """The jobs of ``plan`` on this machine, with the code as it is now."""
 
-    Only git's own answer is kept, never where the repository lies.
-    """
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        answer = subprocess.run(
-            command, cwd=FOLDER, capture_output=True, text=True, check=True, timeout=30
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()
+    def __init__(self, plan: Plan) -> None:
+        self.plan, groups = plan, plan.groups()
+        self.machine, code = describe_machine(plan.threads), measured_code()
+        self.commit = code["commit"]
+        where = {"machine": self.machine, **code}
+        self.jobs = [
+            Job("speed", group.title, {**group.turns.recipe(), **where}) for group in groups
+        ]
+
+    def results(self, store: JobStore) -> dict[str, Any]:
+        """Return what ``results.json`` holds, of finished jobs."""
+        found = self.plan.results(store.outcome(job)["seconds"] for job in self.jobs)
+        return {**found, "machine": self.machine, "commit": self.commit}
 
 
-def page(results: dict[str, Any]) -> list[Block]:
+def write_results(results: dict[str, Any], folder: Path) -> Path:
+    """Write ``results.json``, the page and its picture; return the page."""
+    write_text(folder / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    write_markdown(folder / "results.md", _page(results))
+    return folder / "results.md"
+
+
+def _page(results: dict[str, Any]) -> list[Block]:
     """Return all results as blocks."""
     ratios = [
         [
@@ -78,7 +81,7 @@ def page(results: dict[str, Any]) -> list[Block]:
         [f"{row['slots']:,}", *(Quartiles(**row[work]).describe(2) for work in MEMORY_WORKS)]
         for row in results["memory_size"]
     ]
-    drawn = svg(draw(results["memory_size"]), PICTURE)
+    drawn = svg(_draw(results["memory_size"]), PICTURE)
     caption = "Milliseconds of recall and consolidation against slots"
     return [
         Heading(1, "Speed"),
@@ -117,7 +120,7 @@ def _conditions(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def draw(rows: Sequence[dict[str, Any]]) -> Figure:
+def _draw(rows: Sequence[dict[str, Any]]) -> Figure:
     """Draw the cost of recall and consolidation against the size of the memory."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
@@ -131,38 +134,3 @@ def draw(rows: Sequence[dict[str, Any]]) -> Figure:
     axes.grid(alpha=0.3)
     axes.legend()
     return figure
-
-
-def write(results: dict[str, Any], folder: Path) -> None:
-    """Write the page, the object and the picture."""
-    write_text(folder / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-    write_markdown(folder / "results.md", page(results))
-
-
-def main() -> int:
-    """Measure, write and print; return the exit code: a known error or Ctrl-C is one line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--data", default="glyphs", help="whose test classes are evaluated")
-    parser.add_argument("--threads", type=int, help="of torch; unset: its own choice")
-    parser.add_argument("--output", type=Path, default=FOLDER, help="folder for the results")
-    chosen = parser.parse_args()
-    plan = replace(Plan(), evaluation=EvaluationWorkload(data=chosen.data), threads=chosen.threads)
-    measured_commit = commit()
-    try:
-        with ProgressBar() as bar:
-            results = measure(plan, bar)
-    except VsmError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    write({**results, "commit": measured_commit}, chosen.output)
-    print((chosen.output / "results.md").read_text(encoding="utf-8"))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

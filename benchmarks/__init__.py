@@ -1,1 +1,0 @@
-"""Scripts that measure speed; they print and write their figures, and assert none."""
