@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from unittest import mock
 
 import pytest
@@ -133,6 +133,19 @@ def test_no_round_begins_after_the_time_is_up_but_the_first() -> None:
     times = interleaved({"a": lambda: 1.0}, 5, deadline=0.0, progress=progress)
     assert times == {"a": [1.0]}
     assert [done for _, done, _ in progress.shown] == [1]
+
+
+def test_no_work_begins_once_the_process_was_asked_to_stop() -> None:
+    stop, done = StopRequest(), list[str]()
+
+    def work() -> float:
+        done.append("work")
+        stop.signal_number = signal.SIGTERM
+        return 1.0
+
+    with pytest.raises(Interrupted) as stopped:
+        interleaved({"a": work, "b": work}, 3, stop=stop)
+    assert (done, stopped.value.exit_code) == (["work"], 143)
 
 
 def test_quartiles_are_those_of_the_sorted_values_with_the_median() -> None:
@@ -389,19 +402,31 @@ def test_a_benchmark_that_is_stopped_leaves_no_process_behind(number: signal.Sig
 # Everything together
 
 
-class NotingWorker(Worker):
-    """Notes what each process prepares, and whether it keeps allocations."""
+class NotingWorker:
+    """Works in this process; notes what each process would prepare, and what it does."""
 
     made: ClassVar[list["NotingWorker"]] = []
 
-    def __init__(self, keep_allocations: bool, *arguments: Any) -> None:
-        super().__init__(keep_allocations, *arguments)
-        self.keeps, self.prepared = keep_allocations, list[str]()
+    def __init__(self, keep_allocations: bool, threads: int | None) -> None:
+        self.keeps, self.prepared, self.done = keep_allocations, list[str](), list[str]()
         self.made.append(self)
 
-    def prepare(self, work: str, *arguments: Any, **named: Any) -> Timed:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def prepare(self, work: str, *arguments: Any) -> Timed:
         self.prepared.append(work)
-        return super().prepare(work, *arguments, **named)
+        bench = worker.Bench()
+        bench.prepare(work, work, arguments, {})
+
+        def do() -> float:
+            self.done.append(work)
+            return bench.run(work)
+
+        return do
 
 
 @pytest.fixture(scope="module")
@@ -463,6 +488,24 @@ def test_a_process_in_which_the_reference_trains_does_nothing_else() -> None:
     assert all(one.prepared == ["reference_steps"] and not one.keeps for one in training)
     one_task_at_once_and_all, sizes = 2, len(REFERENCE_SIZES)
     assert len(training) == one_task_at_once_and_all * sizes
+
+
+def test_warming_up_does_not_count_and_processes_of_the_reference_share_the_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = list[NotingWorker]()
+    monkeypatch.setattr(NotingWorker, "made", made)
+    monkeypatch.setattr("vsm.benchmarking.suite.Worker", NotingWorker)
+    reference = {"theirs": ["reference_steps", 1]}
+    turns = Turns(TINY, {"ours": ["embedding"]}, reference, rounds=3, warm_up=4, processes=2)
+    times = turns.measure()
+    assert {name: len(values) for name, values in times.items()} == {"ours": 3, "theirs": 3}
+    assert [one.done for one in made] == [
+        ["embedding"] * (4 + 3),
+        ["reference_steps"] * (2 + 2),
+        ["reference_steps"] * (2 + 1),
+    ]
+    assert Turns.from_recipe(json.loads(json.dumps(turns.recipe()))) == turns
 
 
 def test_turns_are_shared_evenly_among_processes() -> None:
