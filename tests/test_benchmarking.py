@@ -48,9 +48,9 @@ from vsm.benchmarking.step import (
 from vsm.benchmarking.suite import (
     CLASSIFIER_WORKS,
     REFERENCE_SIZES,
+    Group,
     Measurements,
     Plan,
-    Turns,
     _shares,
 )
 from vsm.benchmarking.timing import Timed, interleaved, quartiles
@@ -497,15 +497,16 @@ def test_warming_up_does_not_count_and_processes_of_the_reference_share_the_roun
     monkeypatch.setattr(NotingWorker, "made", made)
     monkeypatch.setattr("vsm.benchmarking.suite.Worker", NotingWorker)
     reference = {"theirs": ["reference_steps", 1]}
-    turns = Turns(TINY, {"ours": ["embedding"]}, reference, rounds=3, warm_up=4, processes=2)
-    times = turns.measure()
+    ours = {"ours": ["embedding"]}
+    group = Group("works", TINY, ours, reference, rounds=3, warm_up=4, processes=2)
+    times = group.measure()
     assert {name: len(values) for name, values in times.items()} == {"ours": 3, "theirs": 3}
     assert [one.done for one in made] == [
         ["embedding"] * (4 + 3),
         ["reference_steps"] * (2 + 2),
         ["reference_steps"] * (2 + 1),
     ]
-    assert Turns.from_recipe(json.loads(json.dumps(turns.recipe()))) == turns
+    assert Group.from_recipe(json.loads(json.dumps(group.recipe()))) == group
 
 
 def test_turns_are_shared_evenly_among_processes() -> None:
@@ -552,18 +553,18 @@ def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> 
 # One engine: jobs, their store, and what names them
 
 
-def rounds_of_seconds(monkeypatch: pytest.MonkeyPatch, fail_after: int = 1000) -> list[Turns]:
+def rounds_of_seconds(monkeypatch: pytest.MonkeyPatch, fail_after: int = 1000) -> list[Group]:
     """Let no work be done; return what was measured, and stop by a signal after so many."""
-    measured: list[Turns] = []
+    measured: list[Group] = []
 
-    def measure(turns: Turns, stop: StopRequest) -> dict[str, list[float]]:
+    def measure(group: Group, stop: StopRequest) -> dict[str, list[float]]:
         if len(measured) == fail_after:
             signal.raise_signal(signal.SIGINT)
             raise Interrupted(stop.signal_number or 0, "stopped")
-        measured.append(turns)
-        return {name: [1.0 + len(measured)] for name in (*turns.ours, *turns.reference)}
+        measured.append(group)
+        return {name: [1.0 + len(measured)] for name in (*group.ours, *group.reference)}
 
-    monkeypatch.setattr(Turns, "measure", measure)
+    monkeypatch.setattr(Group, "measure", measure)
     return measured
 
 
@@ -580,7 +581,7 @@ def test_a_benchmark_that_is_stopped_goes_on_from_what_was_measured(
     outcome = run_jobs(plan.jobs, store, launcher)
     assert (len(outcome.skipped), len(outcome.done), outcome.failed) == (4, 6, [])
     assert [one.recipe() for one in first + second] == [
-        group.turns.recipe() for group in plan.plan.groups()
+        group.recipe() for group in plan.plan.groups()
     ]
     assert [store.outcome(job) for job in plan.jobs[:4]] == kept
     assert plan.results(store)["ratios"].keys() >= PROMISED_RATIOS

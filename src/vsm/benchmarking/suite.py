@@ -9,8 +9,8 @@ import platform
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 from vsm.benchmarking.processes import Worker
 from vsm.benchmarking.timing import Quartiles, Timed, interleaved, quartiles
@@ -72,22 +72,28 @@ of other work can keep it from doing so.
 
 
 @dataclass(frozen=True)
-class Turns:
+class Group:
     """Works of one workload that take turns.
 
     Attributes:
+        title: what people call it.
         workload: how much is done.
         ours: works that share one process.
         reference: works that have a process each.
-        rounds: how often each is timed.
+        ratios: of these works.
+        suffix: of the names of times and ratios.
+        rounds: how often each work is timed.
         warm_up: rounds of ours that do not count; the reference has half as many.
         processes: among which the rounds of each work of the reference are shared.
         threads: of torch; None: torch's own choice.
     """
 
+    title: str
     workload: Workload
     ours: Works
     reference: Works = field(default_factory=dict)
+    ratios: Ratios = field(default_factory=dict)
+    suffix: str = ""
     rounds: int = 20
     warm_up: int = 0
     processes: int = 1
@@ -99,15 +105,15 @@ class Turns:
                 raise SettingsError(f"{name}: must be at least 1, got {value}")
 
     def recipe(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
+        """Return everything that is timed as JSON values."""
         return {**asdict(self), "kind_of_workload": type(self.workload).__name__}
 
     @staticmethod
-    def from_recipe(recipe: Mapping[str, Any]) -> "Turns":
+    def from_recipe(recipe: Mapping[str, Any]) -> "Group":
         """Return what :meth:`recipe` described."""
-        values = {one: recipe[one] for one in Turns.__dataclass_fields__}
-        workload = WORKLOADS[recipe["kind_of_workload"]](**values.pop("workload"))
-        return Turns(workload, **values)
+        values = {one.name: recipe[one.name] for one in fields(Group)}
+        values["workload"] = WORKLOADS[recipe["kind_of_workload"]](**recipe["workload"])
+        return Group(**values)
 
     def measure(
         self,
@@ -115,12 +121,9 @@ class Turns:
         progress: Progress = NULL_PROGRESS,
         stop: StopRequest | None = None,
     ) -> Times:
-        """Return the seconds of each work.
+        """Do all rounds; unless it is None, none but the first begins after so many ``seconds``.
 
-        Args:
-            seconds: no round begins after this time, except the first; None: all are done.
-            progress: told of every round that counted.
-            stop: see :func:`vsm.benchmarking.timing.interleaved`.
+        ``progress`` and ``stop`` are as in :func:`vsm.benchmarking.timing.interleaved`.
         """
         times: dict[str, list[float]] = {name: [] for name in (*self.ours, *self.reference)}
         with Worker(True, self.threads) as process:
@@ -148,15 +151,6 @@ def _shares(total: int, most: int) -> list[int]:
     """Split ``total`` turns as evenly as possible among at most ``most`` processes."""
     number = min(total, most)
     return [total // number + (place < total % number) for place in range(number)]
-
-
-class Group(NamedTuple):
-    """What is measured at once, the ratios of it, and the suffix of all names."""
-
-    title: str
-    turns: Turns
-    ratios: Ratios
-    suffix: str
 
 
 @dataclass
@@ -214,62 +208,77 @@ class Plan:
 
     def groups(self) -> list[Group]:
         """Return what is measured, in this order."""
+        usual: Any = {"rounds": self.pairs, "warm_up": self.warm_up, "threads": self.threads}
+        evaluations = usual | {"rounds": self.evaluation_pairs, "warm_up": 0}
+        memories = usual | {"rounds": self.memory_rounds}
         return [
-            *map(self._evaluation, SHOTS),
-            *map(self._beside_reference, REFERENCE_SIZES),
-            *map(self._classifier, self.models),
-            *map(self._memory_size, self.slots),
-            *map(self._beside_backbone, BACKBONE_SIZES),
+            *(
+                Group(
+                    f"evaluation, {shot}-shot",
+                    replace(self.evaluation, shot=shot),
+                    {"evaluation_2k": ["evaluation"]},
+                    {"reference_evaluation_600": ["reference_evaluation"]},
+                    EVALUATION_RATIOS,
+                    f"_{shot}shot",
+                    **evaluations,
+                )
+                for shot in SHOTS
+            ),
+            *(self._beside_reference(size, usual) for size in REFERENCE_SIZES),
+            *(
+                Group(
+                    f"classifier, {model}",
+                    replace(self.classifier, model=model),
+                    {work: [work] for work in CLASSIFIER_WORKS},
+                    ratios=CLASSIFIER_RATIOS,
+                    suffix=f"_{model}",
+                    **usual,
+                )
+                for model in self.models
+            ),
+            *(
+                Group(
+                    f"recall and consolidation, {slots:,} slots",
+                    replace(self.step, remembered=slots),
+                    {work: [work] for work in MEMORY_WORKS},
+                    suffix=f" {slots}",
+                    **memories,
+                )
+                for slots in self.slots
+            ),
+            *(
+                Group(
+                    f"step and bare backbone, {size}×{size}",
+                    replace(self.step, image_size=size),
+                    {"vsm_step": ["step", "vsm"], "backbone": ["backbone"]},
+                    ratios={"vsm_step_vs_backbone": ("vsm_step", "backbone")},
+                    suffix=f"_{size}",
+                    **usual,
+                )
+                for size in BACKBONE_SIZES
+            ),
         ]
 
-    def _evaluation(self, shot: int) -> Group:
-        ours, reference = ["evaluation"], ["reference_evaluation"]
-        turns = self._turns(
-            replace(self.evaluation, shot=shot),
-            {"evaluation_2k": ours},
-            reference={"reference_evaluation_600": reference},
-            rounds=self.evaluation_pairs,
-            warm_up=0,
-        )
-        return Group(f"evaluation, {shot}-shot", turns, EVALUATION_RATIOS, f"_{shot}shot")
-
-    def _beside_reference(self, size: int) -> Group:
+    def _beside_reference(self, size: int, usual: Any) -> Group:
         """A VSM step and the reference on the same tasks, one or all of them at once."""
-        ours = {
-            OUR_STEP: ["step", "vsm"],
-            "arithmetic_of_a_step": ["arithmetic", "vsm"],
-            "vsm_conjugate_step_beside_reference": ["step", "vsm", "conjugate"],
-            "backbone_beside_reference": ["backbone"],
-        }
-        reference = {
-            REFERENCE_STEPS: ["reference_steps", 1],
-            "reference_protonet_batched": ["reference_steps", self.step.tasks],
-        }
-        step = replace(self.step, image_size=size)
-        turns = self._turns(step, ours, reference=reference, processes=REFERENCE_PROCESSES)
-        title = f"step and reference ProtoNet, {size}×{size}"
-        return Group(title, turns, REFERENCE_RATIOS, f"_{size}")
-
-    def _classifier(self, model: str) -> Group:
-        works = {work: [work] for work in CLASSIFIER_WORKS}
-        turns = self._turns(replace(self.classifier, model=model), works)
-        return Group(f"classifier, {model}", turns, CLASSIFIER_RATIOS, f"_{model}")
-
-    def _memory_size(self, slots: int) -> Group:
-        works = {work: [work] for work in MEMORY_WORKS}
-        step = replace(self.step, remembered=slots)
-        turns = self._turns(step, works, rounds=self.memory_rounds)
-        return Group(f"recall and consolidation, {slots:,} slots", turns, {}, f" {slots}")
-
-    def _beside_backbone(self, size: int) -> Group:
-        works = {"vsm_step": ["step", "vsm"], "backbone": ["backbone"]}
-        turns = self._turns(replace(self.step, image_size=size), works)
-        ratios = {"vsm_step_vs_backbone": ("vsm_step", "backbone")}
-        return Group(f"step and bare backbone, {size}×{size}", turns, ratios, f"_{size}")
-
-    def _turns(self, workload: Workload, ours: Works, **others: Any) -> Turns:
-        usual = {"rounds": self.pairs, "warm_up": self.warm_up, "threads": self.threads}
-        return Turns(workload, ours, **usual | others)
+        return Group(
+            f"step and reference ProtoNet, {size}×{size}",
+            replace(self.step, image_size=size),
+            {
+                OUR_STEP: ["step", "vsm"],
+                "arithmetic_of_a_step": ["arithmetic", "vsm"],
+                "vsm_conjugate_step_beside_reference": ["step", "vsm", "conjugate"],
+                "backbone_beside_reference": ["backbone"],
+            },
+            {
+                REFERENCE_STEPS: ["reference_steps", 1],
+                "reference_protonet_batched": ["reference_steps", self.step.tasks],
+            },
+            REFERENCE_RATIOS,
+            f"_{size}",
+            processes=REFERENCE_PROCESSES,
+            **usual,
+        )
 
     def results(self, measured: Iterable[Times]) -> dict[str, Any]:
         """Return what ``benchmarks/results.json`` holds of the times of all groups."""
@@ -302,16 +311,18 @@ def measure_briefly(
 ) -> dict[str, Any]:
     """Measure steps of three methods, their backbone, the reference ProtoNet, and embedding.
 
-    ``seconds`` and ``threads`` are as in :class:`Turns`.
+    ``seconds`` and ``threads`` are as in :class:`Group`.
     """
-    works = {"backbone": ["backbone"], **STEPS_SHOWN, "embedding": ["embedding"]}
-    reference = {"reference_protonet": ["reference_steps", 1]}
-    turns = Turns(workload, works, reference, rounds, warm_up=1, threads=threads)
-    progress.start("benchmark", rounds)
-    times = turns.measure(seconds, progress)
     ratios = {f"{name}_vs_backbone": (name, "backbone") for name in STEPS_SHOWN}
     for name in ("vsm_conjugate_step", "vsm_step"):
         ratios[f"{name}_vs_reference_protonet"] = (name, "reference_protonet")
+    works = {"backbone": ["backbone"], **STEPS_SHOWN, "embedding": ["embedding"]}
+    reference = {"reference_protonet": ["reference_steps", 1]}
+    group = Group(
+        "benchmark", workload, works, reference, rounds=rounds, warm_up=1, threads=threads
+    )
+    progress.start(group.title, rounds)
+    times = group.measure(seconds, progress)
     found = Measurements()
     found.add(times, ratios)
     return {

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from vsm.benchmarking.suite import Turns
+from vsm.benchmarking.suite import Group
 from vsm.data import open_dataset
 from vsm.errors import EpisodeError, RunError
 from vsm.evaluation.evaluator import Evaluation
@@ -145,7 +145,7 @@ def _uncertainty(store: JobStore, job: Job) -> Outcome:
 
 def _speed(store: JobStore, job: Job) -> Outcome:
     with store.timing_lock(), stop_request() as stop:
-        return {"seconds": Turns.from_recipe(job.recipe).measure(stop=stop)}
+        return {"seconds": Group.from_recipe(job.recipe).measure(stop=stop)}
 
 
 def _num_slots(model: ModelOnData) -> int:

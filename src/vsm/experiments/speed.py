@@ -45,9 +45,7 @@ class SpeedPlan:
         self.machine, code = describe_machine(plan.threads), measured_code()
         self.commit = code["commit"]
         where = {"machine": self.machine, **code}
-        self.jobs = [
-            Job("speed", group.title, {**group.turns.recipe(), **where}) for group in groups
-        ]
+        self.jobs = [Job("speed", group.title, {**group.recipe(), **where}) for group in groups]
 
     def results(self, store: JobStore) -> dict[str, Any]:
         """Return what ``results.json`` holds, of finished jobs."""
