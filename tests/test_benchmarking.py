@@ -22,13 +22,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tiny import RecordedProgress
 from vsm.benchmarking import processes, worker
-from vsm.benchmarking.classifier import (
-    embedding_alone,
-    explanations,
-    fits_and_predictions,
-    fitted,
-)
-from vsm.benchmarking.memory_size import consolidations, recalls, recalls_with_gradient
 from vsm.benchmarking.processes import Worker
 from vsm.benchmarking.reference import (
     ReferenceConv4,
@@ -37,24 +30,31 @@ from vsm.benchmarking.reference import (
     reference_loss,
     reference_steps,
 )
-from vsm.benchmarking.step import (
-    backbone_passes,
-    embeddings,
-    episode_images,
-    equal_arithmetic,
-    run_settings,
-    training_steps,
-)
 from vsm.benchmarking.suite import (
     CLASSIFIER_WORKS,
     REFERENCE_SIZES,
     Group,
-    Measurements,
     Plan,
     _shares,
+    summarize,
 )
 from vsm.benchmarking.timing import Timed, interleaved, quartiles
 from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, StepWorkload
+from vsm.benchmarking.works import (
+    backbone_passes,
+    consolidations,
+    embedding_alone,
+    embeddings,
+    episode_images,
+    equal_arithmetic,
+    explanations,
+    fits_and_predictions,
+    fitted,
+    recalls,
+    recalls_with_gradient,
+    run_settings,
+    training_steps,
+)
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import BenchmarkError, SettingsError
@@ -155,16 +155,16 @@ def test_quartiles_are_those_of_the_sorted_values_with_the_median() -> None:
 
 
 def test_a_ratio_is_the_median_over_pairs_not_the_ratio_of_medians() -> None:
-    above, below = [1.0, 4.0, 30.0], [2.0, 1.0, 10.0]
-    found = Measurements()
-    found.add({"above": above, "below": below}, {"ratio": ("above", "below")}, "_1")
-    found.add({"above": above, "below": below}, {"ratio": ("below", "above")}, "_2")
-    found.add_worst("ratio", "_1", "_2")
-    written = found.as_dict()
+    times = {"above": [1.0, 4.0, 30.0], "below": [2.0, 1.0, 10.0]}
+    name, group = "classifying_vs_embedding", Group("works", TINY, {})
+    one = replace(group, ratios={name: ("above", "below")}, suffix="_1")
+    other = replace(group, ratios={name: ("below", "above")}, suffix="_2")
+    found = summarize([(one, times), (other, times)])
     inverse = statistics.median([2, 1 / 4, 1 / 3])
-    assert written["ratios"] == {"ratio_1": 3.0, "ratio_2": inverse, "ratio": 3.0}
-    assert written["milliseconds"]["above_1"]["median"] == 4000
-    assert written["quartiles"]["ratio_1"] == {"low": 1.75, "median": 3.0, "high": 3.5, "count": 3}
+    assert found["ratios"] == {f"{name}_1": 3.0, f"{name}_2": inverse, name: 3.0}
+    assert found["milliseconds"]["above_1"]["median"] == 4000
+    quarters = {"low": 1.75, "median": 3.0, "high": 3.5, "count": 3}
+    assert found["quartiles"][f"{name}_1"] == quarters
 
 
 # What is timed
@@ -321,7 +321,7 @@ def test_a_worker_times_works_and_tells_about_itself(process: Worker) -> None:
     assert process.metadata["torch"] == torch.__version__
     assert process.metadata["threads"] == 1
     assert process.metadata["keeps_allocations"] is False
-    step = process.prepare("step", TINY, method="vsm")
+    step = process.prepare("step", TINY, "vsm")
     backbone = process.prepare("backbone", TINY)
     times = interleaved({"step": step, "backbone": backbone}, rounds=2)
     assert all(seconds > 0 for values in times.values() for seconds in values)
@@ -420,7 +420,7 @@ class NotingWorker:
     def prepare(self, work: str, *arguments: Any) -> Timed:
         self.prepared.append(work)
         bench = worker.Bench()
-        bench.prepare(work, work, arguments, {})
+        bench.prepare(work, work, arguments)
 
         def do() -> float:
             self.done.append(work)
@@ -731,7 +731,7 @@ def test_every_work_of_the_worker_runs(data_folder: Path) -> None:
     }
     bench = worker.Bench()
     for work in worker.WORKS:
-        bench.prepare("it", work, arguments.get(work, (TINY,)), {})
+        bench.prepare("it", work, arguments.get(work, (TINY,)))
         assert bench.run("it") > 0
 
 

@@ -55,11 +55,11 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def prepare(self, work: str, *arguments: object, **named: object) -> Timed:
+    def prepare(self, work: str, *arguments: object) -> Timed:
         """Set up one of ``vsm.benchmarking.worker.WORKS``; return what does and times it there."""
         name = f"{work} {self._num_works}"
         self._num_works += 1
-        self._ask("prepare", name, work, arguments, named)
+        self._ask("prepare", name, work, arguments)
 
         def do() -> float:
             time.sleep(SETTLE_SECONDS)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vsm.backbones import Conv4
-from vsm.benchmarking.step import episode_images
 from vsm.benchmarking.timing import Work
-from vsm.benchmarking.workloads import StepWorkload
+from vsm.benchmarking.workloads import EvaluationWorkload, StepWorkload
+from vsm.benchmarking.works import EVALUATION_SEED, episode_images, held_out_classes
 from vsm.seeding import default_generator
 
 LEARNING_RATE = 1e-3
@@ -110,6 +110,22 @@ def reference_steps(workload: StepWorkload, tasks_at_once: int) -> Work:
         return losses
 
     return train
+
+
+def reference_evaluations(workload: EvaluationWorkload) -> Work:
+    """Return the evaluation of the reference ProtoNet; its episodes are drawn beforehand."""
+    dataset, sampler = held_out_classes(workload)
+    backbone = build_reference(dataset.image_shape, workload.channels)
+    batches = sampler.evaluation_episodes(workload.reference_episodes, EVALUATION_SEED)
+    drawn = torch.cat([batch.image_ids for batch in batches])
+
+    def measure() -> list[float]:
+        # Each episode is copied into a batch [N, K + Q, C, H, W] of its own. Public libraries'
+        # loaders do the same after reading files; here everything comes out of memory.
+        episodes = (channels_first(dataset.normalize(dataset.load(ids))) for ids in drawn)
+        return reference_accuracies(backbone, episodes, workload.shot)
+
+    return measure
 
 
 def _labels(logits: Tensor) -> Tensor:

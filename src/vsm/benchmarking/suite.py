@@ -45,9 +45,7 @@ CLASSIFIER_RATIOS: Ratios = {
     "classifying_vs_embedding": ("fit_and_predict", "embedding_alone"),
     "explaining_vs_predicting": ("explain", "predict"),
 }
-EVALUATION_RATIOS: Ratios = {
-    "evaluation_2k_vs_reference_600": ("evaluation_2k", "reference_evaluation_600")
-}
+EVALUATION_RATIO = "evaluation_2k_vs_reference_600"
 OUR_STEP, REFERENCE_STEPS = "vsm_step_beside_reference", "reference_protonet"
 REFERENCE_RATIOS: Ratios = {
     "vsm_step_vs_reference_protonet": (OUR_STEP, REFERENCE_STEPS),
@@ -60,6 +58,7 @@ REFERENCE_RATIOS: Ratios = {
     "arithmetic_vs_vsm_step": ("arithmetic_of_a_step", OUR_STEP),
     "arithmetic_vs_reference_protonet": ("arithmetic_of_a_step", REFERENCE_STEPS),
 }
+WORST = (EVALUATION_RATIO, "vsm_step_vs_reference_protonet", *CLASSIFIER_RATIOS)
 BACKBONE_SIZES = (28, 32, 84)  # of images, for steps beside the bare backbone
 REFERENCE_SIZES = (28, 32)
 SHOTS = (1, 5)  # of evaluations
@@ -153,32 +152,28 @@ def _shares(total: int, most: int) -> list[int]:
     return [total // number + (place < total % number) for place in range(number)]
 
 
-@dataclass
-class Measurements:
-    """Times and ratios by name."""
+def summarize(measured: Sequence[tuple[Group, Times]]) -> dict[str, Any]:
+    """Return the medians of all ratios, and the quartiles of everything, by name and suffix.
 
-    milliseconds: dict[str, Quartiles] = field(default_factory=dict)
-    ratios: dict[str, Quartiles] = field(default_factory=dict)
-
-    def add(self, times: Times, ratios: Ratios, suffix: str = "") -> None:
-        """Add times and ratios of them, under names with a ``suffix``."""
+    Of ``WORST``, the ratio with the largest median stands without a suffix as well.
+    """
+    milliseconds: dict[str, Quartiles] = {}
+    ratios: dict[str, Quartiles] = {}
+    for group, times in measured:
         for name, seconds in times.items():
-            self.milliseconds[name + suffix] = quartiles([1000 * s for s in seconds])
-        for name, (above, below) in ratios.items():
+            milliseconds[name + group.suffix] = quartiles([1000 * s for s in seconds])
+        for name, (above, below) in group.ratios.items():
             pairs = zip(times[above], times[below], strict=True)
-            self.ratios[name + suffix] = quartiles([a / b for a, b in pairs])
-
-    def add_worst(self, name: str, *suffixes: str) -> None:
-        """Add the ratio with the largest median among those with suffixes, without a suffix."""
-        self.ratios[name] = max((self.ratios[name + s] for s in suffixes), key=lambda q: q.median)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the medians of the ratios, and the quartiles of everything."""
-        return {
-            "ratios": {name: found.median for name, found in self.ratios.items()},
-            "quartiles": {name: asdict(found) for name, found in self.ratios.items()},
-            "milliseconds": {name: asdict(found) for name, found in self.milliseconds.items()},
-        }
+            ratios[name + group.suffix] = quartiles([a / b for a, b in pairs])
+    for name in WORST:
+        found = [ratios[name + group.suffix] for group, _ in measured if name in group.ratios]
+        if found:
+            ratios[name] = max(found, key=lambda one: one.median)
+    return {
+        "ratios": {name: found.median for name, found in ratios.items()},
+        "quartiles": {name: asdict(found) for name, found in ratios.items()},
+        "milliseconds": {name: asdict(found) for name, found in milliseconds.items()},
+    }
 
 
 @dataclass(frozen=True)
@@ -218,7 +213,7 @@ class Plan:
                     replace(self.evaluation, shot=shot),
                     {"evaluation_2k": ["evaluation"]},
                     {"reference_evaluation_600": ["reference_evaluation"]},
-                    EVALUATION_RATIOS,
+                    {EVALUATION_RATIO: ("evaluation_2k", "reference_evaluation_600")},
                     f"_{shot}shot",
                     **evaluations,
                 )
@@ -282,24 +277,14 @@ class Plan:
 
     def results(self, measured: Iterable[Times]) -> dict[str, Any]:
         """Return what ``benchmarks/results.json`` holds of the times of all groups."""
-        found = Measurements()
-        for group, times in zip(self.groups(), measured, strict=True):
-            found.add(times, group.ratios, group.suffix)
-        found.add_worst(*EVALUATION_RATIOS, *(f"_{shot}shot" for shot in SHOTS))
-        found.add_worst("vsm_step_vs_reference_protonet", *(f"_{size}" for size in REFERENCE_SIZES))
-        for name in CLASSIFIER_RATIOS:
-            found.add_worst(name, *(f"_{model}" for model in self.models))
+        found = summarize(list(zip(self.groups(), measured, strict=True)))
+        times = found["milliseconds"]
         memory = [
-            {
-                "slots": slots,
-                **{
-                    work: asdict(found.milliseconds.pop(f"{work} {slots}")) for work in MEMORY_WORKS
-                },
-            }
+            {"slots": slots, **{work: times.pop(f"{work} {slots}") for work in MEMORY_WORKS}}
             for slots in self.slots
         ]
         workload = {name: asdict(self)[name] for name in ("step", "evaluation", "classifier")}
-        return {**found.as_dict(), "memory_size": memory, "workload": workload}
+        return {**found, "memory_size": memory, "workload": workload}
 
 
 def measure_briefly(
@@ -318,15 +303,12 @@ def measure_briefly(
         ratios[f"{name}_vs_reference_protonet"] = (name, "reference_protonet")
     works = {"backbone": ["backbone"], **STEPS_SHOWN, "embedding": ["embedding"]}
     reference = {"reference_protonet": ["reference_steps", 1]}
-    group = Group(
-        "benchmark", workload, works, reference, rounds=rounds, warm_up=1, threads=threads
-    )
+    usual: Any = {"rounds": rounds, "warm_up": 1, "threads": threads}
+    group = Group("benchmark", workload, works, reference, ratios, **usual)
     progress.start(group.title, rounds)
     times = group.measure(seconds, progress)
-    found = Measurements()
-    found.add(times, ratios)
     return {
-        **found.as_dict(),
+        **summarize([(group, times)]),
         "images_per_second": workload.num_images / quartiles(times["embedding"]).median,
         "machine": describe_machine(threads),
         "workload": asdict(workload),

@@ -11,31 +11,31 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from vsm.benchmarking import classifier, evaluation, memory_size, reference, step
+from vsm.benchmarking import reference, works
 from vsm.benchmarking.timing import Work
 from vsm.errors import BenchmarkError, VsmError
 from vsm.system.allocator import keep_allocations
 
 WORKS: dict[str, Callable[..., Work]] = {
-    "step": step.training_steps,
-    "backbone": step.backbone_passes,
-    "arithmetic": step.equal_arithmetic,
-    "embedding": step.embeddings,
+    "step": works.training_steps,
+    "backbone": works.backbone_passes,
+    "arithmetic": works.equal_arithmetic,
+    "embedding": works.embeddings,
     "reference_steps": reference.reference_steps,
-    "evaluation": evaluation.evaluations,
-    "reference_evaluation": evaluation.reference_evaluations,
-    "recall": memory_size.recalls,
-    "recall_with_gradient": memory_size.recalls_with_gradient,
-    "consolidation": memory_size.consolidations,
-    "embedding_alone": classifier.embedding_alone,
-    "fit_and_predict": classifier.fits_and_predictions,
-    "predict": classifier.predictions,
-    "explain": classifier.explanations,
+    "evaluation": works.evaluations,
+    "reference_evaluation": reference.reference_evaluations,
+    "recall": works.recalls,
+    "recall_with_gradient": works.recalls_with_gradient,
+    "consolidation": works.consolidations,
+    "embedding_alone": works.embedding_alone,
+    "fit_and_predict": works.fits_and_predictions,
+    "predict": works.predictions,
+    "explain": works.explanations,
 }
 
 
@@ -56,11 +56,9 @@ class Bench:
             "vector_instructions": torch.backends.cpu.get_cpu_capability(),
         }
 
-    def prepare(
-        self, name: str, work: str, arguments: Sequence[Any], named: Mapping[str, Any]
-    ) -> None:
+    def prepare(self, name: str, work: str, arguments: Sequence[Any]) -> None:
         """Set up one of ``WORKS``."""
-        self._works[name] = WORKS[work](*arguments, **named)
+        self._works[name] = WORKS[work](*arguments)
 
     def run(self, name: str) -> float:
         """Do what was prepared; return the seconds it took."""

@@ -1,0 +1,285 @@
+"""What is timed of this package: training steps, evaluations, the memory, and the classifier.
+
+Each function prepares a work and returns it; ``vsm.benchmarking.worker.WORKS`` names them.
+"""
+
+from itertools import cycle
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from vsm.backbones import Backbone
+from vsm.benchmarking.timing import Work
+from vsm.benchmarking.workloads import (
+    ClassifierWorkload,
+    EpisodeWorkload,
+    EvaluationWorkload,
+    StepWorkload,
+)
+from vsm.classify import FewShotClassifier
+from vsm.data import EpisodeSampler, ImageDataset, open_images
+from vsm.evaluation.evaluator import evaluate
+from vsm.memory import (
+    Memory,
+    Observations,
+    Recollection,
+    SlotConsolidation,
+    SlotMemory,
+    SupportSet,
+)
+from vsm.model import FewShotModel
+from vsm.runs.checkpoints import TrainingState
+from vsm.runs.trained_model import TrainedModel, load
+from vsm.seeding import generator, normal, uniform
+from vsm.settings import (
+    Inference,
+    Method,
+    ModelSettings,
+    OptimizerSettings,
+    RunSettings,
+    SamplingSettings,
+)
+from vsm.training import build_optimizer, training_step
+
+NUM_BATCHES = 8  # different classes in as many steps
+PRODUCT_WIDTH = 1024  # of matrices so large that arithmetic alone decides how long they take
+EVALUATION_SEED = 0  # of the list of episodes; the reference's are the first of the same list
+Pixels = npt.NDArray[np.uint8]
+
+
+def run_settings(
+    workload: EpisodeWorkload, method: Method, inference: Inference = "network"
+) -> RunSettings:
+    """Return the defaults of a run with the sizes of ``workload``.
+
+    The paper's network is the slower of the two inferences, and the one that draws J memories.
+    """
+    num_memories = workload.memory_samples if inference == "network" else None
+    samples = (num_memories, workload.prototype_samples)
+    return RunSettings(
+        method=method,
+        way=workload.way,
+        shot=workload.shot,
+        queries=workload.queries,
+        model=ModelSettings(inference=inference, channels=workload.channels),
+        sampling=SamplingSettings(*samples, *samples),
+        optimizer=OptimizerSettings(schedule="constant"),
+    )
+
+
+def episode_images(workload: StepWorkload) -> Tensor:
+    """Return noise ``[T, N, K + Q, C, H, W]`` in place of normalized images.
+
+    It is channels-last in memory, as datasets give their images.
+    """
+    channels, height, width = workload.image_shape
+    shape = (workload.tasks, workload.way, workload.shot + workload.queries)
+    pixels = normal(generator(0, "images"), *shape, height, width, channels)
+    return pixels.movedim(-1, -3)
+
+
+def remembered(model: FewShotModel, num_classes: int) -> Memory | None:
+    """Return the model's memory of ``num_classes`` made-up classes, or None if it has none."""
+    features = uniform(generator(0, "memory"), num_classes, model.num_features)
+    observations = Observations(features, torch.arange(num_classes))
+    with torch.no_grad():
+        return model.consolidate(model.empty_memory(), observations, 0)
+
+
+def episode_classes(workload: StepWorkload, batch: int) -> Tensor:
+    """Draw the classes of a batch ``[T, N]`` from the remembered ones; distinct within a task."""
+    chances = uniform(generator(0, "classes", batch), workload.tasks, workload.remembered)
+    return chances.topk(workload.way).indices
+
+
+def training_steps(
+    workload: StepWorkload, method: Method, inference: Inference = "network"
+) -> Work:
+    """Return a training step: tensors in; Adam and the update of the memory done."""
+    settings = run_settings(workload, method, inference)
+    model = FewShotModel(settings, workload.image_shape)
+    optimizer = build_optimizer(model, settings.optimizer)
+    inputs = episode_images(workload)
+    state = TrainingState(step=0, memory=remembered(model, workload.remembered), pending=None)
+    batches = cycle([episode_classes(workload, batch) for batch in range(NUM_BATCHES)])
+
+    def step() -> dict[str, float]:
+        state.step += 1
+        return training_step(model, optimizer, inputs, next(batches), state)
+
+    return step
+
+
+def backbone_passes(workload: StepWorkload) -> Work:
+    """Return forward and backward of the step's backbone alone on the step's images."""
+    backbone, images = _backbone_and_images(workload)
+    backbone.train()
+
+    def forward_and_backward() -> None:
+        backbone.zero_grad(set_to_none=True)
+        backbone(images).sum().backward()
+
+    return forward_and_backward
+
+
+def equal_arithmetic(workload: StepWorkload, method: Method) -> Work:
+    """Return as much arithmetic as the convolutions and matrix products of a step, and no more.
+
+    Products of large square matrices use all of a processor: a step that computes the same sums in
+    the same way cannot be faster.
+    """
+    step = training_steps(workload, method)
+    step()  # leaves something to consolidate
+    with FlopCounterMode(display=False) as counter:
+        step()
+    num_rows = counter.get_total_flops() / (2 * PRODUCT_WIDTH**2)
+    repeats = max(1, round(num_rows / PRODUCT_WIDTH))
+    rows = max(1, round(num_rows / repeats))
+    left = normal(generator(0, "left"), rows, PRODUCT_WIDTH)
+    right = normal(generator(0, "right"), PRODUCT_WIDTH, PRODUCT_WIDTH)
+    product = torch.empty_like(left)
+
+    def multiply() -> None:
+        for _ in range(repeats):
+            torch.mm(left, right, out=product)
+
+    return multiply
+
+
+def embeddings(workload: StepWorkload) -> Work:
+    """Return the embedding of the step's images in evaluation mode."""
+    backbone, images = _backbone_and_images(workload)
+    backbone.eval()
+    return torch.no_grad()(lambda: backbone(images))
+
+
+def _backbone_and_images(workload: StepWorkload) -> tuple[Backbone, Tensor]:
+    model = FewShotModel(run_settings(workload, "protonet"), workload.image_shape)
+    return model.require_backbone(), episode_images(workload).flatten(0, 2)
+
+
+def evaluations(workload: EvaluationWorkload) -> Work:
+    """Return the evaluation of VSM, embedding the test set and drawing the episodes included."""
+    dataset, sampler = held_out_classes(workload)
+    model = FewShotModel(run_settings(workload, "vsm"), dataset.image_shape)
+    memory = remembered(model, workload.remembered)
+    return lambda: evaluate(model, memory, sampler, workload.episodes, EVALUATION_SEED)
+
+
+def held_out_classes(workload: EvaluationWorkload) -> tuple[ImageDataset, EpisodeSampler]:
+    """Return the data of an evaluation, and the sampler of its test episodes."""
+    dataset = open_images(workload.data)
+    shape = (workload.way, workload.shot, workload.queries)
+    return dataset, EpisodeSampler(dataset, "test", *shape)
+
+
+def recalls(workload: StepWorkload) -> Work:
+    """Return one recall for the classes of a batch, as an evaluation does it."""
+    model, memory, class_ids = _parts(workload)
+    support, random = _support(model, class_ids), generator(0, "noise")
+    recall = model.recall
+    assert recall is not None
+    return torch.no_grad()(lambda: recall(support, memory, None, workload.memory_samples, random))
+
+
+def recalls_with_gradient(workload: StepWorkload) -> Work:
+    """Return one recall as training does it: own classes hidden, forward and backward."""
+    model, memory, class_ids = _parts(workload)
+    support, random = _support(model, class_ids), generator(0, "noise")
+    support.mean.requires_grad_()
+    content = memory.content.requires_grad_()  # consolidation makes it part of the graph
+    recall = model.recall
+    assert recall is not None
+
+    def recall_and_differentiate() -> None:
+        model.zero_grad(set_to_none=True)
+        support.mean.grad = content.grad = None
+        slot_mask = memory.slot_mask(class_ids, model.settings.memory.mask)
+        recollection: Recollection = recall(
+            support, memory, slot_mask, workload.memory_samples, random
+        )
+        (recollection.samples.sum() + recollection.divergence.sum()).backward()
+
+    return recall_and_differentiate
+
+
+def consolidations(workload: StepWorkload) -> Work:
+    """Return the update of the memory by one batch, forward and backward."""
+    model, memory, class_ids = _parts(workload)
+    consolidation = model.consolidation
+    assert isinstance(consolidation, SlotConsolidation)
+    nodes = class_ids.flatten().repeat_interleave(workload.shot + workload.queries)
+    features = uniform(generator(0, "features"), len(nodes), model.num_features)
+    observations = Observations(features, nodes)
+
+    def consolidate() -> SlotMemory:
+        model.zero_grad(set_to_none=True)
+        updated: SlotMemory = consolidation(memory, observations, 1)
+        updated.content.sum().backward()
+        return updated
+
+    return consolidate
+
+
+def _parts(workload: StepWorkload) -> tuple[FewShotModel, SlotMemory, Tensor]:
+    """Return a model, its memory, and the classes of a batch ``[T, N]``."""
+    model = FewShotModel(run_settings(workload, "vsm"), workload.image_shape)
+    memory = remembered(model, workload.remembered)
+    assert isinstance(memory, SlotMemory)
+    return model, memory, episode_classes(workload, 0)
+
+
+def _support(model: FewShotModel, class_ids: Tensor) -> SupportSet:
+    mean = uniform(generator(0, "support"), *class_ids.shape, model.num_features)
+    return SupportSet(mean.unsqueeze(2), mean)
+
+
+def embedding_alone(workload: ClassifierWorkload) -> Work:
+    """Return the embedding of examples and queries at once, prepared as the model wants them."""
+    trained = load(workload.model)
+    assert trained.preprocessing is not None
+    support, queries = images(workload, trained)
+    prepared = trained.preprocessing.normalize(trained.preprocessing.pixels([*support, *queries]))
+    return torch.no_grad()(lambda: trained.model.embed(prepared))
+
+
+def fits_and_predictions(workload: ClassifierWorkload) -> Work:
+    """Return fit and predict: arrays of pixels in, labels out."""
+    classifier, support, queries, labels = fitted(workload)
+    return lambda: classifier.fit(support, labels).predict(queries)
+
+
+def predictions(workload: ClassifierWorkload) -> Work:
+    """Return the probabilities of a fitted classifier."""
+    classifier, _, queries, _ = fitted(workload)
+    return lambda: classifier.predict_proba(queries)
+
+
+def explanations(workload: ClassifierWorkload) -> Work:
+    """Return the same with all that they rest on."""
+    classifier, _, queries, _ = fitted(workload)
+    return lambda: classifier.explain_all(queries)
+
+
+def images(
+    workload: ClassifierWorkload, trained: TrainedModel
+) -> tuple[list[Pixels], list[Pixels]]:
+    """Return noise in place of examples and queries, arrays ``[H, W, C]`` of bytes."""
+    channels, height, width = trained.input_shape
+    examples = workload.way * workload.shot
+    shape = (examples + workload.queries, height, width, channels)
+    noise = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    return list(noise[:examples]), list(noise[examples:])
+
+
+def fitted(
+    workload: ClassifierWorkload,
+) -> tuple[FewShotClassifier, list[Pixels], list[Pixels], list[str]]:
+    """Return a classifier, the examples it was fitted to, queries, and the examples' labels."""
+    trained = load(workload.model)
+    support, queries = images(workload, trained)
+    labels = [f"class {number}" for number in range(workload.way) for _ in range(workload.shot)]
+    return FewShotClassifier(trained).fit(support, labels), support, queries, labels
