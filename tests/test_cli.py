@@ -17,10 +17,6 @@ from PIL import Image
 
 from vsm.cli import main
 from vsm.cli.launch import with_bare_switches
-from vsm.data import open_dataset
-from vsm.evaluation.protocol import EpisodeProtocol
-from vsm.experiments.comparison import evaluate_run
-from vsm.experiments.demo_report import write_report
 from vsm.runs.configuration import preset_paths
 from vsm.settings import RunSettings
 
@@ -369,16 +365,6 @@ def test_baseline_memories_are_evaluated_and_compared(
     assert one_json_object(capsys.readouterr().out)["memory_slots"] == 0
     assert main([*cut, "3"]) == 2
     assert "spreads every class over all of its slots" in capsys.readouterr().err
-
-
-def test_a_report_on_baseline_memories_leaves_out_what_needs_a_slot_for_each_class(
-    baseline_memories: list[Path], tmp_path: Path
-) -> None:
-    protocol = EpisodeProtocol("glyphs", "test", 3, 1, 2, 4, 0)
-    measured = [evaluate_run(path, protocol) for path in baseline_memories]
-    page = write_report(measured, open_dataset("glyphs"), tmp_path / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 5
-    assert "What was recalled" not in page
 
 
 def draw_folder(root: Path, num_classes: int) -> None:

@@ -22,8 +22,7 @@ from vsm.cli import main
 from vsm.data import ImageDataset, open_images
 from vsm.errors import DataError, ExportError
 from vsm.export import classifier_noise, onnx_files
-from vsm.export.graphs import ClassifierGraph
-from vsm.export.noise import RecordedNoise, StoredNoise
+from vsm.export.graphs import ClassifierGraph, RecordedNoise, StoredNoise
 from vsm.model import FewShotModel
 from vsm.runs.trained_model import TrainedModel, load
 from vsm.seeding import generator

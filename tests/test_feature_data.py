@@ -19,7 +19,6 @@ from vsm.data import EpisodeSampler, FeatureDataset, ImageDataset, Split, featur
 from vsm.data.preparation import dealt
 from vsm.errors import DataError, EpisodeError, SettingsError
 from vsm.evaluation.evaluator import evaluate
-from vsm.experiments.demo_report import write_report
 from vsm.memory import MEMORIES, Memory, Observations
 from vsm.model import FewShotModel
 from vsm.objective import objective
@@ -498,8 +497,6 @@ def test_images_are_not_features(birds: str, tiny_dataset: ImageDataset) -> None
     sampler = EpisodeSampler(dataset, "test", 3, 2, 3)
     with pytest.raises(EpisodeError, match="transductive needs a backbone with batch norm"):
         evaluate(model, None, sampler, 2, 0, "transductive")
-    with pytest.raises(DataError, match="report: its pictures need images, but features:birds"):
-        write_report([], dataset, Path("report.html"))
     assert tiny_dataset.input_shape == tiny_dataset.image_shape
 
 

@@ -680,8 +680,8 @@ def test_the_report_shows_means_over_seeds_and_episodes_beside_the_papers_values
 ) -> None:
     plan = make_plan(Request("table-1", "tiny", ("glyphs",), seeds=3))
     made = fill(plan, tmp_path, {"protonet": 0, "vpn": 20})
-    written = write_report(tmp_path)
-    text = written.markdown.read_text(encoding="utf-8")
+    markdown, _ = write_report(tmp_path)
+    text = markdown.read_text(encoding="utf-8")
     part = section(text, "### tiny budget on glyphs")
     header = next(line for line in part.splitlines() if line.startswith("| table-1"))
     assert "glyphs 5-way 1-shot: ours (tiny)" in header
@@ -728,7 +728,7 @@ def test_budgets_are_never_mixed_in_a_column(tmp_path: Path) -> None:
     for budget in ("tiny", "smoke"):
         plan = make_plan(Request("table-1", budget, ("glyphs",), seeds=2))
         fill(plan, tmp_path, {"protonet": 0, "vpn": 3 if budget == "tiny" else 9})
-    text = write_report(tmp_path).markdown.read_text(encoding="utf-8")
+    text = write_report(tmp_path)[0].read_text(encoding="utf-8")
     assert text.count("## Table 1: ") == 1
     for budget, other in (("tiny", "smoke"), ("smoke", "tiny")):
         part = section(text, f"### {budget} budget on glyphs")
@@ -765,7 +765,7 @@ def test_unfinished_seeds_and_missing_methods_are_said(
     assert rows["MANN"][1] == "not available"
     assert rows["Variational semantic memory"][1].endswith("(1 of 2 seeds)")
     assert rows["Variational semantic memory"][5] == "not run yet"
-    text = write_report(tmp_path).markdown.read_text(encoding="utf-8")
+    text = write_report(tmp_path)[0].read_text(encoding="utf-8")
     assert "mann: not available in this version: method mann." in text
 
 
@@ -792,19 +792,19 @@ def test_curves_are_drawn_and_kept_beside_the_report(
 ) -> None:
     plan = make_plan(Request(name, "tiny", ("glyphs",), seeds=1, rows=rows))
     fill(plan, tmp_path, dict.fromkeys(rows, 4))
-    written = write_report(tmp_path)
+    markdown, html = write_report(tmp_path)
     picture = tmp_path / "figures" / f"{name}-tiny-glyphs.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert f"(figures/{picture.name})" in written.markdown.read_text(encoding="utf-8")
-    assert "data:image/png;base64," in written.html.read_text(encoding="utf-8")
+    assert f"(figures/{picture.name})" in markdown.read_text(encoding="utf-8")
+    assert "data:image/png;base64," in html.read_text(encoding="utf-8")
 
 
 def test_prototype_distributions_are_measured_and_drawn(plan: Plan, tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     remember(store, plan.request)
     run_plan(plan, tmp_path)
-    written = write_report(tmp_path)
-    text = written.markdown.read_text(encoding="utf-8")
+    markdown, _ = write_report(tmp_path)
+    text = markdown.read_text(encoding="utf-8")
     assert "overlap (%): ours (tiny)" in text
     assert "vsm − vpn" in text
     assert len(list((tmp_path / "figures").glob("figure-2-*.png"))) == 1

@@ -13,7 +13,7 @@ from vsm.cli.arguments import (
 )
 from vsm.cli.evaluate import SCORE_COLUMNS, score_cells
 from vsm.cli.output import ProgressBar, print_json, print_table
-from vsm.cli.processes import add_placement_arguments
+from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.errors import SettingsError
 from vsm.runs.shipped import Card, shipped_card, shipped_names
 
@@ -131,12 +131,9 @@ def _ship(chosen: jsonargparse.Namespace) -> None:
     from dataclasses import fields
 
     from vsm.experiments.shipping import Shipment, ship
-    from vsm.system.allocator import keep_allocations
-    from vsm.system.devices import choose_placement
 
-    keep_allocations()
+    placement = prepare_placement(chosen)
     shipment = Shipment(**{field.name: chosen[field.name] for field in fields(Shipment)})
-    placement = choose_placement(chosen.device, chosen.precision)
     with ProgressBar(quiet=chosen.json) as bar:
         card = ship(chosen.run, shipment, placement, bar)
     if chosen.json:
@@ -151,12 +148,8 @@ def _ship(chosen: jsonargparse.Namespace) -> None:
 
 def _calibrate(chosen: jsonargparse.Namespace) -> None:
     from vsm.experiments.shipping import calibrate
-    from vsm.system.allocator import keep_allocations
-    from vsm.system.devices import choose_placement
 
-    keep_allocations()
-    placement = choose_placement(chosen.device, chosen.precision)
-    found = calibrate(chosen.name, placement, chosen.backbone)
+    found = calibrate(chosen.name, prepare_placement(chosen), chosen.backbone)
     assert found.thresholds is not None
     shots = list(found.thresholds.by_shot)
     if chosen.json:

@@ -232,8 +232,8 @@ def _status(chosen: jsonargparse.Namespace) -> None:
 def _report(chosen: jsonargparse.Namespace) -> None:
     from vsm.experiments.paper.report import write_report
 
-    written = write_report(chosen.output)
+    markdown, html = write_report(chosen.output)
     if chosen.json:
-        print_json({"markdown": str(written.markdown), "html": str(written.html)})
+        print_json({"markdown": str(markdown), "html": str(html)})
     else:
-        print(f"{written.markdown} and {written.html}")
+        print(f"{markdown} and {html}")

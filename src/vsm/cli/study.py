@@ -8,7 +8,7 @@ import jsonargparse
 
 from vsm.cli.arguments import add_backbones_argument, add_json_argument
 from vsm.cli.output import console, print_json, print_table
-from vsm.cli.processes import add_placement_arguments
+from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.cli.running import (
     add_output_argument,
     add_running_arguments,
@@ -69,11 +69,8 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
     from vsm.experiments.jobs import in_order
     from vsm.experiments.store import JobStore
-    from vsm.system.allocator import keep_allocations
-    from vsm.system.devices import choose_placement
 
-    keep_allocations()
-    choose_placement(parsed.device, parsed.precision)  # says if there is no such device
+    prepare_placement(parsed)  # says if there is no such device
     plans = [_plan(study, parsed) for study in studies]
     store, launcher = JobStore(parsed.output), chosen_launcher(parsed)
     jobs = in_order(job for plan in plans for job in plan.jobs)

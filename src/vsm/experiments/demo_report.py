@@ -5,8 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from vsm.data import Dataset, ImageDataset
-from vsm.errors import DataError
+from vsm.data import ImageDataset
 from vsm.experiments import episode_plots
 from vsm.experiments.comparison import MeasuredRun, paired_differences
 from vsm.experiments.document import Block, Heading, Picture, Table, Text, to_html
@@ -20,15 +19,13 @@ QUERIES_SHOWN = 3
 CLOUD_QUERIES = 10
 
 
-def write_report(measured: Sequence[MeasuredRun], dataset: Dataset, output: Path) -> Path:
-    """Write an HTML report about runs measured on identical episodes and return its path.
+def write_report(measured: Sequence[MeasuredRun], dataset: ImageDataset, output: Path) -> Path:
+    """Write an HTML report about runs of different methods on identical episodes; return its path.
 
-    Pictures of single episodes are of the last run that remembers classes, else of the last run.
+    The last run remembers classes; pictures of single episodes are of it.
     """
-    if not isinstance(dataset, ImageDataset):
-        raise DataError(f"report: its pictures need images, but {dataset.name} holds features")
-    runs = dict(zip(unique_names(measured), measured, strict=True))
-    chosen = next((one for one in reversed(measured) if _num_classes(one)), measured[-1])
+    runs: dict[str, MeasuredRun] = {one.trained.settings.method: one for one in measured}
+    chosen = measured[-1]
     episodes = look_at_episodes(chosen, dataset, NUM_EPISODES_SHOWN, QUERIES_SHOWN)
     protocol = chosen.protocol
     blocks: list[Block] = [
@@ -42,8 +39,9 @@ def write_report(measured: Sequence[MeasuredRun], dataset: Dataset, output: Path
         Heading(2, "How well"),
         *_scores(runs),
         Heading(2, "Episodes"),
-        *_episodes(episodes, dataset, next(name for name in runs if runs[name] is chosen)),
-        *_recalled(chosen, episodes[0], dataset),
+        *_episodes(episodes, dataset, chosen.trained.settings.method),
+        Heading(2, "What was recalled"),
+        _recalled(chosen, episodes[0], dataset),
         Heading(2, "Prototype distributions"),
         _prototypes(runs, dataset),
         Heading(2, "Learning"),
@@ -59,15 +57,6 @@ def write_report(measured: Sequence[MeasuredRun], dataset: Dataset, output: Path
     return output
 
 
-def unique_names(measured: Sequence[MeasuredRun]) -> list[str]:
-    """Name runs by their method; where two share one, by their directory too."""
-    methods = [one.trained.settings.method for one in measured]
-    return [
-        method if methods.count(method) == 1 else f"{method} ({Path(one.trained.name).name})"
-        for method, one in zip(methods, measured, strict=True)
-    ]
-
-
 def _scores(runs: dict[str, MeasuredRun]) -> list[Block]:
     columns = ["method", "accuracy, 95% interval", "NLL", "calibration error", "classes remembered"]
     rows = [
@@ -76,7 +65,7 @@ def _scores(runs: dict[str, MeasuredRun]) -> list[Block]:
             f"{one.evaluation.accuracy.mean:.2%} ± {one.evaluation.accuracy.ci95:.2%}",
             f"{one.evaluation.nll:.3f}",
             f"{one.evaluation.reliability.expected_calibration_error:.2%}",
-            str(_num_classes(one) or "–"),
+            "–" if one.trained.memory is None else str(len(one.trained.memory.names)),
         ]
         for name, one in runs.items()
     ]
@@ -90,7 +79,7 @@ def _scores(runs: dict[str, MeasuredRun]) -> list[Block]:
         for one in paired_differences(list(runs.values()))
     ]
     paired = Table(["paired difference", "points of accuracy", ""], differences)
-    return [Table(columns, rows), *([paired] if differences else [])]
+    return [Table(columns, rows), paired]
 
 
 def _episodes(episodes: Sequence[ShownEpisode], dataset: ImageDataset, name: str) -> list[Block]:
@@ -104,16 +93,14 @@ def _episodes(episodes: Sequence[ShownEpisode], dataset: ImageDataset, name: str
     ]
 
 
-def _recalled(chosen: MeasuredRun, episode: ShownEpisode, dataset: ImageDataset) -> list[Block]:
-    if chosen.trained.state is None or not _num_classes(chosen):
-        return []
+def _recalled(chosen: MeasuredRun, episode: ShownEpisode, dataset: ImageDataset) -> Block:
+    assert chosen.trained.state is not None
     slot_ids = chosen.trained.state.slot_classes
-    picture = _picture(
+    return _picture(
         episode_plots.recall_sheet(episode, dataset, slot_ids),
         "Each new class, and the remembered classes it recalled most strongly (Eq. 9). The memory "
         f"holds {len(slot_ids)} classes, none of which is in the test.",
     )
-    return [Heading(2, "What was recalled"), picture]
 
 
 def _prototypes(runs: dict[str, MeasuredRun], dataset: ImageDataset) -> Block:
@@ -139,20 +126,12 @@ def _learning(runs: dict[str, MeasuredRun], chosen: MeasuredRun) -> list[Block]:
         "Training cross entropy (smoothed), and accuracy on the validation classes with 95% "
         "intervals.",
     )
-    if not _num_classes(chosen):
-        return [curves]
     growth = _picture(
         episode_plots.memory_growth(RunDirectory(Path(chosen.label)).read_metrics()),
         "The memory while it was built: classes remembered, how sharply it is addressed, and the "
         "gradient that teaches the attention vector.",
     )
     return [curves, growth]
-
-
-def _num_classes(measured: MeasuredRun) -> int:
-    """Return how many classes the memory has slots for; 0 where slots do not stand for classes."""
-    memory = measured.trained.memory
-    return 0 if memory is None else len(memory.names)
 
 
 def _picture(figure: Figure, caption: str) -> Picture:

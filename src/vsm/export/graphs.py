@@ -3,22 +3,67 @@
 They compute what :class:`vsm.FewShotClassifier` does, by the same code.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.export.noise import RecordedNoise, StoredNoise
 from vsm.memory import SupportSet
 from vsm.nn.prototype_classifier import mean_distance, predictive
 from vsm.runs.trained_model import TrainedModel
-from vsm.seeding import generator
+from vsm.seeding import Draws, generator, normal, uniform
 
 TASK_NAMES = ("support_features", "support_labels", "query_features")
-NOISE_CLASSES = 5  # that noise is stored for; more share it, see vsm.export.noise
+NOISE_CLASSES = 5  # that noise is stored for; more share it, see StoredNoise
 NOISE_NAMES = ("memory_choice", "memory_noise", "prototype_noise")  # fewer draws lack the first
+
+
+class RecordedNoise(Draws):
+    """Draws from a generator, and keeps it, so that a graph without a generator can repeat it.
+
+    One task draws shapes ``[1, N, samples, ...]``; what was ``drawn`` is kept in that order, each
+    as ``[N, samples, width]``.
+    """
+
+    def __init__(self, random: torch.Generator) -> None:
+        self.drawn: list[Tensor] = []
+        self._random = random
+
+    def normal(self, *shape: int) -> Tensor:
+        """See :class:`vsm.seeding.Draws`."""
+        return self._kept(normal(self._random, *shape))
+
+    def uniform(self, *shape: int) -> Tensor:
+        """See :class:`vsm.seeding.Draws`."""
+        return self._kept(uniform(self._random, *shape))
+
+    def _kept(self, noise: Tensor) -> Tensor:
+        self.drawn.append(noise.reshape(*noise.shape[1:3], -1))
+        return noise
+
+
+class StoredNoise(Draws):
+    """Gives noise that was drawn for W classes to any number of them.
+
+    Class n gets the noise of class n mod W, begun n // W samples further on. So in one sample no
+    two classes share their noise, as long as there are at most W times as many as samples. What
+    is ``stored`` is in the order of drawing, each ``[W, samples, width]``.
+    """
+
+    def __init__(self, stored: Sequence[Tensor]) -> None:
+        self._stored = iter(stored)
+
+    def normal(self, *shape: int) -> Tensor:
+        """See :class:`vsm.seeding.Draws`."""
+        noise = next(self._stored)
+        stored, samples = torch.full((1,), noise.shape[0]), noise.shape[1]
+        classes = torch.arange(shape[1]).unsqueeze(-1)  # [N, 1]
+        turns = (torch.arange(samples) + classes // stored) % samples  # [N, samples]
+        return noise[classes % stored, turns].view(shape)
+
+    uniform = normal  # whatever was drawn is what comes
 
 
 class EncoderGraph(nn.Module):
@@ -113,7 +158,7 @@ class ClassifierGraph(nn.Module):
         query_features: Tensor,  # [Q, D]
         temperature: Tensor,  # T of p^(1/T) / Z []; 0 is the model's own for so many examples
         slot_mask: Tensor | None,  # slots that a class may not recall, boolean [N, A] or [1, A]
-        noise: list[Tensor],  # see vsm.export.noise.StoredNoise
+        noise: list[Tensor],  # see StoredNoise
     ) -> Answers:
         """Infer the classes, and classify; only methods without memory have no ``slot_mask``."""
         shots = support_labels.sum(0).unsqueeze(-1)  # [N, 1]

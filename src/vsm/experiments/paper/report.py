@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
 from vsm.errors import DataError, RunError
 from vsm.experiments.document import Block, Heading, Text, to_html, write_markdown
@@ -25,15 +24,8 @@ EXPLANATION = (
 )
 
 
-class WrittenReport(NamedTuple):
-    """Where a report is."""
-
-    markdown: Path
-    html: Path
-
-
-def write_report(root: Path) -> WrittenReport:
-    """Write ``report.md``, ``report.html`` and ``figures/`` below ``root``.
+def write_report(root: Path) -> tuple[Path, Path]:
+    """Write ``report.md``, ``report.html`` and ``figures/`` below ``root``; return both pages.
 
     Raises:
         RunError: if nothing was asked for yet, or a result is damaged.
@@ -49,10 +41,10 @@ def write_report(root: Path) -> WrittenReport:
         blocks += _introduction(table(name))
         for plan in of_table:
             blocks += _section(collect(plan, store), store)
-    written = WrittenReport(root / "report.md", root / "report.html")
-    write_markdown(written.markdown, blocks)
-    write_text(written.html, to_html(TITLE, blocks))
-    return written
+    markdown, html = root / "report.md", root / "report.html"
+    write_markdown(markdown, blocks)
+    write_text(html, to_html(TITLE, blocks))
+    return markdown, html
 
 
 def plans_in_order(store: JobStore) -> list[Plan]:
