@@ -8,8 +8,7 @@ import jsonargparse
 
 from vsm.cli.arguments import add_json_argument
 from vsm.cli.output import ProgressBar, need_matplotlib, print_json, print_table
-from vsm.cli.running import add_output_argument, require_success
-from vsm.cli.running import run as run_jobs
+from vsm.cli.running import add_output_argument, require_success, run_jobs
 from vsm.errors import SettingsError
 
 BRIEF_ARGUMENTS = ("image_size", "channels", "repeats", "seconds")

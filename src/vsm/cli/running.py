@@ -1,4 +1,4 @@
-"""What ``reproduce`` and ``study`` share: how jobs run, and what is printed of them."""
+"""What ``reproduce``, ``study`` and ``bench`` share: how jobs run, and what is printed of them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,14 +25,17 @@ def add_output_argument(parser: jsonargparse.ArgumentParser, default: Path) -> N
 def add_running_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare where jobs run, and how many at a time."""
     parser.add_argument("--jobs", type=int, default=1, help="Jobs to run side by side.")
-    parser.add_argument(
-        "--launcher",
-        type=Literal["none", "local", "slurm"],
-        default="none",
-        help="Submit jobs through submitit: local for this machine's background, or slurm.",
+    add_launcher_arguments(
+        parser, "Submit jobs through submitit: local for this machine's background, or slurm."
     )
-    parser.add_class_arguments(SlurmSettings, "slurm")
     parser.add_argument("--dry_run", action="store_true", help="Show the plan and compute nothing.")
+
+
+def add_launcher_arguments(parser: jsonargparse.ArgumentParser, purpose: str) -> None:
+    """Declare who starts processes, and what SLURM is asked for."""
+    names = Literal["none", "local", "slurm"]
+    parser.add_argument("--launcher", type=names, default="none", help=purpose)
+    parser.add_class_arguments(SlurmSettings, "slurm")
 
 
 def chosen_launcher(chosen: jsonargparse.Namespace) -> "Launcher":
@@ -43,11 +46,11 @@ def chosen_launcher(chosen: jsonargparse.Namespace) -> "Launcher":
     return make_launcher(chosen.output, chosen.launcher, chosen.jobs, slurm)
 
 
-def run(
+def run_jobs(
     command: str, jobs: "Sequence[Job]", launcher: "Launcher", output: Path, quiet: bool
 ) -> "Outcome":
     """Run jobs, and print how each ended unless ``quiet``."""
-    from vsm.experiments.runner import run_jobs
+    from vsm.experiments import runner
     from vsm.experiments.store import JobStore
 
     store = JobStore(output)
@@ -55,7 +58,7 @@ def run(
         waiting = sum(not store.is_done(job) for job in jobs)
         console().print(f"vsm {command}: {waiting} of {len(jobs)} jobs to do", highlight=False)
     with ProgressBar(quiet) as bar:
-        return run_jobs(jobs, store, launcher, bar)
+        return runner.run_jobs(jobs, store, launcher, bar)
 
 
 def require_success(outcome: "Outcome") -> None:

@@ -14,9 +14,9 @@ from vsm.cli.running import (
     add_running_arguments,
     chosen_launcher,
     require_success,
+    run_jobs,
     show_plan,
 )
-from vsm.cli.running import run as run_jobs
 from vsm.experiments.study.definition import (
     Found,
     Study,

@@ -1,13 +1,13 @@
 """``vsm train``."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import jsonargparse
 
 from vsm.cli.launch import add_run_arguments, parse_run, require_trusted_backbone
 from vsm.cli.output import ProgressBar, print_json
 from vsm.cli.processes import add_placement_arguments, prepare_placement
+from vsm.cli.running import add_launcher_arguments
 from vsm.errors import SettingsError
 from vsm.runs.configuration import preset_paths
 from vsm.settings import RunSettings, SlurmSettings
@@ -26,13 +26,9 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="Short for --model.backbone: conv4, resnet12, wrn28_10, or your own module:attribute.",
     )
     add_placement_arguments(parser)
-    parser.add_argument(
-        "--launcher",
-        type=Literal["none", "local", "slurm"],
-        default="none",
-        help="Train here, or submit a job: to this machine's background, or to SLURM.",
+    add_launcher_arguments(
+        parser, "Train here, or submit a job: to this machine's background, or to SLURM."
     )
-    parser.add_class_arguments(SlurmSettings, "slurm")
     add_run_arguments(parser, RunSettings)
 
 
