@@ -5,10 +5,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-Process = subprocess.Popen[str]
+from forked import ForkedPython
+
+Process = subprocess.Popen[str] | ForkedPython
 
 TINY = [
     *("--way", "5", "--queries", "2", "--tasks", "2", "--checkpoint-every", "5"),
@@ -19,7 +22,7 @@ TINY = [
 
 
 def start(count: int, *words: str | Path) -> list[Process]:
-    """Start ``python WORDS`` ``count`` times, with the environment of one job.
+    """Fork ``python WORDS`` ``count`` times, with the environment of one job.
 
     Processes that join again and again find further ports in ``SPARE_PORTS``.
     """
@@ -27,7 +30,8 @@ def start(count: int, *words: str | Path) -> list[Process]:
     job = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     job["SPARE_PORTS"] = " ".join(spare)
     return [
-        run({**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}, *words) for rank in range(count)
+        ForkedPython({**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}, *words)
+        for rank in range(count)
     ]
 
 
@@ -40,7 +44,7 @@ def free_ports(count: int) -> list[str]:
         return [str(one.getsockname()[1]) for one in sockets]
 
 
-def run(variables: dict[str, str], *words: str | Path) -> Process:
+def run(variables: dict[str, str], *words: str | Path) -> "subprocess.Popen[str]":
     """Start ``python WORDS`` with one thread and these environment variables."""
     return subprocess.Popen(
         [sys.executable, *map(str, words)],
@@ -51,7 +55,7 @@ def run(variables: dict[str, str], *words: str | Path) -> Process:
     )
 
 
-def finish(processes: list[Process]) -> list[tuple[int, str]]:
+def finish(processes: Sequence[Process]) -> list[tuple[int, str]]:
     """Wait for all; return their exit codes and what they said on standard error."""
     with ExitStack() as stack:
         for process in processes:
@@ -61,7 +65,7 @@ def finish(processes: list[Process]) -> list[tuple[int, str]]:
     return [(process.returncode, said) for process, said in zip(processes, errors, strict=True)]
 
 
-def wait_for(path: Path, processes: list[Process]) -> None:
+def wait_for(path: Path, processes: Sequence[Process]) -> None:
     """Wait until ``path`` exists; if a process ends before that, or takes too long, end all."""
     deadline = time.monotonic() + 300
     while not path.exists():

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from forked import ForkedPython
+from launching_helpers import finish, wait_for
 from vsm.cli import main
 from vsm.cli.launch import with_bare_switches
 from vsm.runs.configuration import preset_paths
@@ -28,22 +29,8 @@ TINY = [
 ]
 
 
-def vsm(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "vsm", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def start(*arguments: str | Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "vsm", *map(str, arguments)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def start(*arguments: str | Path) -> ForkedPython:
+    return ForkedPython({}, "-m", "vsm", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -291,12 +278,11 @@ def test_yaml_files_stack_with_overrides(tmp_path: Path) -> None:
 def test_a_killed_run_resumes_to_the_bits_of_an_uninterrupted_one(tmp_path: Path) -> None:
     arguments = ["train", "--method", "vsm", "--steps", "40", *TINY]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert vsm(*arguments, "--output", whole).returncode == 0
-    process = start(*arguments, "--output", killed)
-    wait_for(killed / "resume.safetensors", process)
+    uninterrupted, process = (start(*arguments, "--output", out) for out in (whole, killed))
+    wait_for(killed / "resume.safetensors", [process])
     process.kill()
-    process.communicate()
-    assert vsm("train", "--output", killed, "--resume").returncode == 0
+    resumed = start("train", "--output", killed, "--resume")
+    assert [code for code, _ in finish([uninterrupted, process, resumed])] == [0, -9, 0]
     for name in (
         "model.safetensors",
         "memory.safetensors",
@@ -309,10 +295,10 @@ def test_a_killed_run_resumes_to_the_bits_of_an_uninterrupted_one(tmp_path: Path
 def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start("train", "--steps", "100000", "--output", run, *TINY)
-    wait_for(run / "resume.safetensors", process)
-    os.kill(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    wait_for(run / "resume.safetensors", [process])
+    process.send_signal(signal.SIGINT)
+    [(code, errors)] = finish([process])
+    assert code == 130
     assert "stopped and saved at step" in errors
     assert "Traceback" not in errors
     assert "--resume" in errors

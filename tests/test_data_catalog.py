@@ -2,14 +2,14 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from data_layouts import color_image, encoded, leftovers, write_zip
+from forked import ForkedPython
+from launching_helpers import finish
 from tiny import RecordedProgress
 from vsm.data import catalog, open_dataset, open_images, store
 from vsm.data.catalog import describe, list_datasets, prepare
@@ -130,13 +130,12 @@ import resource, sys
 from pathlib import Path
 from vsm.data.catalog import prepare
 from vsm.errors import DataError
-from vsm.system.progress import NullProgress, Progress
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 try:
     prepare("cifar-fs", Path(sys.argv[1]), allow_missing=True)
 except DataError as error:
-    print(error)
+    sys.exit(str(error))
 """
 
 
@@ -150,13 +149,16 @@ def test_what_a_killed_preparation_left_is_swept_away_a_day_later(source: Path, 
     assert left == [".cifar-fs.running", ".omniglot.old"]
 
 
-def test_a_full_disk_is_reported_and_leaves_nothing(source: Path, root: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(source)], capture_output=True, text=True, check=True
-    )
-    assert ran.stdout.startswith(f"cannot write prepared data to {root / 'cifar-fs'}: ")
-    assert "free some space or point VSM_DATA at a folder" in ran.stdout
-    assert ran.stderr == ""
+def test_a_full_disk_is_reported_and_leaves_nothing(
+    source: Path, root: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "full_disk.py"
+    script.write_text(FULL_DISK)
+    [(code, told)] = finish([ForkedPython({}, script, source)])
+    assert code == 1
+    assert told.startswith(f"cannot write prepared data to {root / 'cifar-fs'}: ")
+    assert "free some space or point VSM_DATA at a folder" in told
+    assert told.count("\n") == 1
     assert leftovers(root) == []
 
 

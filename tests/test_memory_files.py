@@ -2,8 +2,6 @@
 
 import csv
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,8 @@ import torch
 from torch import Tensor
 
 from classify_helpers import tiny_model, write_folders, write_run
+from forked import ForkedPython
+from launching_helpers import finish
 from vsm.cli import main
 from vsm.data import ImageDataset
 from vsm.errors import MemoryFileError, RunError
@@ -158,17 +158,21 @@ def test_people_add_means_where_slots_stand_for_classes(method: Method) -> None:
 def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     stored = (run / "memory.safetensors").read_bytes()
-    script = (
+    script = tmp_path / "script.py"
+    script.write_text(
         "import resource, sys\n"
         "from pathlib import Path\n"
         "from vsm.runs.memory_files import update_memory\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))\n"
-        "update_memory(Path(sys.argv[1]), lambda memory: memory.forget(memory.names[:1]))\n"
+        "try:\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))\n"
+        "    update_memory(Path(sys.argv[1]), lambda memory: memory.forget(memory.names[:1]))\n"
+        "except OSError as error:\n"
+        "    sys.exit(str(error))\n"
     )
-    command = [sys.executable, "-c", script, str(run)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("OSError: [Errno 27] File too large: ")
+    [(code, told)] = finish([ForkedPython({}, script, run)])
+    assert code == 1
+    last = told.splitlines()[-1]
+    assert last.startswith("[Errno 27] File too large: ")
     assert last.endswith("memory.safetensors'")
     assert (run / "memory.safetensors").read_bytes() == stored
     assert not [file for file in files_in(run) if "tmp" in file]
@@ -254,12 +258,8 @@ def test_processes_that_add_at_the_same_time_lose_nothing(tmp_path: Path) -> Non
     run = write_run(tmp_path / "run")
     before = read_memory(run)
     adder = Path(__file__).with_name("memory_adder.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen([sys.executable, adder, run, prefix, "25"], env=environment)
-        for prefix in ("left", "right")
-    ]
-    assert [process.wait() for process in processes] == [0, 0]
+    processes = [ForkedPython({}, adder, run, prefix, "25") for prefix in ("left", "right")]
+    assert [code for code, _ in finish(processes)] == [0, 0]
     after = read_memory(run)
     expected = {f"{side}{number}" for side in ("left", "right") for number in range(25)}
     assert set(after.names) == {*before.names, *expected, "shared"}

@@ -2,12 +2,10 @@
 
 import json
 import math
-import os
 import shlex
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,8 @@ import torch
 from PIL import Image
 from torch import nn
 
+from forked import ForkedPython
+from launching_helpers import finish, wait_for
 from run_helpers import assert_same_run, power_cut_at, rows, signal_at
 from tiny import RecordedProgress
 from vsm.backbones import BACKBONES
@@ -712,16 +712,11 @@ def test_termination_saves_and_exits_143_and_resume_gives_the_same_bits(
         *("--batch-size", "4", "--checkpoint-every", "5", "--validation.episodes", "4"),
         *("--validation.way", "2", "--validation.shots", "[1,2]", "--validation.queries", "2"),
     ]
-    command = [sys.executable, "-m", "vsm", "pretrain", "--output", str(killed), *numbers]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not (killed / "resume.safetensors").exists():
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 143
+    process = ForkedPython({}, "-m", "vsm", "pretrain", "--output", killed, *numbers)
+    wait_for(killed / "resume.safetensors", [process])
+    process.send_signal(signal.SIGTERM)
+    [(code, errors)] = finish([process])
+    assert code == 143
     assert "stopped and saved at step" in errors
     assert f"vsm pretrain --output {killed} --resume" in errors
     assert "Traceback" not in errors
