@@ -23,14 +23,12 @@ _CONTEXT.set_forkserver_preload(PRELOADED)
 
 
 class ForkedPython:
-    """``python WORDS`` with these environment variables, used like a ``subprocess.Popen``.
-
-    What it prints on standard output is lost.
-    """
+    """``python WORDS`` with these environment variables, used like a ``subprocess.Popen``."""
 
     def __init__(self, variables: dict[str, str], *words: str | Path) -> None:
-        self._said = tempfile.NamedTemporaryFile("r", encoding="utf-8")  # noqa: SIM115
-        given = (list(map(str, words)), {**os.environ, **variables}, Path.cwd(), self._said.name)
+        self._folder = tempfile.TemporaryDirectory()
+        self._printed = [Path(self._folder.name) / name for name in ("output", "errors")]
+        given = (list(map(str, words)), {**os.environ, **variables}, Path.cwd(), self._printed)
         self._process = _CONTEXT.Process(target=_run, args=given, daemon=True)
         self._process.start()
         assert self._process.pid is not None
@@ -41,7 +39,7 @@ class ForkedPython:
 
     def __exit__(self, *_: object) -> None:
         self._process.join()
-        self._said.close()
+        self._folder.cleanup()
 
     @property
     def returncode(self) -> int:
@@ -59,22 +57,23 @@ class ForkedPython:
         os.kill(self.pid, number)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait until it ends; return what it said on standard error, as the second."""
+        """Wait until it ends; return what it printed on standard output and error."""
         self._process.join(timeout)
         if self._process.is_alive():
             assert timeout is not None
             raise subprocess.TimeoutExpired("forked python", timeout)
-        with self._said:
-            return "", self._said.read()
+        output, errors = (path.read_text(encoding="utf-8") for path in self._printed)
+        self._folder.cleanup()
+        return output, errors
 
 
-def _run(words: list[str], variables: dict[str, str], folder: Path, said: str) -> None:
+def _run(words: list[str], variables: dict[str, str], folder: Path, printed: list[Path]) -> None:
     """Become ``python WORDS``."""
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)
-    for descriptor, path in ((0, os.devnull), (1, os.devnull), (2, said)):
-        os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), descriptor)
+    for descriptor, path in enumerate((Path(os.devnull), *printed)):
+        os.dup2(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), descriptor)
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,18 +11,13 @@ from typing import Any
 
 import pytest
 
+from forked import ForkedPython
 from launching_helpers import TINY
 from vsm.cli import main
 from vsm.errors import SettingsError
 from vsm.runs.directory import RunDirectory
 from vsm.settings import SlurmSettings
 from vsm.system.launching import TrainingJob, submit
-
-
-def vsm(*words: str | Path, **variables: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "vsm", *map(str, words)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def until(condition: Callable[[], bool], log: Path) -> None:
@@ -48,9 +42,11 @@ def background() -> Iterator[Callable[..., tuple[int, Path]]]:
     jobs: list[int] = []
 
     def submitted(output: Path, *words: str) -> tuple[int, Path]:
-        done = vsm("train", "--output", output, "--launcher", "local", "--json", *TINY, *words)
-        assert done.returncode == 0, done.stderr
-        told: dict[str, Any] = json.loads(done.stdout)
+        asked = ["train", "--output", output, "--launcher", "local", "--json", *TINY, *words]
+        process = ForkedPython({"OMP_NUM_THREADS": "1"}, "-m", "vsm", *asked)
+        printed, errors = process.communicate()
+        assert process.returncode == 0, errors
+        told: dict[str, Any] = json.loads(printed)
         jobs.append(int(told["job"]))
         return jobs[-1], Path(told["log"])
 

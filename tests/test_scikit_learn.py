@@ -1,9 +1,8 @@
 """Scikit-learn's own checks of estimators, on features, and its tools around the classifier."""
 
 import pickle
-import subprocess
-import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from classify_helpers import clustered_features, examples
+from forked import ForkedPython
 from vsm import FewShotClassifier
 from vsm.data import open_images
 from vsm.errors import ClassifierError
@@ -109,8 +109,9 @@ def test_a_classifier_of_pictures_is_pickled_with_all_it_knows() -> None:
     )
 
 
-def test_using_the_classifier_does_not_load_scikit_learn() -> None:
-    program = (
+def test_using_the_classifier_does_not_load_scikit_learn(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
         "import sys, numpy as np\n"
         "from vsm import FewShotClassifier\n"
         "classifier = FewShotClassifier()\n"
@@ -119,8 +120,7 @@ def test_using_the_classifier_does_not_load_scikit_learn() -> None:
         "print(classifier.fit(np.eye(2), [0, 1]).predict(np.eye(2)))\n"
         "sys.exit('sklearn' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "this classifier knows no classes yet; call fit first\n[0 1]\n"
+    process = ForkedPython({}, program)
+    printed, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert printed == "this classifier knows no classes yet; call fit first\n[0 1]\n"

@@ -1,9 +1,8 @@
 """`make docs` builds a whole site: nothing is missing, nothing is fetched, nothing is stale."""
 
 import argparse
+import contextlib
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,6 +11,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import vsm
+from forked import ForkedPython
+from launching_helpers import finish
 from vsm.cli.main import COMMANDS, open_command
 from website import pictures
 from website.navigation import NOTES, SECTIONS, START
@@ -63,9 +64,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert recipe
     folder = tmp_path_factory.mktemp("site")
     words = recipe[1].replace("site/.doctrees", str(folder / ".doctrees")).split()
-    command = [sys.executable, "-m", *words, "docs", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    with contextlib.chdir(ROOT):
+        [(code, said)] = finish([ForkedPython({}, "-m", *words, "docs", folder)])
+    assert code == 0, said
     return folder
 
 
