@@ -14,6 +14,7 @@ from PIL import Image
 
 import vsm
 import vsm.experiments.execution  # holds the real trainings, whatever is patched below
+from conversions import keep_conversions
 from documented_code import (
     ROOT,
     Block,
@@ -220,6 +221,7 @@ def start_of(
     """Prepare what a page presumes: pictures of the reader's own, and runs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
+    keep_conversions(monkeypatch)
     modules = set(sys.modules)
 
     def start(page: str) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from classify_helpers import CLASSES, examples, write_run, write_run_of
+from conversions import keep_conversions
 from tiny import make_dataset, make_settings
 from vsm import FewShotClassifier, export_onnx
 from vsm.cli import main
@@ -122,7 +123,9 @@ def own_backbone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def glyphs_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("glyphs") / "graphs"
-    assert main(["export", "glyphs-5w1s", "--onnx", str(folder)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        keep_conversions(patch)
+        assert main(["export", "glyphs-5w1s", "--onnx", str(folder)]) == 0
     return folder
 
 
