@@ -386,15 +386,47 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+HEEDING = """
+import signal, sys
+from vsm.benchmarking import processes
+from vsm.cli import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if sys.argv[1]:
+    processes.COMMAND = (sys.executable, "-c", sys.argv[1])
+sys.exit(main(sys.argv[2:]))
+"""
+"""A shell lets what it starts in the background ignore interrupts, so they are heeded anew."""
+BUSY_WORKER = """
+import sys, time
+from unittest.mock import MagicMock
+
+heavy = ("torch", "vsm.system.allocator", "vsm.benchmarking.reference", "vsm.benchmarking.works")
+sys.modules.update({name: MagicMock() for name in heavy})
+from vsm.benchmarking import worker
+
+class Bench:
+    begin = lambda *_: {}
+    prepare = lambda *_: None
+    run = lambda *_: time.sleep(0.1) or 0.1
+
+worker.Bench = Bench
+worker.main()
+"""
+"""A worker that is always busy, but without torch, whose import takes seconds."""
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_benchmark_that_is_stopped_leaves_no_process_behind(number: signal.Signals) -> None:
-    # A shell lets what it starts in the background ignore interrupts, so they are heeded anew.
-    heeding = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from vsm.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", heeding, "bench", "--repeats", "1000", "--channels", "2"]
+@pytest.mark.parametrize(
+    ("number", "worker"),
+    [(signal.SIGINT, BUSY_WORKER), (signal.SIGTERM, BUSY_WORKER), (signal.SIGKILL, "")],
+    ids=["SIGINT", "SIGTERM", "SIGKILL with real workers"],
+)
+def test_a_benchmark_that_is_stopped_leaves_no_process_behind(
+    number: signal.Signals, worker: str
+) -> None:
+    words = ["bench", "--repeats", "1000", "--channels", "2"]
+    command = [sys.executable, "-c", HEEDING, worker, *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as bench:
         wait_until(lambda: len(children_of(bench.pid)) == 2)
         workers = children_of(bench.pid)

@@ -42,7 +42,16 @@ def background() -> Iterator[Callable[..., tuple[int, Path]]]:
     jobs: list[int] = []
 
     def submitted(output: Path, *words: str) -> tuple[int, Path]:
-        asked = ["train", "--output", output, "--launcher", "local", "--json", *TINY, *words]
+        asked: list[str | Path] = [
+            "train",
+            "--output",
+            output,
+            "--launcher",
+            "local",
+            "--json",
+            *TINY,
+            *words,
+        ]
         process = ForkedPython({"OMP_NUM_THREADS": "1"}, "-m", "vsm", *asked)
         printed, errors = process.communicate()
         assert process.returncode == 0, errors
