@@ -27,10 +27,10 @@ ALLOWED = {
     "runs": "system data memory model evaluation",
     "pretraining": "system backbones data model evaluation runs",
     "training": "system data nn memory model objective evaluation runs",
-    "classify": "probability system data nn memory model evaluation runs",
+    "classify": "system data nn memory model evaluation runs",
     "export": "system nn memory runs",
     "benchmarking": "system backbones data memory model evaluation runs training classify",
-    "experiments": "system data nn memory baselines evaluation runs pretraining training classify "
+    "experiments": "system data nn memory model baselines evaluation runs pretraining training classify "
     "benchmarking",
     "cli": "system data memory evaluation runs pretraining training classify export benchmarking "
     "experiments",

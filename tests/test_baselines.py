@@ -35,7 +35,7 @@ from vsm.seeding import task_generators
 from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings
 
 Array = npt.NDArray[np.float64]
-FEW: dict[str, Any] = {"samples": 20}  # so that calibration takes no time
+FEW: dict[str, Any] = {"samples": 20, "adapter_steps": 20}  # so that none takes time
 
 
 def episodes(shot: int, way: int = 4, num_tasks: int = 3) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ def test_order_of_classes_support_and_queries_does_not_matter(
     name: BaselineName, shot: int
 ) -> None:
     support, queries = episodes(shot)
-    points = base_of([3, 4, 5], width=0.0)  # calibration then draws nothing but its mean
+    points = base_of([6, 7, 8], width=0.0)  # calibration then draws nothing but its mean
     baseline = build(name, points, dispersion=0.0, tolerance=1e-9, **FEW)
     found = baseline.fit_predict(support, queries, noise_of(3)).unflatten(1, (4, 2))
     classes, images = torch.tensor([2, 0, 3, 1]), torch.arange(shot).flip(0)
@@ -115,7 +115,7 @@ def test_order_of_classes_support_and_queries_does_not_matter(
 @pytest.mark.parametrize("value", [0.0, 3.0, -3.0])
 def test_identical_features_give_even_odds(value: float, name: BaselineName, shot: int) -> None:
     support, queries = torch.full((2, 3, shot, 7), value), torch.full((2, 3, 2, 7), value)
-    base = BaseFeatures(torch.full((4, 7), value), [2, 2])
+    base = BaseFeatures(torch.full((12, 7), value), [6, 6])
     baseline = build(name, base, dispersion=0.0, **FEW)
     found = baseline.fit_predict(support, queries, noise_of(2))
     torch.testing.assert_close(found, torch.full((2, 6, 3), 1 / 3).log())
@@ -530,6 +530,7 @@ def test_compare_adds_baselines_on_the_first_runs_features_with_paired_differenc
 ) -> None:
     first, second = str(runs / "protonet"), str(runs / "vsm")
     few = ["--episodes", "10", "--queries", "3", "--baseline.samples", "15"]
+    few += ["--baseline.adapter-steps", "3"]
     assert main(["compare", first, second, "--baselines", ALL, *few, "--json"]) == 0
     printed = printed_json(capsys)
     assert [run["run"] for run in printed["runs"]] == [first, second]
@@ -539,7 +540,7 @@ def test_compare_adds_baselines_on_the_first_runs_features_with_paired_differenc
         assert one["baseline_settings"]["samples"] == 15
         assert one["memory_slots"] is None
     differences = {(one["a"], one["b"]): one for one in printed["differences"]}
-    assert len(differences) == 8 * 7 / 2
+    assert len(differences) == 9 * 8 / 2
     gain = differences[first, "logistic"]
     logistic = printed["baselines"][BASELINE_NAMES.index("logistic")]
     assert gain["difference"] == pytest.approx(

@@ -7,8 +7,7 @@ import torch
 
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.evaluation.calibration import (
-    HIGHEST_TEMPERATURE,
-    LOWEST_TEMPERATURE,
+    BOUNDS,
     fit_temperature,
     scale_by_temperature,
 )
@@ -71,8 +70,8 @@ def test_the_temperature_that_labels_were_drawn_at_is_found(
 def test_faultless_and_worthless_predictions_stay_within_bounds(random: torch.Generator) -> None:
     log_probabilities = predictions(20, 3, 1.0, random)
     best, worst = log_probabilities.argmax(-1), log_probabilities.argmin(-1)
-    assert fit_temperature(log_probabilities, best) == pytest.approx(LOWEST_TEMPERATURE)
-    assert fit_temperature(log_probabilities, worst) == pytest.approx(HIGHEST_TEMPERATURE)
+    assert fit_temperature(log_probabilities, best) == pytest.approx(BOUNDS[0])
+    assert fit_temperature(log_probabilities, worst) == pytest.approx(BOUNDS[1])
 
 
 def test_an_evaluation_is_calibrated_by_the_temperature_and_decides_as_before(

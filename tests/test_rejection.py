@@ -27,12 +27,14 @@ from vsm.evaluation.rejection import (
     class_scores,
     conformal,
     lowest_scores,
+    rejection_scores,
     slots_of,
 )
-from vsm.memory import SupportSet
+from vsm.memory import Observations, SupportSet
+from vsm.memory.named import EncoderIdentity, trained_memory
 from vsm.model import FewShotModel
 from vsm.runs.directory import RunDirectory
-from vsm.runs.trained_model import TrainedModel, calibrate_rejection, load
+from vsm.runs.trained_model import TrainedModel, calibrate_rejection, load, made_in_memory
 from vsm.seeding import generator
 from vsm.settings import ModelSettings, RunSettings
 
@@ -100,29 +102,32 @@ def test_a_score_is_the_distance_to_a_class_against_all_that_is_remembered_of_ot
         assert found[t, b, n].item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-def test_the_lowest_scores_are_those_of_groups_of_classes() -> None:
-    encoder = learned_encoder()
+@pytest.mark.parametrize("kind", ["statistics", "slots"])
+def test_the_lowest_scores_are_those_of_groups_of_classes(kind: str) -> None:
+    encoder = learned_encoder() if kind == "statistics" else encoder_with_slots()
     assert encoder.memory is not None
     features, _, _ = clustered_features(10, 9, seed=3)
     rows = encoder.embed(features).view(2, 5, 9, -1)
     support, queries = rows.split([2, 7], 2)
     memory = encoder.memory.memory
     found = lowest_scores(encoder.model, memory, support, queries, seed=0)
-    prototypes = encoder.model.infer(
+    support, queries = (encoder.model.project(part, memory) for part in (support, queries))
+    inferred = encoder.model.infer(
         SupportSet.of(support), memory, generator(0, "rejection-noise", 2)
-    ).prototypes
+    )
     groups = {1: [[n] for n in range(5)], 2: [[0, 1], [2, 3]], 5: [[0, 1, 2, 3, 4]]}
     assert found.keys() == groups.keys()
     for way, listed in groups.items():
         assert found[way].shape == (2, way, 7, len(listed))
         for g, group in enumerate(listed):
             for place, n in enumerate(group):
-                scores = class_scores(encoder.model, prototypes, queries[:, n], slots_of(memory))
+                slots = slots_of(memory)
+                scores = rejection_scores(encoder.model, memory, inferred, queries[:, n], slots)
                 torch.testing.assert_close(found[way][:, place, :, g], scores[..., group].amin(-1))
 
 
 def test_neither_what_people_added_nor_what_has_a_fitted_label_is_held_against_a_picture() -> None:
-    classifier = learned()
+    classifier = FewShotClassifier(encoder_with_slots())
     features, _, names = clustered_features(64, 20)
     assert classifier.memory is not None
     slots = slots_of(classifier.memory.memory)
@@ -147,6 +152,18 @@ def learned_encoder() -> TrainedModel:
     encoder = FewShotClassifier().learn_memory(features, [names[c] for c in class_ids]).encoder
     assert encoder is not None
     return encoder
+
+
+def encoder_with_slots() -> TrainedModel:
+    """Return a model of conjugate inference over the same features, with a slot per class."""
+    features, class_ids, names = clustered_features(64, 20)
+    settings = RunSettings(data="features:x", model=ModelSettings(inference="conjugate"))
+    model = FewShotModel(settings, (features.shape[1],)).eval()
+    with torch.no_grad():
+        memory = model.consolidate(model.empty_memory(), Observations(features, class_ids), 0)
+    assert memory is not None
+    encoder = EncoderIdentity.of(settings, model.state_dict())
+    return made_in_memory(model, trained_memory(settings, encoder, memory, tuple(names), 0))
 
 
 def learned() -> FewShotClassifier:

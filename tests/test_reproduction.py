@@ -37,7 +37,7 @@ from vsm.experiments.store import JobStore
 from vsm.experiments.study.definition import StudySettings, read_study
 from vsm.experiments.worker import SubmittedWork
 from vsm.runs.configuration import preset_paths, settings_from_files
-from vsm.settings import METHODS, RunSettings, SlurmSettings
+from vsm.settings import METHODS, GaussianSettings, ModelSettings, RunSettings, SlurmSettings
 from vsm.system.interruption import Interrupted
 
 STUDIES = Path(__file__).parents[1] / "studies"
@@ -173,7 +173,9 @@ def test_every_setting_is_part_of_a_trainings_name_but_how_often_it_saves(
 ) -> None:
     gumbel = with_changes(some_settings, {"memory.recall": "gumbel"})
     changed_names, all_names = set(), set()
-    for settings in (gumbel, RunSettings()):
+    reading = GaussianSettings(rho=0.5)
+    gaussian = RunSettings(model=ModelSettings(inference="gaussian"), gaussian=reading)
+    for settings in (gumbel, RunSettings(), gaussian):
         key = train_job(settings, "pixels").key
         for name, kind, value in leaves(settings):
             all_names.add(name)

@@ -22,7 +22,7 @@ from vsm.evaluation.evaluator import Evaluation
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.statistics import class_bootstrap, estimate
 from vsm.experiments.changes import with_changes
-from vsm.experiments.comparison import load_for, measure
+from vsm.experiments.comparison import ModelOnData, load_for, measure
 from vsm.experiments.measures import with_slots
 from vsm.experiments.provenance import command, training_record
 from vsm.experiments.study.definition import StudySettings, read_study
@@ -181,22 +181,22 @@ def test_the_reference_is_measured_with_none_some_and_all_of_its_slots(
     accuracies = []
     for seed, subset in product(SEEDS, range(2)):
         run = load_for(runs / f"memory-{seed}", protocol)
-        cut = replace(run, trained=with_slots(run.trained, 2, subset, seed=0))
+        cut = with_slots(run, 2, subset, seed=0)
         accuracies.append(measure(cut, protocol).evaluation.accuracy.mean)
     assert some["mean"] == pytest.approx(sum(accuracies) / 4)
     assert whole["mean"] == pytest.approx(condition["rows"]["memory"]["mean"])
 
 
-def test_subsets_of_slots_are_the_first_ones_and_then_others() -> None:
-    trained = load("glyphs-5w1s")
+def test_subsets_of_slots_are_the_first_ones_and_then_others(data: str, runs: Path) -> None:
+    trained = load(runs / "memory-0")
     assert trained.memory is not None
-    names = trained.memory.names
-    chosen = [with_slots(trained, 4, subset, seed=0) for subset in range(4)]
+    names, on_data = trained.memory.names, ModelOnData(trained, open_dataset(data))
+    chosen = [with_slots(on_data, 4, subset, seed=0).trained for subset in range(4)]
     kept = [one.memory.names for one in chosen if one.memory is not None]
     assert kept[0] == names[:4]
     assert all(len(set(one)) == 4 for one in kept)
     assert len(set(kept)) == 4
-    again = with_slots(trained, 4, 2, seed=0)
+    again = with_slots(on_data, 4, 2, seed=0).trained
     assert again.memory is not None
     assert again.memory.names == kept[2]
     for one in chosen:

@@ -16,6 +16,9 @@ from vsm.errors import SettingsError
 from vsm.memory import (
     MEMORIES,
     Consolidation,
+    GaussianMemory,
+    GaussianPrototypes,
+    GaussianReader,
     Memory,
     Observations,
     PreparedMemory,
@@ -40,13 +43,17 @@ class InferredPrototypes:
         prototypes: z ``[T, N, L, D]``.
         posterior: q̃(z | M, S), components ``[T, N, C, D]``; None for mean prototypes.
         recollection: what the memory offered; None for methods without memory.
-        strength: κ ``[T, N, D]``, the support images that it counted for in conjugate inference.
+        strength: κ ``[T, N, D]``, the support images that it counted for by Bayes' rule.
+        gaussian: the posterior that the Gaussian memory gives; None for other inferences.
+        support_mean: of the projected support ``[T, N, D]``, where that is so.
     """
 
     prototypes: Tensor
     posterior: GaussianMixture | None
     recollection: Recollection | None
     strength: Tensor | None = None
+    gaussian: GaussianPrototypes | None = None
+    support_mean: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ class FewShotModel(nn.Module):
             width = input_shape[0] if self.backbone is None else self.backbone.num_features
             self.num_features = width
             self.classifier = PrototypeClassifier(settings.model)
-            if settings.method != "protonet":
+            if settings.method != "protonet" and settings.inference != "gaussian":
                 self.prior = GaussianNetwork(width, settings.model)  # θ
             self.inference = _inference_for(settings, width)  # φ
             self.recall: Recall | None = None  # λ and ψ
@@ -156,9 +163,31 @@ class FewShotModel(nn.Module):
             random: source of every draw of m and z.
             slot_mask: boolean ``[T, N, A]``, slots that may not be addressed.
         """
+        support, queries = (self.project(part, memory) for part in (support, queries))
         inferred = self.infer(SupportSet.of(support), memory, random, slot_mask)
-        log_probabilities = self.classifier(queries.flatten(1, 2), inferred.prototypes)  # Eq. 1
+        log_probabilities = self.classify(queries.flatten(1, 2), inferred)
         return Prediction(**vars(inferred), log_probabilities=log_probabilities)
+
+    def project(self, features: Tensor, memory: Memory | PreparedMemory | None) -> Tensor:
+        """Map features ``[..., D]`` to the coordinates in which prototypes are inferred.
+
+        These are the features themselves, except where class statistics are read.
+        """
+        reader = self._reader(memory)
+        if reader is None:
+            return features
+        assert isinstance(memory, GaussianMemory)
+        return reader.project(memory.normalized(features))
+
+    def classify(self, queries: Tensor, inferred: InferredPrototypes) -> Tensor:
+        """Classify projected ``queries [T, B, D]``: log-probabilities ``[T, B, N, L]``."""
+        if inferred.gaussian is None:
+            log_probabilities: Tensor = self.classifier(queries, inferred.prototypes)  # Eq. 1
+            return log_probabilities
+        return F.log_softmax(inferred.gaussian.log_prob(queries), -1).unsqueeze(-1)  # L = 1
+
+    def _reader(self, memory: Memory | PreparedMemory | None) -> GaussianReader | None:
+        return memory.reader.to(self.device) if isinstance(memory, GaussianMemory) else None
 
     def infer(
         self,
@@ -169,12 +198,14 @@ class FewShotModel(nn.Module):
     ) -> InferredPrototypes:
         """Infer prototypes: the part of :meth:`forward` before there are queries.
 
-        The classes of ``given`` may differ in size.
+        ``given`` is projected, and its classes may differ in size.
         """
         if memory is None and self.consolidation is not None:
             raise ValueError(f"memory: the method {self.settings.method} needs one, got None")
         recollection: Recollection | None = None
         strength: Tensor | None = None
+        if (reader := self._reader(memory)) is not None:
+            return _read(reader, given, slot_mask)
         if self.inference is None:
             return InferredPrototypes(given.mean.unsqueeze(-2), None, None)  # L = 1
         if isinstance(self.inference, ConjugateInference):
@@ -252,10 +283,22 @@ def _backbone_for(settings: ModelSettings, input_shape: tuple[int, ...]) -> Back
 def _inference_for(
     settings: RunSettings, width: int
 ) -> GaussianNetwork | MemoryConditionedNetwork | ConjugateInference | None:
-    if settings.method == "protonet":
+    if settings.method == "protonet" or settings.inference == "gaussian":
         return None
     if settings.inference == "conjugate":
         return ConjugateInference(width, settings.model, settings.memory)
     if settings.method == "vpn":
         return GaussianNetwork(width, settings.model)
     return MemoryConditionedNetwork(width, settings.model)
+
+
+def _read(
+    reader: GaussianReader, support: SupportSet, slot_mask: Tensor | None
+) -> InferredPrototypes:
+    """Read class statistics: what Eqs. 7-10 sample has a closed form, and L = 1."""
+    found = reader.infer(support, slot_mask)
+    prior, mean = found.prior_mean.unsqueeze(-2), found.gaussian.mean.unsqueeze(-2)
+    recollection = Recollection(prior, found.weights, prior.new_zeros(prior.shape[:2]))
+    kappa = reader.ratios.reciprocal().expand_as(found.prior_mean)
+    posterior = GaussianMixture(found.gaussian.unsqueeze(-2))
+    return InferredPrototypes(mean, posterior, recollection, kappa, found, support.mean)

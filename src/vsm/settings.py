@@ -13,12 +13,19 @@ from vsm.errors import SettingsError
 
 Method = Literal["protonet", "vpn", "rote", "transformed", "vsm", "mann", "kanerva"]
 METHODS: tuple[Method, ...] = get_args(Method)
-Inference = Literal["conjugate", "network"]
+Inference = Literal["gaussian", "conjugate", "network"]
+Normalization = Literal["un", "l2n", "cl2n"]
 RecallKind = Literal["soft", "mixture", "gumbel"]
 BACKBONE_NAMES = ("conv4", "resnet12", "wrn28_10")
 
 BaselineName = Literal[
-    "simpleshot", "simpleshot_l2n", "simpleshot_un", "cosine", "logistic", "calibration"
+    "simpleshot",
+    "simpleshot_l2n",
+    "simpleshot_un",
+    "cosine",
+    "logistic",
+    "calibration",
+    "protonet-adapter",
 ]
 BASELINE_NAMES: tuple[BaselineName, ...] = get_args(BaselineName)
 
@@ -29,7 +36,7 @@ NETWORK_SETTINGS = (
     "memory.recall",
     "memory.gumbel_temperature",
 )
-"""What has an effect only where the latent memory m is drawn; refused with conjugate inference."""
+"""What has an effect only where the latent memory m is drawn; refused with other inferences."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,8 @@ class ModelSettings:
     hidden_units: int = 256
     """Width of the hidden layers of the inference and prior networks."""
     inference: Inference = "conjugate"
-    """Prototypes by Bayes' rule from memory and support, or from the paper's network."""
+    """Prototypes by Bayes' rule (gaussian: read of class statistics that `vsm memory learn` keeps;
+    conjugate: from recalled slots, learned in training), or from the paper's network."""
     residual: bool = True
     """Networks add to their input and start as the identity; the paper's do not."""
     initial_log_variance: float = -3.0
@@ -70,7 +78,7 @@ class ModelSettings:
         _check_backbone(self.backbone)
         _check_interval(self, "initial_log_variance", -9.0, 9.0)
         _check_interval(self, "keep_probability", open_below=True)
-        if self.inference == "conjugate" and not self.residual:
+        if self.inference != "network" and not self.residual:
             raise SettingsError(
                 "residual: conjugate inference needs memories in the space of the features, which "
                 "networks that add to their input give; got false, which goes with "
@@ -141,6 +149,29 @@ class MemorySettings:
     def gumbel_softmax_temperature(self) -> float:
         """``gumbel_temperature``, or its default."""
         return 0.5 if self.gumbel_temperature is None else self.gumbel_temperature
+
+
+@dataclass(frozen=True)
+class GaussianSettings:
+    """How class statistics are read with gaussian inference; unset: chosen by likelihood."""
+
+    normalization: Normalization | None = None
+    """Of features: none (un), to length one (l2n), or that, less the center, and again (cl2n)."""
+    epsilon: float | None = None
+    """ε: mean variance within classes that is added in all directions; inf: nothing but that."""
+    beta: float | None = None
+    """β: covariance within classes, of the size of that between, added to it; inf: only that."""
+    rho: float | None = None
+    """ρ: how far the expected prototype of a class lies towards what it recalls, 0 to 1."""
+    addressing_scale: float | None = None
+    """Factor on the cosines by which it recalls."""
+    exact_forgetting: bool = False
+    """Keep every class's scatter apart, so that forgetting a class undoes all that it taught."""
+
+    def __post_init__(self) -> None:
+        _check(self, positive="epsilon addressing_scale", not_negative="beta")
+        if self.rho is not None:
+            _check_interval(self, "rho")
 
 
 @dataclass(frozen=True)
@@ -290,6 +321,7 @@ class RunSettings:
     """Keep that backbone as it is; features are computed once and the rest trains in seconds."""
     model: ModelSettings = field(default_factory=ModelSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
+    gaussian: GaussianSettings = field(default_factory=GaussianSettings)
     mann: MannSettings = field(default_factory=MannSettings)
     kanerva: KanervaSettings = field(default_factory=KanervaSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
@@ -303,25 +335,45 @@ class RunSettings:
             raise SettingsError(
                 "freeze_backbone: only a trained backbone is worth keeping; name one with --init"
             )
-        if self.inference == "conjugate":
+        if self.inference != "network":
             for name in NETWORK_SETTINGS:
                 if attrgetter(name)(self) is not None:
                     raise SettingsError(
-                        f"{name}: has no effect with model.inference conjugate, which integrates m "
-                        "out; leave it out (null), or use --model.inference network"
+                        f"{name}: has no effect with model.inference {self.inference}, which "
+                        "integrates m out; leave it out (null), or use --model.inference network"
                     )
-        elif self.memory.strength is not None:
-            cause, way_out = "model.inference network", "use --model.inference conjugate"
+        if self.inference != "conjugate" and self.memory.strength is not None:
+            cause, way_out = f"model.inference {self.inference}", "use --model.inference conjugate"
             if self.method == "mann":
                 cause, way_out = "method mann, which always uses the network", "use another method"
             raise SettingsError(
                 f"memory.strength: has no effect with {cause}; leave it out (null), or {way_out}"
             )
+        self._check_gaussian()
         kind = self.memory.recall_kind
         if self.memory.gumbel_temperature is not None and kind != "gumbel":
             raise SettingsError(
                 f"memory.gumbel_temperature: has no effect with memory.recall {kind}; leave it out "
                 "(null), or use --memory.recall gumbel"
+            )
+
+    def _check_gaussian(self) -> None:
+        """Refuse what has no effect with gaussian inference, and its own settings without it."""
+        if self.inference != "gaussian":
+            if self.gaussian != GaussianSettings():
+                raise SettingsError(
+                    f"gaussian: has no effect with model.inference {self.inference}; leave it out, "
+                    "or use vsm memory learn"
+                )
+            return
+        if self.method != "vsm":
+            raise SettingsError(
+                f"inference: gaussian reads the memory of the method vsm, got {self.method}"
+            )
+        if self.memory != MemorySettings():
+            raise SettingsError(
+                "memory: has no effect with model.inference gaussian, whose settings are those of "
+                "gaussian; leave it out"
             )
 
     @property
@@ -340,7 +392,8 @@ class BaselineSettings:
     """Hyper-parameters of the simple classifiers that a run's features are also measured with."""
 
     temperature: float = 1.0
-    """Nearest centroids: distances are divided by this before the softmax; changes no decision."""
+    """Nearest centroids: distances are divided by this, with the ProtoNet adapter by a tenth of it,
+    before the softmax; changes no decision."""
     inverse_penalty: float = 1.0
     """Logistic regression: C of scikit-learn, the weight of the loss against the penalty."""
     tolerance: float = 1e-5
@@ -357,12 +410,17 @@ class BaselineSettings:
     """Calibration: α, added to every entry of the covariance."""
     samples: int = 750
     """Calibration: features drawn for a class, shared evenly by its support images."""
+    adapter_steps: int = 600
+    """ProtoNet adapter: training steps of 8 tasks each; 0 leaves features as they are."""
+    adapter_learning_rate: float = 1e-3
+    """ProtoNet adapter: first learning rate of Adam, which falls to zero as a cosine."""
 
     def __post_init__(self) -> None:
         others = (
-            "temperature inverse_penalty tolerance max_iterations power nearest_classes samples"
+            "temperature inverse_penalty tolerance max_iterations power nearest_classes samples "
+            "adapter_learning_rate"
         )
-        _check(self, positive=others, not_negative="dispersion")
+        _check(self, positive=others, not_negative="dispersion adapter_steps")
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,11 @@ def train(
         Interrupted: after saving, when a process was asked to stop.
         ProcessLostError: when another process ended; the last saved state can be resumed.
     """
+    if settings.inference == "gaussian":
+        raise SettingsError(
+            "inference: gaussian has nothing to train; train with conjugate inference or another "
+            "method, then learn the memory of its features with vsm memory learn"
+        )
     progress = progress if processes.is_first else NULL_PROGRESS
     tasks = processes.share(settings.tasks)
     dataset = open_dataset(settings.data)

@@ -7,6 +7,7 @@ model sees. This package knows features and nothing of models.
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from vsm.baselines.adapter import ProtoNetAdapter
 from vsm.baselines.calibration import DistributionCalibration
 from vsm.baselines.centroids import SimpleShot
 from vsm.baselines.contract import BaseFeatures, BaseFeaturesSource, Baseline
@@ -20,6 +21,7 @@ BASELINES: Mapping[BaselineName, Callable[[BaselineSettings, BaseFeaturesSource]
     "cosine": partial(SimpleShot, transformation="un", distance="cosine"),
     "logistic": LogisticRegression,
     "calibration": DistributionCalibration,
+    "protonet-adapter": ProtoNetAdapter,
 }
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "Baseline",
     "DistributionCalibration",
     "LogisticRegression",
+    "ProtoNetAdapter",
     "SimpleShot",
     "fit_logistic_regression",
 ]

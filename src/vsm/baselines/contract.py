@@ -65,7 +65,7 @@ BaseFeaturesSource = Callable[[], BaseFeatures]
 
 
 class Baseline(ABC):
-    """A classifier without parameters of its own: fitted to the support set of every episode.
+    """A classifier on fixed features: fitted to the support set of every episode.
 
     Args:
         settings: hyper-parameters of all baselines.

@@ -10,18 +10,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vsm.classify.empirical_bayes import learn_feature_model
 from vsm.classify.explanation import Explanation
 from vsm.classify.fitted import Examples, FittedClasses, fit_classes
 from vsm.classify.inputs import Labels, as_labels, not_fitted
 from vsm.classify.saving import Saved, read_classifier, write_classifier
 from vsm.data.preprocessing import as_features
 from vsm.errors import ClassifierError
+from vsm.evaluation.memory_choice import ClassFeatures
 from vsm.memory import PreparedMemory
 from vsm.memory.named import Changes, NamedMemory
 from vsm.model import FewShotModel
+from vsm.runs.learning import NO_ENCODER, gaussian_model, learn_from_features, named_memory
 from vsm.runs.trained_model import TrainedModel, load, made_in_memory
-from vsm.settings import RunSettings
+from vsm.settings import GaussianSettings, RunSettings
 from vsm.system.devices import choose_placement
 from vsm.system.progress import NULL_PROGRESS, Progress
 
@@ -101,22 +102,27 @@ class FewShotClassifier:
         encoder_name: str = "unnamed",
         normalize: bool = True,
     ) -> Self:
-        """Learn a memory over features, one slot per class, and how far to trust it.
+        """Learn a Gaussian memory over features, and how far to trust it.
+
+        How it is read is chosen by the likelihood of classes that are left out of it.
 
         Args:
-            features: rows ``[n, D]`` of at least three classes with at least two rows each.
+            features: rows ``[n, D]``, any number of classes and of rows each.
             labels: n of them.
             encoder_name: whose features these are; memories of other encoders will be refused.
-            normalize: scale every row to length one, then and ever after.
+            normalize: scale rows to length one, then and ever after.
         """
         rows = as_features(features)
         given = as_labels(labels, len(rows))
         names, class_ids = np.unique(given, return_inverse=True)
-        model, memory, thresholds = learn_feature_model(
-            rows, torch.from_numpy(class_ids), encoder_name, normalize, self.seed
-        )
-        slots = tuple(str(names[class_id]) for class_id in memory.slot_classes)
-        return self.set_params(encoder=made_in_memory(model, memory, slots, thresholds))
+        order = np.argsort(class_ids, kind="stable")
+        known = ClassFeatures(rows[torch.from_numpy(order)], np.bincount(class_ids).tolist())
+        asked = GaussianSettings(normalization=None if normalize else "un")
+        data = f"features:{encoder_name}"
+        model = gaussian_model(NO_ENCODER, data, (rows.shape[1],), asked, self.seed)
+        learned = learn_from_features(model, known, torch.arange(len(names)), None)
+        memory = named_memory(model, learned, tuple(map(str, names)), len(rows))
+        return self.set_params(encoder=made_in_memory(model, memory, learned.thresholds))
 
     def fit(self, images: Any, y: Labels) -> Self:
         """Take in a few examples of each class, in place of all before; one of each is enough.

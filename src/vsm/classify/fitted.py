@@ -11,22 +11,26 @@ import torch
 from torch import Tensor
 
 from vsm.classify.explanation import (
+    Direction,
     Explanation,
+    Moved,
     Recalled,
     Uncertainty,
     probability_std,
+    split_gaussian_uncertainty,
     split_uncertainty,
 )
 from vsm.evaluation.calibration import scale_by_temperature
 from vsm.evaluation.evaluator import ELEMENTS_AT_ONCE
-from vsm.evaluation.rejection import class_scores, slots_of
-from vsm.memory import PreparedMemory, SupportSet
+from vsm.evaluation.rejection import rejection_scores, slots_of
+from vsm.memory import GaussianMemory, PreparedMemory, SupportSet
 from vsm.memory.named import NamedMemory
 from vsm.model import InferredPrototypes
 from vsm.nn.prototype_classifier import mean_distance, predictive
 from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import generator
 
+DIRECTIONS_SHOWN = 3
 SAME_EVIDENCE = 1e-4  # relative difference below which a slot is made of the very support
 
 
@@ -77,6 +81,7 @@ class FittedClasses:
         examples: of every class.
         counted: images that the memory holds under each label and that count as examples.
         inferred: prototypes of one task with N classes.
+        seed: of what is drawn.
     """
 
     trained: TrainedModel
@@ -84,6 +89,7 @@ class FittedClasses:
     examples: Examples
     counted: tuple[int, ...]
     inferred: InferredPrototypes
+    seed: int = 0
 
     @property
     def shots(self) -> list[int]:
@@ -110,9 +116,9 @@ class FittedClasses:
     def accepted(self, features: Tensor, coverage: float) -> npt.NDArray[np.bool_]:
         """Tell which embedded pictures ``[n, D]`` are near enough to one of the classes ``[n]``."""
         limits = self.trained.thresholds().at(coverage, self.shots)
-        model, slots = self.trained.model, self._other_slots()
+        model, slots, memory = self.trained.model, self._other_slots(), self._memory
         scores = [
-            class_scores(model, self.inferred.prototypes, part.unsqueeze(0), slots)[0].cpu()
+            rejection_scores(model, memory, self.inferred, self._projected(part), slots)[0].cpu()
             for part in self._parts(features, 1 if slots is None else len(slots))
         ]
         return (torch.cat(scores) <= limits).any(-1).numpy()
@@ -131,41 +137,91 @@ class FittedClasses:
     def _explained(
         self, features: Tensor, temperature: float, num_recalled: int
     ) -> list[Explanation]:
-        log_probabilities = self._log_probabilities(features)
-        kappa, labels = self.inferred.strength, self.examples.labels
-        distance = self.trained.model.classifier.distance
-        distances = mean_distance(features.unsqueeze(0), self.inferred.prototypes, distance)[0]
+        log_probabilities, queries = self._log_probabilities(features), self._projected(features)
+        labels, model = self.examples.labels, self.trained.model
+        distances = mean_distance(queries, self.inferred.prototypes, model.classifier.distance)[0]
+        std, uncertainty = self._uncertainty(queries, log_probabilities)
         shared: dict[str, Any] = {
             "recalled": self._recalled(num_recalled),
-            "memory_strength": None if kappa is None else self._by_class(kappa.mean(-1))[0],
+            "memory_strength": self._memory_strength(),
+            "moved": self._moved(),
             "shots": dict(zip(labels, map(len, self.examples.support), strict=True)),
             "remembered": dict(zip(labels, self.counted, strict=True)),
         }
         by_picture = zip(
             self._by_class(self._calibrated(log_probabilities, temperature)),
-            self._by_class(probability_std(log_probabilities)[0]),
+            self._by_class(std[0]),
             self._by_class(distances),
-            torch.stack(split_uncertainty(log_probabilities), -1)[0].tolist(),
+            torch.stack(uncertainty, -1)[0].tolist(),
             strict=True,
         )
         return [
             Explanation(
                 prediction=max(probabilities, key=probabilities.__getitem__),
                 probabilities=probabilities,
-                std=std,
+                std=std_of_it,
                 distances=distances_of_it,
-                uncertainty=Uncertainty(*uncertainty),
+                uncertainty=Uncertainty(*nats),
                 **shared,
             )
-            for probabilities, std, distances_of_it, uncertainty in by_picture
+            for probabilities, std_of_it, distances_of_it, nats in by_picture
         ]
+
+    def _uncertainty(
+        self, queries: Tensor, log_probabilities: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Return the std of probabilities over prototypes ``[1, n, N]``, and the uncertainty."""
+        if self.inferred.gaussian is None:
+            return probability_std(log_probabilities), split_uncertainty(log_probabilities)
+        random = generator(self.seed, "uncertainty")
+        return split_gaussian_uncertainty(queries, self.inferred.gaussian, random)
+
+    def _memory_strength(self) -> dict[Any, float] | None:
+        """Return the images that the memory counted for.
+
+        Where it counts for κ_d in every direction d, it is the κ of its mean share κ_d / (κ_d + K).
+        """
+        kappa = self.inferred.strength
+        if kappa is None:
+            return None
+        if self.inferred.gaussian is None:
+            return self._by_class(kappa.mean(-1))[0]
+        shots = kappa.new_tensor(self.shots).view(1, -1, 1)
+        share = (kappa / (kappa + shots)).mean(-1)
+        return self._by_class(shots[..., 0] * share / (1 - share))[0]
+
+    def _moved(self) -> dict[Any, Moved] | None:
+        """Tell how far the memory moved each prototype, and along which learned directions."""
+        found = self.inferred.gaussian
+        if found is None or self._memory is None or not len(self._memory):
+            return None
+        support = self.inferred.support_mean
+        assert support is not None
+        change, distance = found.gaussian.mean - support, support.norm(dim=-1)  # from the mean, 0
+        shares = change.square() / change.square().sum(-1, keepdim=True).clamp_min(1e-12)
+        best = shares[0].topk(min(DIRECTIONS_SHOWN, shares.shape[-1]), dim=-1)
+        length = change.norm(dim=-1) / distance.clamp_min(1e-12)
+        rows = zip(length[0].tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
+        moved = [
+            Moved(far, tuple(Direction(d + 1, s) for d, s in zip(where, share, strict=True)))
+            for far, where, share in rows
+        ]
+        return dict(zip(self.examples.labels, moved, strict=True))
+
+    @property
+    def _memory(self) -> GaussianMemory | None:
+        """The memory, if it holds class statistics."""
+        memory = None if self.recalled is None else self.recalled.memory
+        return memory if isinstance(memory, GaussianMemory) else None
+
+    def _projected(self, features: Tensor) -> Tensor:
+        """Map embedded pictures ``[n, D]`` to where the prototypes are: ``[1, n, D]``."""
+        return self.trained.model.project(features, self._memory).unsqueeze(0)
 
     @torch.no_grad()
     def _log_probabilities(self, features: Tensor) -> Tensor:
         """Eq. 1 for every sample of the prototypes: ``[n, D]`` to ``[1, n, N, L]``."""
-        classifier = self.trained.model.classifier
-        log_probabilities: Tensor = classifier(features.unsqueeze(0), self.inferred.prototypes)
-        return log_probabilities
+        return self.trained.model.classify(self._projected(features), self.inferred)
 
     def _calibrated(self, log_probabilities: Tensor, temperature: float) -> Tensor:
         """Average over samples, and calibrate: ``[1, n, N, L]`` to probabilities ``[n, N]``."""
@@ -218,7 +274,9 @@ def fit_classes(
     ``prepared`` is the same memory, prepared by the model's recall, if it can be.
     """
     model = trained.model
-    support, counted = SupportSet.of_classes(examples.support), (0,) * len(examples.labels)
+    bare = None if memory is None else memory.memory
+    projected = [model.project(rows, bare) for rows in examples.support]
+    support, counted = SupportSet.of_classes(projected), (0,) * len(examples.labels)
     state = slot_mask = None
     if memory is not None:
         state = prepared or memory.memory.to(model.device)
@@ -226,7 +284,7 @@ def fit_classes(
             slot_mask = _slot_mask(memory, examples.labels, model.device)
             support, counted = _with_remembered(support, examples, memory)
     inferred = model.infer(support, state, generator(seed, "classify"), slot_mask)
-    return FittedClasses(trained, memory, examples, counted, inferred)
+    return FittedClasses(trained, memory, examples, counted, inferred, seed)
 
 
 def _slot_mask(memory: NamedMemory, labels: Sequence[Any], device: torch.device) -> Tensor | None:
@@ -253,18 +311,24 @@ def _with_remembered(
 
     A slot of the very examples that are fitted tells nothing new, and is not counted.
     """
-    slots, added = memory.slots, memory.added
+    slots, added, content = memory.slots, memory.added, _content(memory)
     shots = [len(rows) for rows in examples.support]
     counted = [0] * len(shots)
     means = support.mean.clone()
     for n, label in enumerate(map(str, examples.labels)):
         if label in added:
             slot = memory.names.index(label)
-            content = slots.content[slot].to(means.device)
-            if (content - means[0, n]).norm() > SAME_EVIDENCE * content.norm():
+            own = content[slot].to(means.device)
+            if (own - means[0, n]).norm() > SAME_EVIDENCE * own.norm():
                 counted[n] = int(slots.counts[slot])
                 shots[n] += counted[n]
-                means[0, n] = torch.lerp(means[0, n], content, counted[n] / shots[n])
+                means[0, n] = torch.lerp(means[0, n], own, counted[n] / shots[n])
     if any(counted):
         support = SupportSet(support.features, means, means.new_tensor(shots).view(1, -1, 1))
     return support, tuple(counted)
+
+
+def _content(memory: NamedMemory) -> Tensor:
+    """Return the slots where prototypes are inferred ``[A, D]``."""
+    slots = memory.slots
+    return slots.reader.slots if isinstance(slots, GaussianMemory) else slots.content

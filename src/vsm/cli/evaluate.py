@@ -65,6 +65,7 @@ def add_episode_arguments(parser: jsonargparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--memory_slots",
+        "--memory_classes",
         type=int | None,
         help="Keep only the first n classes of the memory, 0 for none; unset: all.",
     )

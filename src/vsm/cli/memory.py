@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
 from vsm.cli.arguments import add_action, add_backbone_argument, add_json_argument
 from vsm.cli.output import need_matplotlib, print_json, print_table, progress_bar
+from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.errors import SettingsError
+from vsm.runs.directory import RunDirectory
+from vsm.settings import GaussianSettings
 
 if TYPE_CHECKING:
     from vsm.memory.named import Changes, NamedMemory
@@ -22,6 +25,8 @@ FEW_IMAGES = 50  # so few are embedded before a bar could be read
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare what can be done with memories."""
     actions = parser.add_subcommands(dest="action", required=True)
+
+    _add_learn_arguments(actions)
 
     showing = add_action(actions, "show", "Tell what is remembered.")
     showing.add_argument("target", type=Path, help=SOURCE)
@@ -60,11 +65,117 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     exporting.add_argument("output", type=Path, help="Ends in .npz or .csv.")
 
 
+def _add_learn_arguments(actions: Any) -> None:
+    learning = add_action(
+        actions, "learn", "Learn class statistics in one pass over labeled images; no training."
+    )
+    learning.add_argument(
+        "--data", type=str, required=True, help="Dataset whose training classes are remembered."
+    )
+    learning.add_argument(
+        "--encoder",
+        type=str | None,
+        help="A run, a pre-training, or a shipped model by name; unset: the data are features.",
+    )
+    learning.add_argument("--output", type=Path, required=True, help="The run directory to write.")
+    learning.add_argument("--overwrite", action="store_true", help="Replace what is there.")
+    learning.add_argument("--classes", type=int | None, help="Remember the first n only.")
+    learning.add_argument(
+        "--like", type=Path | None, help=f"Normalize as this memory does, to merge both. {SOURCE}"
+    )
+    learning.add_argument(
+        "--mirror",
+        type=bool | None,
+        help="Average features of images and their mirror images; unset: as the encoder does.",
+    )
+    learning.add_argument(
+        "--adapter", type=bool, default=True, help="Keep the encoder's adapter, if it has one."
+    )
+    learning.add_argument("--seed", type=int, default=0, help="Of the episodes that decide.")
+    learning.add_class_arguments(GaussianSettings, "gaussian")
+    add_backbone_argument(learning)
+    add_placement_arguments(learning)
+    add_json_argument(learning)
+
+
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Show, add, forget, merge or export."""
+    """Learn, show, add, forget, merge or export."""
     parsed = parser.parse_args(arguments)
-    actions = {"show": _show, "add": _add, "forget": _forget, "merge": _merge, "export": _export}
+    actions = {
+        "learn": _learn,
+        "show": _show,
+        "add": _add,
+        "forget": _forget,
+        "merge": _merge,
+        "export": _export,
+    }
     actions[parsed.action](parsed[parsed.action])
+
+
+def _learn(chosen: jsonargparse.Namespace) -> None:
+    settings = GaussianSettings(**chosen.gaussian.as_dict())
+    if RunDirectory(chosen.output).exists() and not chosen.overwrite:
+        raise SettingsError(
+            f"output: {chosen.output} already holds a run; replace it with --overwrite, or choose "
+            "another --output"
+        )
+
+    from vsm.data import open_dataset
+    from vsm.runs.learning import NO_ENCODER, learn_memory, open_encoder, write_learned
+    from vsm.runs.memory_files import read_memory
+
+    placement = prepare_placement(chosen)
+    dataset = open_dataset(chosen.data)
+    if chosen.encoder is None and len(dataset.input_shape) > 1:
+        raise SettingsError(
+            f"encoder: {chosen.data} holds images; name what makes features of them with --encoder"
+        )
+    encoder = NO_ENCODER
+    if chosen.encoder is not None:
+        encoder = open_encoder(chosen.encoder, chosen.mirror, chosen.backbone, chosen.adapter)
+    like = None if chosen.like is None else read_memory(chosen.like)
+    images = sum(len(dataset.split_ids(s)) for s in dataset.splits if s != "test")
+    with progress_bar("embed", images, quiet=chosen.json) as bar:
+        trained = learn_memory(
+            encoder,
+            dataset,
+            settings,
+            data=chosen.data,
+            num_classes=chosen.classes,
+            like=like,
+            seed=chosen.seed,
+            placement=placement,
+            progress=bar,
+        )
+    written = write_learned(trained, chosen.output)
+    assert written.memory is not None
+    if chosen.json:
+        described = written.memory.describe(neighbors=0)
+        kept = ("encoder", "num_slots", "num_features", "reading", "choice")
+        print_json({"run": str(chosen.output), **{key: described[key] for key in kept}})
+        return
+    _print_choice(written.memory)
+    print(f"{chosen.output}: {len(written.memory.memory):,} classes remembered")
+
+
+def _print_choice(memory: "NamedMemory") -> None:
+    """Print how class statistics are read, and what else was tried."""
+    described = memory.describe(neighbors=0)
+    reading, choice = described["reading"], described["choice"]
+    if reading is None:
+        return
+    shown = ", ".join(f"{name} {_short(value)}" for name, value in reading.items())
+    if choice is None or not choice["table"]:
+        print(f"read with {shown}" + ("" if choice is None else f": {choice['reason']}"))
+        return
+    columns = list(choice["table"][0])
+    rows = [[_short(row[name]) for name in columns] for row in choice["table"]]
+    print_table(f"tried on {choice['episodes_of']}", [c.replace("_", " ") for c in columns], rows)
+    print(f"read with {shown}: {choice['reason']}")
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _show(chosen: jsonargparse.Namespace) -> None:
@@ -99,6 +210,7 @@ def _show(chosen: jsonargparse.Namespace) -> None:
     if len(slots) > SHOWN:
         rows.append([f"… {len(slots) - SHOWN:,} more in --json", "", "", ""])
     print_table(_title(memory), ["class, newest first", "images", "last update", "nearest"], rows)
+    _print_choice(memory)
 
 
 def _title(memory: "NamedMemory") -> str:
@@ -145,7 +257,10 @@ def _forget(chosen: jsonargparse.Namespace) -> None:
     from vsm.runs.memory_files import update_memory
 
     after = update_memory(chosen.target, lambda memory: memory.forget(chosen.classes))
-    _tell(chosen, f"{chosen.target}: forgot {len(set(chosen.classes))} classes", after)
+    told = f"{chosen.target}: forgot {len(set(chosen.classes))} classes"
+    if stays := after.provenance[-1].get("scatter_stays"):
+        told += f" (of {len(stays)} the scatter stays in the common one)"
+    _tell(chosen, told, after)
 
 
 def _merge(chosen: jsonargparse.Namespace) -> None:

@@ -31,7 +31,7 @@ class EpisodeProtocol:
         """Return the protocol in one line for people."""
         unusual = ", transductive batch norm" if self.batch_norm == "transductive" else ""
         if self.memory_slots is not None:
-            unusual += f", memory cut to its first {self.memory_slots} slots"
+            unusual += f", memory cut to its first {self.memory_slots} classes"
         return (
             f"{self.data}, {self.split} classes, {self.way}-way {self.shot}-shot, {self.queries} "
             f"queries per class, {self.episodes} episodes, seed {self.seed}{unusual}"

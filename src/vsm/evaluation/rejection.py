@@ -1,7 +1,12 @@
 """When to answer "none of these": conformal thresholds from classes that are known.
 
-The score of a query x for class n is its distance to the class's prototype, averaged over the
-samples of it, against its distances to all that is remembered and is none of the classes:
+With the Gaussian memory the score of a query x for class n is how much more likely x is as a member
+of some class never met than of n,
+
+    s_n(x) = log N(x; g, W + B) − log p(x | n).
+
+With other memories it is its distance to the class's prototype, averaged over the samples of it,
+against its distances to all that is remembered and is none of the classes:
 
     s_n(x) = D(x, z_n) / τ + log Σ_a exp(−D(x, M_a) / τ).
 
@@ -24,8 +29,8 @@ from torch import Tensor
 from vsm.data import Dataset, EpisodeSampler
 from vsm.errors import ClassifierError
 from vsm.evaluation.evaluator import cached_embedder
-from vsm.memory import Memory, SlotMemory, SupportSet
-from vsm.model import FewShotModel
+from vsm.memory import GaussianMemory, Memory, SlotMemory, SupportSet
+from vsm.model import FewShotModel, InferredPrototypes
 from vsm.nn.prototype_classifier import mean_distance, pairwise_distance
 from vsm.seeding import generator
 
@@ -98,8 +103,10 @@ def conformal(scores: Tensor) -> tuple[float, ...]:
 
 
 def slots_of(memory: Memory | None) -> Tensor | None:
-    """Return what the slots of a memory hold, where each stands for a class: ``[A, D]``."""
-    return memory.content if isinstance(memory, SlotMemory) and len(memory) else None
+    """Return what the slots of a memory hold, where distances to them count: ``[A, D]``."""
+    if not isinstance(memory, SlotMemory) or isinstance(memory, GaussianMemory):
+        return None
+    return memory.content if len(memory) else None
 
 
 def class_scores(
@@ -109,7 +116,7 @@ def class_scores(
     slots: Tensor | None,
     slot_mask: Tensor | None = None,
 ) -> Tensor:
-    """Score every query for every class: ``[T, B, N]``.
+    """Score every query for every class by distances: ``[T, B, N]``.
 
     Args:
         model: gives distance and temperature.
@@ -129,6 +136,25 @@ def class_scores(
     if slot_mask is not None:
         logits = logits.masked_fill(slot_mask.unsqueeze(1), -math.inf)
     return scores + torch.logsumexp(logits, -1, keepdim=True)
+
+
+def rejection_scores(
+    model: FewShotModel,
+    memory: Memory | None,
+    inferred: InferredPrototypes,
+    queries: Tensor,
+    slots: Tensor | None,
+    slot_mask: Tensor | None = None,
+) -> Tensor:
+    """Score projected queries by densities if the memory is Gaussian, else by distances.
+
+    Arguments and result are those of :func:`class_scores`; ``slots`` count for distances alone.
+    """
+    if inferred.gaussian is None:
+        return class_scores(model, inferred.prototypes, queries, slots, slot_mask)
+    assert isinstance(memory, GaussianMemory)
+    marginal = memory.reader.to(queries.device).log_marginal(queries)  # [T, B]
+    return marginal.unsqueeze(-1) - inferred.gaussian.log_prob(queries)
 
 
 @torch.no_grad()
@@ -155,9 +181,11 @@ def lowest_scores(
         slot_mask: boolean ``[T, N, A]``, slots that may not be addressed.
     """
     random = generator(seed, "rejection-noise", support.shape[2])
-    prototypes = model.infer(SupportSet.of(support), memory, random, slot_mask).prototypes
+    support, queries = (model.project(part, memory) for part in (support, queries))
+    inferred = model.infer(SupportSet.of(support), memory, random, slot_mask)
     own_slots = None if slot_mask is None else slot_mask.any(1)
-    scores = class_scores(model, prototypes, queries.flatten(1, 2), slots_of(memory), own_slots)
+    rows = queries.flatten(1, 2)
+    scores = rejection_scores(model, memory, inferred, rows, slots_of(memory), own_slots)
     tasks, way, num_queries, _ = queries.shape
     scores = scores.view(tasks, way, num_queries, way)
     lowest = {}
@@ -171,20 +199,19 @@ def lowest_scores(
 
 def calibrate(
     model: FewShotModel,
-    memory: Memory | None,
-    episodes: Callable[[int], Iterable[tuple[Tensor, Tensor, Tensor | None]]],
+    episodes: Callable[[int], Iterable[tuple[Memory | None, Tensor, Tensor]]],
     shots: Sequence[int],
     seed: int,
 ) -> Thresholds:
     """Measure thresholds on episodes of known classes, for every K of ``shots``.
 
-    ``episodes(K)`` gives support, queries and masked slots as :func:`lowest_scores` takes them.
+    ``episodes(K)`` gives memory, support and queries as :func:`lowest_scores` takes them.
     """
     by_shot = {}
     for shot in shots:
         found = [
-            lowest_scores(model, memory, support, queries, seed, slot_mask)
-            for support, queries, slot_mask in episodes(shot)
+            lowest_scores(model, memory, support, queries, seed)
+            for memory, support, queries in episodes(shot)
         ]
         by_shot[shot] = {
             way: conformal(torch.cat([one[way].flatten() for one in found])) for way in found[0]
@@ -207,11 +234,11 @@ def calibrate_on_validation(
 
     embed = cached_embedder(model, sampler(1))
 
-    def episodes(shot: int) -> Iterator[tuple[Tensor, Tensor, None]]:
+    def episodes(shot: int) -> Iterator[tuple[Memory | None, Tensor, Tensor]]:
         chosen = sampler(shot)
         for block in chosen.evaluation_episodes(EPISODES, 0):
             for image_ids in block.image_ids.split(AT_ONCE):
                 support, queries = embed(image_ids).split([shot, chosen.queries], 2)
-                yield support, queries, None
+                yield memory, support, queries
 
-    return calibrate(model, memory, episodes, [shot for shot in SHOTS if shot < smallest], 0)
+    return calibrate(model, episodes, [shot for shot in SHOTS if shot < smallest], 0)

@@ -1,7 +1,7 @@
 """Runs, and baselines on their features, on identical episodes, with paired differences."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -16,12 +16,14 @@ from vsm.evaluation.evaluator import (
     Embedder,
     Evaluation,
     cached_embedder,
-    embed_images,
     evaluate,
     evaluate_classifier,
 )
+from vsm.evaluation.memory_choice import ClassFeatures
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.statistics import Estimate, estimate
+from vsm.memory import GaussianMemory
+from vsm.runs.learning import class_features, learn_from_features, named_memory
 from vsm.runs.trained_model import Checkpoint, TrainedModel, load
 from vsm.settings import BaselineName, BaselineSettings
 from vsm.system.devices import Placement, choose_placement
@@ -106,10 +108,53 @@ class ModelOnData:
     @cached_property
     def base_features(self) -> BaseFeatures:
         """Features of the training images, as they are in evaluation: not augmented."""
-        image_ids = torch.from_numpy(self.dataset.split_ids("train"))
-        features = embed_images(self.trained.model, self.dataset, image_ids)
-        sizes = self.dataset.class_sizes[self.dataset.classes("train")]
-        return BaseFeatures(features, sizes.tolist())
+        found = class_features(self.trained.model, self.dataset, "train")
+        return BaseFeatures(found.features.to(self.trained.model.device), found.sizes)
+
+    def with_slots(self, slots: Sequence[int]) -> "ModelOnData":
+        """Return the same with these slots of the memory alone, in this order.
+
+        Class statistics are learned again from the training images of the classes that stay.
+        """
+        trained = self.trained
+        memory = trained.memory
+        assert memory is not None
+        kept = list(slots)
+        if not kept or not isinstance(memory.memory, GaussianMemory):
+            chosen = torch.tensor(kept, dtype=torch.int64, device=memory.slots.class_ids.device)
+            state = memory.slots.keep(chosen) if kept else memory.memory.first(0)
+            names = tuple(memory.names[slot] for slot in kept)
+            fewer = replace(memory, memory=state, names=names)
+            return replace(self, trained=replace(trained, memory=fewer))
+        wanted = [memory.memory.slot_classes[slot] for slot in kept]
+        place = {one: n for n, one in enumerate(self.dataset.classes("train").tolist())}
+        base = ClassFeatures(self.base_features.features.cpu(), self.base_features.class_sizes)
+        validation = None
+        if "validation" in memory.provenance[0].get("choice", {}).get("episodes_of", ""):
+            validation = self._validation_features
+        known = base.only([place[one] for one in wanted])
+        ids = torch.tensor(wanted)
+        model = trained.model
+        learned = learn_from_features(model, known, ids, validation, with_thresholds=False)
+        names = tuple(self.dataset.class_names[one] for one in learned.memory.slot_classes)
+        named = named_memory(model, learned, names, sum(known.sizes))
+        return replace(self, trained=replace(trained, memory=named))
+
+    def first_slots(self, count: int) -> "ModelOnData":
+        """Return the same with the first slots of the memory alone."""
+        state = self.trained.state
+        if not isinstance(state, GaussianMemory):
+            return replace(self, trained=self.trained.with_slots(count))
+        if count > len(state):
+            raise EpisodeError(
+                f"memory_slots: the memory of {self.trained.name} holds {len(state)} classes, got "
+                f"{count}"
+            )
+        return self if count == len(state) else self.with_slots(range(count))
+
+    @cached_property
+    def _validation_features(self) -> ClassFeatures:
+        return class_features(self.trained.model, self.dataset, "validation")
 
 
 def load_for(
@@ -132,9 +177,8 @@ def on_data(trained: TrainedModel, protocol: EpisodeProtocol) -> ModelOnData:
             f"{trained.name} was trained on {trained.settings.data}, but the episodes are of "
             f"{protocol.data}; compare runs of one dataset"
         )
-    if protocol.memory_slots is not None:
-        trained = trained.with_slots(protocol.memory_slots)
-    return ModelOnData(trained, open_dataset(protocol.data))
+    subject, count = ModelOnData(trained, open_dataset(protocol.data)), protocol.memory_slots
+    return subject if count is None or trained.memory is None else subject.first_slots(count)
 
 
 def evaluate_run(

@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from vsm.benchmarking.suite import Group
-from vsm.data import open_dataset
+from vsm.data import Dataset, Split, open_dataset
 from vsm.errors import EpisodeError, RunError
 from vsm.evaluation.evaluator import Evaluation
+from vsm.evaluation.memory_choice import ClassFeatures
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.experiments.comparison import ModelOnData, measure, measure_baseline
 from vsm.experiments.jobs import Job, pretrain_settings, run_settings
@@ -22,12 +22,22 @@ from vsm.experiments.measures import (
 )
 from vsm.experiments.store import JobStore
 from vsm.experiments.uncertainty import measure_uncertainty
+from vsm.memory.named import EncoderIdentity
+from vsm.model import FewShotModel
 from vsm.pretraining.loop import pretrain
 from vsm.runs.directory import Directory
+from vsm.runs.learning import (
+    NO_ENCODER,
+    class_features,
+    learn_memory,
+    open_encoder,
+    write_learned,
+)
 from vsm.runs.trained_model import load
-from vsm.settings import BaselineSettings
+from vsm.settings import BaselineSettings, GaussianSettings
 from vsm.system.devices import Placement, choose_placement
 from vsm.system.interruption import Interrupted, stop_request
+from vsm.system.progress import Progress
 from vsm.training import train
 
 Outcome = dict[str, Any]
@@ -69,6 +79,44 @@ def _train(store: JobStore, job: Job) -> Outcome:
     return _best(finished, "step", "accuracy")
 
 
+def _learn(store: JobStore, job: Job) -> Outcome:
+    settings = job.recipe["settings"]
+    encoder = NO_ENCODER
+    if job.after:
+        views = {key: job.recipe[key] for key in ("mirror", "with_adapter") if key in job.recipe}
+        encoder = open_encoder(store.run_folder(job.after[0]), **views)
+    trained = learn_memory(
+        encoder,
+        open_dataset(settings["data"]),
+        GaussianSettings(**settings["gaussian"]),
+        data=settings["data"],
+        seed=settings["seed"],
+        placement=_placement(job),
+        embed=_embedded_once,
+    )
+    write_learned(trained, store.run_folder(job))
+    assert trained.memory is not None
+    described = trained.memory.describe(neighbors=0)
+    return {"reading": described["reading"], "choice": described["choice"]}
+
+
+def _embedded_once(
+    model: FewShotModel, dataset: Dataset, split: Split, progress: Progress
+) -> ClassFeatures:
+    """Embed a split, or take what the same encoder made of it for another memory."""
+    encoder = EncoderIdentity.of(model.settings, model.state_dict())
+    key = (encoder.fingerprint, dataset.name, split)
+    if key not in _FEATURES:
+        while len(_FEATURES) >= MOST_FEATURES:
+            del _FEATURES[next(iter(_FEATURES))]
+        _FEATURES[key] = class_features(model, dataset, split, progress)
+    return _FEATURES[key]
+
+
+MOST_FEATURES = 4
+_FEATURES: dict[tuple[str, str, Split], ClassFeatures] = {}
+
+
 def _best(finished: Directory, unit: str, score: str) -> Outcome:
     """Return the best validation of a training, and at which step or epoch it was."""
     validations = [row for row in finished.read_metrics() if "validation" in row]
@@ -83,7 +131,7 @@ def _evaluate(store: JobStore, job: Job) -> Outcome:
         if not _num_slots(model):
             return {"memory_slots": 0}
         size, subset = recipe["slots"]
-        model = replace(model, trained=with_slots(model.trained, size, subset, protocol.seed))
+        model = with_slots(model, size, subset, protocol.seed)
     evaluation = _measured(model, protocol, job)
     found = {
         "correct": evaluation.correct.sum(1).tolist(),
@@ -180,6 +228,7 @@ def _placement(job: Job) -> Placement:
 KINDS: dict[str, Callable[[JobStore, Job], Outcome]] = {
     "pretrain": _pretrain,
     "train": _train,
+    "learn": _learn,
     "evaluate": _evaluate,
     "prototypes": _prototypes,
     "nearness": _nearness,

@@ -104,6 +104,18 @@ def train_job(
     return Job("train", title, _recipe(settings, data_checksum), after, options)
 
 
+def learn_job(settings: RunSettings, data_checksum: str, encoder: Job | None, **views: bool) -> Job:
+    """Return the learning of a memory, as the ``gaussian`` of ``settings`` says.
+
+    ``views`` are ``mirror`` and ``with_adapter`` of :func:`vsm.runs.learning.open_encoder`.
+    """
+    title = f"learn a memory of {settings.data}"
+    values = asdict(settings)
+    learned = {name: values[name] for name in ("data", "seed", "gaussian")}
+    recipe = {"settings": learned, "pixels": data_checksum, **views}
+    return Job("learn", title, recipe, () if encoder is None else (encoder,))
+
+
 def _recipe(settings: RunSettings | PretrainSettings, data_checksum: str) -> dict[str, Any]:
     """Leave out how often to save, and the path ``init``, for which the job before it counts."""
     values = asdict(settings)

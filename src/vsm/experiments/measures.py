@@ -1,6 +1,6 @@
 """What is measured of models besides accuracy: episodes in detail, prototypes, changed answers."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -11,9 +11,8 @@ from vsm.data import Dataset, EpisodeSampler, Split
 from vsm.evaluation.evaluator import embed_images, evaluation_mode
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.experiments.comparison import MeasuredRun, ModelOnData, measure
-from vsm.memory import SlotMemory
+from vsm.memory import GaussianMemory, SlotMemory
 from vsm.nn.prototype_classifier import predictive
-from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import generator, task_generators
 
 NUM_TURNED_RIGHT = 3
@@ -120,26 +119,24 @@ def measure_separation(subject: ModelOnData, protocol: EpisodeProtocol) -> Separ
     return Separation(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
-def with_slots(trained: TrainedModel, size: int, subset: int, seed: int) -> TrainedModel:
+def with_slots(subject: ModelOnData, size: int, subset: int, seed: int) -> ModelOnData:
     """Return the model with the first slots of its memory for subset 0, else with random ones.
 
     A memory whose slots do not stand for classes has no subset but its first slots.
     """
-    memory = trained.state
-    if subset == 0 or trained.memory is None or not isinstance(memory, SlotMemory):
-        return trained.with_slots(size)
+    memory = subject.trained.state
+    if subset == 0 or not isinstance(memory, SlotMemory):
+        return subject.first_slots(min(size, 0 if memory is None else len(memory)))
     order = torch.randperm(len(memory), generator=generator(seed, "slots", size, subset))
-    kept = order[:size].sort().values
-    names = tuple(trained.memory.names[slot] for slot in kept.tolist())
-    slots = memory.keep(kept.to(memory.class_ids.device))
-    return replace(trained, memory=replace(trained.memory, memory=slots, names=names))
+    return subject.with_slots(order[:size].sort().values.tolist())
 
 
 @torch.no_grad()
 def nearness_to_slots(subject: ModelOnData, split: Split) -> dict[int, float]:
     """Return, by class of a split, the cosine of its mean feature to the nearest slot.
 
-    Both are relative to the mean of all slots if ``memory.center_addressing`` is true. Empty for a
+    Both are relative to the mean of all slots if ``memory.center_addressing`` is true, and in the
+    coordinates in which the Gaussian memory is read. Empty for a
     memory whose slots do not stand for classes.
     """
     memory = subject.trained.state
@@ -147,9 +144,12 @@ def nearness_to_slots(subject: ModelOnData, split: Split) -> dict[int, float]:
         return {}
     embed = subject.embedder(EpisodeSampler(subject.dataset, split, 2, 1, 1))
     classes = subject.dataset.classes(split).tolist()
-    means = [embed(torch.from_numpy(subject.dataset.image_ids(c))).mean(0) for c in classes]
-    features, content = torch.stack(means), memory.content
-    if subject.trained.settings.memory.center_addressing:
+    rows = (embed(torch.from_numpy(subject.dataset.image_ids(c))) for c in classes)
+    project = subject.trained.model.project
+    features, content = torch.stack([project(r, memory).mean(0) for r in rows]), memory.content
+    if isinstance(memory, GaussianMemory):
+        content = memory.reader.slots.to(features.device)
+    elif subject.trained.settings.memory.center_addressing:
         center = content.mean(0)
         features, content = features - center, content - center
     cosines = F.normalize(features, dim=-1) @ F.normalize(content, dim=-1).mT  # [C, A]

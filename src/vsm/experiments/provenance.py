@@ -16,8 +16,8 @@ from vsm import __version__
 from vsm.errors import RunError
 from vsm.pretraining.loop import PretrainingDirectory
 from vsm.runs.directory import Directory, RunDirectory
-from vsm.runs.shipped import is_shipped
-from vsm.settings import PretrainSettings, RunSettings
+from vsm.runs.shipped import find_run, is_shipped, read_card
+from vsm.settings import GaussianSettings, PretrainSettings, RunSettings
 
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = ("torch", "numpy", "safetensors")
@@ -58,6 +58,8 @@ def training_commands(settings: RunSettings, output: str) -> list[str]:
     Raises:
         RunError: if the directory of the backbone that it began with is gone.
     """
+    if settings.inference == "gaussian":
+        return _learning_commands(settings, output)
     path, train = _beginning(settings), command("train", portable(settings, output), output)
     if path is None:
         return [train]
@@ -72,8 +74,39 @@ def training_commands(settings: RunSettings, output: str) -> list[str]:
     return [command("pretrain", PretrainingDirectory(path).settings(), folder), train]
 
 
+def _learning_commands(settings: RunSettings, output: str) -> list[str]:
+    """Return the commands that made the encoder, and the one that learned the memory."""
+    if settings.init is None:
+        return [learn_command(settings, output)]
+    path, encoder = find_run(settings.init), f"{output}-encoder"
+    card, run = read_card(path), RunDirectory(path)
+    if card is not None:  # commands of a card name what they make runs/NAME
+        name = f"runs/{card['name']}"
+        before = [one.replace(name, encoder) for one in card["commands"][:-1]]
+    elif run.model.is_file():
+        before = training_commands(run.settings(), encoder)
+    else:
+        before = [command("pretrain", PretrainingDirectory(path).settings(), encoder)]
+    return [*before, learn_command(portable(settings, output), output)]
+
+
+def learn_command(settings: RunSettings, output: str | None = None) -> str:
+    """Return the command that learns a memory with these settings."""
+    words = ["vsm", "memory", "learn", "--data", settings.data]
+    if settings.init is not None:
+        words += ["--encoder", settings.init]
+    if settings.seed:
+        words += ["--seed", str(settings.seed)]
+    for name, value in asdict(settings.gaussian).items():
+        if value != getattr(GaussianSettings(), name):
+            words += [f"--gaussian.{name}", str(value).lower()]
+    return shlex.join(words if output is None else [*words, "--output", output])
+
+
 def portable(settings: RunSettings, output: str) -> RunSettings:
     """Return the settings with ``init`` as :func:`training_commands` for ``output`` name it."""
+    if settings.inference == "gaussian" and settings.init is not None:
+        return replace(settings, init=f"{output}-encoder")
     is_own = _beginning(settings) is not None
     return replace(settings, init=f"{output}-backbone") if is_own else settings
 
@@ -93,6 +126,8 @@ def training_record(path: Path, settings: RunSettings) -> dict[str, Any]:
         RunError: if its training is not at its end.
     """
     run = RunDirectory(path)
+    if settings.inference == "gaussian":
+        return _learning_record(run, settings)
     done = max((int(row["step"]) for row in run.read_metrics()), default=0)
     if done < settings.steps or not run.model.is_file():
         raise RunError(
@@ -108,6 +143,23 @@ def training_record(path: Path, settings: RunSettings) -> dict[str, Any]:
         "init": settings.init,
         "init_seconds": None if settings.init is None else _seconds(Path(settings.init)),
         "command": command("train", replace(settings, seed=RunSettings().seed)),
+    }
+
+
+def _learning_record(run: RunDirectory, settings: RunSettings) -> dict[str, Any]:
+    """Return how a memory was learned, in which there are no steps."""
+    if not run.memory.is_file():
+        raise RunError(f"{run.path} holds no memory; learn it again with vsm memory learn")
+    init = settings.init
+    return {
+        "run": str(run.path),
+        "method": settings.method,
+        "steps": 0,
+        "tasks": 0,
+        "seconds": _seconds(run.path),
+        "init": init,
+        "init_seconds": None if init is None else _seconds(find_run(init)),
+        "command": learn_command(replace(settings, seed=RunSettings().seed)),
     }
 
 

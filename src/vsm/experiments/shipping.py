@@ -222,14 +222,18 @@ def halved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors as they are stored: kernels and matrices in half precision where they fit it.
 
     Vectors and scalars are few, and batch norm's variances want the range, so they stay as they
-    are; so does what is not in single precision to begin with.
+    are. Sums in double precision become single, and the means of classes, of which there may be
+    thousands, half.
     """
 
-    def fits(value: Tensor) -> bool:
-        wide = value.dtype == torch.float32 and value.ndim >= 2
-        return wide and bool((value.abs() <= LARGEST_HALF).all())
+    def stored(name: str, value: Tensor) -> Tensor:
+        if value.ndim < 2 or not value.is_floating_point():
+            return value
+        if value.dtype == torch.float64 and name != "content":
+            return value.float()
+        return value.half() if (value.abs() <= LARGEST_HALF).all() else value
 
-    return {name: value.half() if fits(value) else value for name, value in tensors.items()}
+    return {name: stored(name, value) for name, value in tensors.items()}
 
 
 @contextmanager

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vsm.classify.explanation import split_uncertainty
+from vsm.classify.explanation import split_gaussian_uncertainty, split_uncertainty
 from vsm.data import Split
 from vsm.evaluation.calibration import scale_by_temperature
 from vsm.evaluation.protocol import EpisodeProtocol
-from vsm.evaluation.rejection import SHOTS, class_scores, slots_of
+from vsm.evaluation.rejection import SHOTS, class_scores, rejection_scores, slots_of
 from vsm.evaluation.statistics import auroc, estimate, reliability
 from vsm.experiments.comparison import ModelOnData
 from vsm.experiments.jobs import Job, in_order
@@ -39,7 +39,7 @@ from vsm.nn.prototype_classifier import predictive
 from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import find_run
 from vsm.runs.trained_model import TrainedModel
-from vsm.seeding import Randomness, task_generators
+from vsm.seeding import Randomness, generator, task_generators
 
 SPLITS: tuple[Split, ...] = ("validation", "test")
 WAY, OOD_CLASSES, QUERIES, SEED = 5, 5, 10, 0
@@ -98,12 +98,14 @@ def detection(
         queries: features of the N classes and of OOD classes ``[T, N + O, Q, D]``.
         random: draws of the prototypes.
     """
-    model, memory, rows = trained.model, trained.state, queries.flatten(1, 2)
-    prototypes = model.infer(SupportSet.of(support), memory, random).prototypes
+    model, memory = trained.model, trained.state
+    support, queries = (model.project(part, memory) for part in (support, queries))
+    rows, inferred = queries.flatten(1, 2), model.infer(SupportSet.of(support), memory, random)
+    chosen = rejection_scores(model, memory, inferred, rows, slots_of(memory))
     scores = {
-        CHOSEN: class_scores(model, prototypes, rows, slots_of(memory)).amin(-1),
-        DISTANCE: class_scores(model, prototypes, rows, None).amin(-1),
-        PROBABILITY: -predictive(model.classifier(rows, prototypes)).exp().amax(-1),
+        CHOSEN: chosen.amin(-1),
+        DISTANCE: class_scores(model, inferred.prototypes, rows, None).amin(-1),
+        PROBABILITY: -predictive(model.classify(rows, inferred)).exp().amax(-1),
     }
     known = support.shape[1] * queries.shape[2]
     return {name: auroc(score[:, :known], score[:, known:]) for name, score in scores.items()}
@@ -117,18 +119,24 @@ def certainty(
 
     The arguments are those of :func:`detection`.
     """
-    model, memory, rows = trained.model, trained.state, queries.flatten(1, 2)
+    model, memory = trained.model, trained.state
     (way, shot), per_class = support.shape[1:3], queries.shape[2]
-    prototypes = model.infer(SupportSet.of(support), memory, random).prototypes
-    scores = class_scores(model, prototypes, rows, slots_of(memory)).amin(-1)
+    support, queries = (model.project(part, memory) for part in (support, queries))
+    rows, inferred = queries.flatten(1, 2), model.infer(SupportSet.of(support), memory, random)
+    scores = rejection_scores(model, memory, inferred, rows, slots_of(memory)).amin(-1)
     known, ood = scores[:, : way * per_class], scores[:, way * per_class :]
     found = {"auroc": auroc(known, ood)}
     for coverage in COVERAGES:
         limit = trained.thresholds().at(coverage, [shot] * way)[0]
         found[f"answered at {coverage}"] = (known <= limit).double().mean(1)
         found[f"rejected at {coverage}"] = (ood > limit).double().mean(1)
-    log_probabilities = model.classifier(rows[:, : way * per_class], prototypes)
-    for part, nats in zip(PARTS, split_uncertainty(log_probabilities), strict=True):
+    rows = rows[:, : way * per_class]
+    log_probabilities = model.classify(rows, inferred)
+    split = split_uncertainty(log_probabilities)
+    if inferred.gaussian is not None:
+        noise = generator(0, "uncertainty")
+        _, split = split_gaussian_uncertainty(rows, inferred.gaussian, noise)
+    for part, nats in zip(PARTS, split, strict=True):
         found[part] = nats.double().mean(1)
     labels = torch.arange(way).repeat_interleave(per_class).expand(len(rows), -1)
     for name, temperature in (("", 1.0), (" calibrated", trained.temperature(shot))):

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from vsm.errors import MemoryFileError, RunError
 from vsm.memory.consolidation import Consolidation, MeanConsolidation, SlotConsolidation
+from vsm.memory.gaussian import GaussianMemory
 from vsm.memory.kanerva import KanervaMemory
 from vsm.memory.state import Memory, Observations, SlotMemory
 from vsm.settings import MemorySettings, RunSettings
@@ -25,7 +26,8 @@ from vsm.system.files import atomic_path, write_text
 from vsm.system.tensor_files import fingerprint, save_tensors
 
 KINDS: dict[frozenset[str], type[Memory]] = {
-    frozenset(field.name for field in fields(kind)): kind for kind in (SlotMemory, KanervaMemory)
+    frozenset(field.name for field in fields(kind)): kind
+    for kind in (SlotMemory, GaussianMemory, KanervaMemory)
 }
 """The kind of memory that has tensors of these names."""
 
@@ -177,7 +179,12 @@ class NamedMemory:
         device = self.slots.content.device
         memory = self.slots.keep(torch.tensor(kept, dtype=torch.int64, device=device))
         names = tuple(self.names[slot] for slot in kept)
-        return self._after(memory, names, {"action": "forgot", "classes": list(classes)})
+        event: dict[str, Any] = {"action": "forgot", "classes": list(classes)}
+        if isinstance(self.memory, GaussianMemory):
+            exact = self.memory.can_be_forgotten.tolist()
+            pairs = zip(self.names, exact, strict=True)
+            event["scatter_stays"] = [name for name, yes in pairs if name in classes and not yes]
+        return self._after(memory, names, event)
 
     def merge(self, other: "NamedMemory") -> "NamedMemory":
         """Return both memories as one.
@@ -187,6 +194,13 @@ class NamedMemory:
         """
         other.require_encoder(self.encoder, "merge")
         first, second = self.slots, other.slots
+        if isinstance(first, GaussianMemory) != isinstance(second, GaussianMemory):
+            raise MemoryFileError(
+                "merge: one holds class statistics and the other does not; learn both with vsm "
+                "memory learn"
+            )
+        if isinstance(first, GaussianMemory) and isinstance(second, GaussianMemory):
+            return self._merge_statistics(other, first, second)
         place = {name: slot for slot, name in enumerate(self.names)}
         content, _, counts, last_update = (value.clone() for value in first.tensors().values())
         fresh = []
@@ -208,18 +222,36 @@ class NamedMemory:
             torch.cat([counts, second.counts[chosen]]),
             torch.cat([last_update, second.last_update[chosen]]),
         )
-        names = (*self.names, *(other.names[slot] for slot in fresh))
+        return self._merged(other, memory, [other.names[slot] for slot in fresh])
+
+    def _merge_statistics(
+        self, other: "NamedMemory", first: GaussianMemory, second: GaussianMemory
+    ) -> "NamedMemory":
+        ids = dict(zip(self.names, first.slot_classes, strict=True))
+        fresh = [name for name in other.names if name not in ids]
+        begin = 1 + max(first.slot_classes, default=-1)
+        ids |= {name: begin + position for position, name in enumerate(fresh)}
+        class_ids = torch.tensor([ids[name] for name in other.names], dtype=torch.int64)
+        return self._merged(other, first.merge(second, class_ids), fresh)
+
+    def _merged(
+        self, other: "NamedMemory", memory: SlotMemory, fresh: Sequence[str]
+    ) -> "NamedMemory":
         event = {"action": "merged", "slots": len(other.names), "with": list(other.provenance)}
-        return self._after(memory, names, event)
+        return self._after(memory, (*self.names, *fresh), event)
 
     def describe(self, neighbors: int = 3) -> dict[str, Any]:
         """Return what there is to know, ready for JSON: every slot with its nearest others."""
         slots = self.slots if self.names else None
+        reading = self.memory.how._asdict() if isinstance(self.memory, GaussianMemory) else None
+        choices = [event["choice"] for event in self.provenance if "choice" in event]
         return {
             "method": self.method,
             "encoder": self.encoder._asdict(),
             "num_slots": len(self.memory),
             "num_features": slots.content.shape[1] if slots else None,
+            "reading": reading and {k: "inf" if v == torch.inf else v for k, v in reading.items()},
+            "choice": choices[-1] if choices else None,
             "slots": _slot_rows(slots, self.names, neighbors) if slots else [],
             "provenance": list(self.provenance),
         }

@@ -301,18 +301,14 @@ def model_metadata(dataset: Dataset, class_ids: list[int] | None = None) -> dict
 
 
 def made_in_memory(
-    model: FewShotModel,
-    memory: Memory | None = None,
-    names: tuple[str, ...] = (),
-    thresholds: Thresholds | None = None,
+    model: FewShotModel, memory: NamedMemory | None = None, thresholds: Thresholds | None = None
 ) -> TrainedModel:
-    """Return a model over features that was estimated here, with the memory it was given."""
+    """Return a model over features, with the memory that was learned of them."""
     settings = model.settings
     encoder = EncoderIdentity.of(settings, model.state_dict())
-    named = None if memory is None else trained_memory(settings, encoder, memory, names, 0)
-    calibration = Calibration({}, thresholds, memory_digest(named))
+    calibration = Calibration({}, thresholds, memory_digest(memory))
     return TrainedModel(
-        settings.data, None, settings, model.eval(), named, None, encoder, calibration
+        settings.data, None, settings, model.eval(), memory, None, encoder, calibration
     )
 
 
@@ -334,9 +330,9 @@ def save_best(
 def store(
     run: RunDirectory,
     trained: TrainedModel,
-    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
 ) -> None:
-    """Write a model and its memory with other storage, to be loaded as a shipped model.
+    """Write a model and its memory.
 
     ``convert`` turns tensors into those that are written, by the same names.
     """

@@ -53,7 +53,8 @@ class StudySettings:
     """What all runs are trained on."""
     rows: dict[str, str | dict[str, Any]]
     """Label of a row to its run directories, with {seed}, {shot} and {way} where they differ; or to
-    settings that are trained, as changes of the base by their dotted names."""
+    settings that are trained, as changes of the base by their dotted names; or to an `encoder` and
+    the `gaussian` settings with which its memory is learned."""
     reference: str
     """Label of the row that the others are compared with."""
     kind: Literal["runs"] = "runs"
@@ -123,9 +124,10 @@ class StudySettings:
         if label in self.baselines:
             raise SettingsError(f"rows: {label!r} is the name of a baseline; choose another")
         if not isinstance(row, str):
-            if self.base is None:
+            if self.base is None and "encoder" not in row:
                 raise SettingsError(
-                    f"rows: {label!r} changes settings, but of no base; name a preset as base"
+                    f"rows: {label!r} changes settings, but of no base; name a preset as base, or "
+                    "an encoder whose memory is learned"
                 )
             return
         try:

@@ -192,16 +192,30 @@ def _changed_answers(study: Study, found: Found, page: Path) -> list[Block]:
 
 def _lengths(runs: Sequence[Found]) -> str:
     """Say how long rows were trained, and whether that is unequal."""
-    rows = [(one["row"], f"{one['steps']} steps of {one['tasks']} episodes") for one in runs]
+    rows = [
+        (one["row"], f"{one['steps']} steps of {one['tasks']} episodes")
+        for one in runs
+        if one["steps"]
+    ]
+    if not rows:
+        return "Nothing was trained: the memories were learned in one pass."
     lengths = list(dict.fromkeys(length for _, length in rows))
     if len(lengths) == 1:
-        return f"Every run was trained for {lengths[0]}."
+        every = "Every run" if len(rows) == len(runs) else "Every run that is no learned memory"
+        return f"{every} was trained for {lengths[0]}."
     told = dict.fromkeys(f"{row} for {length}" for row, length in rows)
     return f"Not all runs were trained equally long: {', '.join(told)}."
 
 
 def _runs(runs: Sequence[Found]) -> list[Block]:
     """List the trainings: the options that all share once, and each row's own."""
+    learned = [f"{one['row']}: `{one['command']}`" for one in runs if not one["steps"]]
+    told: list[Block] = []
+    if learned:
+        told = [Text("Learned with " + "; ".join(dict.fromkeys(learned)) + ".")]
+    runs = [one for one in runs if one["steps"]]
+    if not runs:
+        return told
     groups: dict[tuple[str, str], list[Found]] = {}
     for one in runs:
         groups.setdefault((one["row"], one["command"]), []).append(one)
@@ -224,7 +238,7 @@ def _runs(runs: Sequence[Found]) -> list[Block]:
         ]
         for (label, command), of_row in groups.items()
     ]
-    return [Text(text), Table(["row", "minutes of training", "options"], rows)]
+    return [*told, Text(text), Table(["row", "minutes of training", "options"], rows)]
 
 
 def _options(command: str) -> list[str]:

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from vsm.errors import RunError, SettingsError
 from vsm.experiments.changes import with_changes
 from vsm.experiments.checksums import data_checksum
-from vsm.experiments.jobs import Job, evaluate_job, given_job, in_order, train_job
+from vsm.experiments.jobs import Job, evaluate_job, given_job, in_order, learn_job, train_job
 from vsm.experiments.provenance import training_record
 from vsm.experiments.store import JobStore
 from vsm.experiments.study.definition import Condition, Study, StudySettings
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import find_run
-from vsm.settings import BaselineSettings, RunSettings
+from vsm.settings import BaselineSettings, ModelSettings, RunSettings
 
 
 class Model(NamedTuple):
@@ -126,7 +126,8 @@ class StudyPlan:
         else:
             name = f"{label}\x1f{seed}"
             if name not in self._models:
-                self._models[name] = self._trained(row, seed)
+                make = self._learned if "encoder" in row else self._trained
+                self._models[name] = make(row, seed)
         return self._models[name]
 
     def _given(self, path: Path) -> Model:
@@ -137,6 +138,22 @@ class StudyPlan:
             )
         training_record(path, settings)  # says if it is not at its end
         return Model(run_job(path, settings, self._backbones, self._options), settings)
+
+    def _learned(self, row: Mapping[str, Any], seed: int) -> Model:
+        """Return the memory that is learned with the encoder of a row, and its settings."""
+        path = find_run(str(row["encoder"]).format(seed=seed))
+        if not path.exists():
+            raise RunError(f"rows: there is no encoder {path}; make it first")
+        views = {name: bool(row[name]) for name in ("mirror", "with_adapter") if name in row}
+        changes = {key: value for key, value in row.items() if key not in ("encoder", *views)}
+        base = RunSettings(
+            data=self.asked.data,
+            init=str(path),
+            seed=seed,
+            model=ModelSettings(inference="gaussian"),
+        )
+        settings = with_changes(base, changes)
+        return Model(learn_job(settings, self._checksum, given_job(path), **views), settings)
 
     def _trained(self, row: Mapping[str, Any], seed: int) -> Model:
         base = settings_from_files(*preset_paths(self.asked.base or ""))

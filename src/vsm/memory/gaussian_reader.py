@@ -1,0 +1,226 @@
+"""Prototypes from class statistics by Bayes' rule, in closed form: the Gaussian memory is read.
+
+    z ~ N(π, B)        what the memory expects of the prototype of a new class
+    h | z ~ N(z, W)    how members of a class scatter
+
+W is the shrunk covariance within the remembered classes, B that of their means, and π lies between
+their grand mean and what the new class recalls. Coordinates in which W is the identity and B
+diagonal make all of it per-feature; docs/design/gaussian-memory.md derives it.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vsm.memory.addressing import masked_softmax
+from vsm.memory.recall import SupportSet
+from vsm.probability import DiagonalGaussian
+from vsm.probability.mixture import pairwise_log_prob
+
+FLAT = 1e4
+"""Variance between classes, in that within them, where no two classes are remembered."""
+
+
+class GaussianPrototypes(NamedTuple):
+    """The posterior of the prototypes of T tasks, in the reader's coordinates.
+
+    Attributes:
+        gaussian: ``[T, N, D]``.
+        prior_mean: π ``[T, N, D]``.
+        weights: λ ``[T, N, A]``, which remembered classes were recalled.
+    """
+
+    gaussian: DiagonalGaussian
+    prior_mean: Tensor
+    weights: Tensor
+
+    def log_prob(self, queries: Tensor) -> Tensor:
+        """Log predictive density of ``queries [T, B, D]`` in each class: ``[T, B, N]``.
+
+        ∫ N(h; z, I) N(z; m, v) dz = N(h; m, I + v).
+        """
+        spread = self.gaussian.variance.log1p()
+        return pairwise_log_prob(queries, DiagonalGaussian(self.gaussian.mean, spread))
+
+
+class GaussianReader(NamedTuple):
+    """Class statistics, ready to be read: y = A(h − g) has A W Aᵀ = I and A B Aᵀ = diag(e).
+
+    Attributes:
+        grand_mean: g, the weighted mean of the class means ``[D]``.
+        rotation: A ``[D, D]``; its rows are sorted by falling e.
+        ratios: e ``[D]``, the variance between classes in that within them, by direction.
+        slots: class means in these coordinates ``[A, D]``.
+        rho: how far π lies towards what is recalled.
+        addressing_scale: factor on the cosines of Eq. 9.
+    """
+
+    grand_mean: Tensor
+    rotation: Tensor
+    ratios: Tensor
+    slots: Tensor
+    rho: float
+    addressing_scale: float
+
+    def to(self, device: torch.device) -> "GaussianReader":
+        """Return the same on ``device``."""
+        moved = {name: value.to(device) for name, value in self._asdict().items() if name in MOVED}
+        return self._replace(**moved)
+
+    def project(self, features: Tensor) -> Tensor:
+        """Map normalized features ``[..., D]`` to the coordinates in which they are read."""
+        return (features - self.grand_mean) @ self.rotation.mT
+
+    def infer(self, support: SupportSet, slot_mask: Tensor | None = None) -> GaussianPrototypes:
+        """Infer prototypes from projected support by Bayes' rule.
+
+        With K members of mean h̄, every feature by itself: z ~ N(π + e/(e + 1/K)·(h̄ − π),
+        e/(K·e + 1)).
+
+        Args:
+            support: projected.
+            slot_mask: boolean ``[T, N, A]``, remembered classes that may not be recalled.
+        """
+        weights = self._address(support.mean, slot_mask)
+        prior = self.rho * (weights @ self.slots)  # the grand mean is zero here
+        shot = support.shot
+        gain = shot * self.ratios / (shot * self.ratios + 1)
+        mean = torch.lerp(prior, support.mean, gain)
+        log_variance = self.ratios.log() - (shot * self.ratios).log1p()
+        gaussian = DiagonalGaussian(mean, log_variance.expand_as(mean))
+        return GaussianPrototypes(gaussian, prior, weights)
+
+    def _address(self, support_mean: Tensor, slot_mask: Tensor | None) -> Tensor:
+        """Eq. 9 with cosines in these coordinates, relative to the grand mean: ``[T, N, A]``."""
+        cosines = F.normalize(support_mean, dim=-1) @ F.normalize(self.slots, dim=-1).mT
+        logits = self.addressing_scale * cosines
+        if slot_mask is not None:
+            logits = logits.masked_fill(slot_mask, -torch.inf)
+        return masked_softmax(logits)
+
+    def log_marginal(self, queries: Tensor) -> Tensor:
+        """Log density of projected ``queries [..., D]`` in a class never met: N(h; g, W + B)."""
+        spread = self.ratios.log1p()
+        return DiagonalGaussian(torch.zeros_like(spread), spread).log_prob(queries)
+
+
+MOVED = ("grand_mean", "rotation", "ratios", "slots")
+
+
+class Decomposition(NamedTuple):
+    """What all readings with one ε share: y = A(h − g) has A(S_w + ε·w̄·I)Aᵀ = I, w̄ = tr(S_w)/D.
+
+    Attributes:
+        grand_mean: g ``[D]``.
+        rotation: A ``[D, D]``; A S_b Aᵀ is diagonal.
+        ratios: that diagonal ``[D]``, falling.
+        share: tr(S_b) / tr(S_w + ε·w̄·I).
+        slots: class means in these coordinates ``[A, D]``.
+    """
+
+    grand_mean: Tensor
+    rotation: Tensor
+    ratios: Tensor
+    share: float
+    slots: Tensor
+
+    @staticmethod
+    def of(means: Tensor, counts: Tensor, within: Tensor, epsilon: float) -> "Decomposition":
+        """Decompose the means of A classes ``[A, D]`` and the covariance in them ``[D, D]``.
+
+        Where there are fewer classes than features, it is a decomposition of their whitened means.
+        ``counts [A]`` say of how many members each mean is.
+        """
+        width = means.shape[1]
+        weights = _weights(means, counts, within)
+        grand_mean = weights @ means
+        apart = weights.sqrt().unsqueeze(-1) * (means - grand_mean)
+        between = apart.square().sum().item()  # tr S_b
+        covariance = _shrunk(within, epsilon, between)
+        factor = torch.linalg.cholesky(covariance)
+        directions, ratios = _directions(factor, apart)
+        identity = torch.eye(width, dtype=factor.dtype)
+        rotation = directions.mT @ torch.linalg.solve_triangular(factor, identity, upper=False)
+        share = between / covariance.trace().item()
+        return Decomposition(
+            grand_mean, rotation, ratios, share, (means - grand_mean) @ rotation.mT
+        )
+
+    def reader(
+        self, beta: float, rho: float, addressing_scale: float, noise_scale: float
+    ) -> GaussianReader:
+        """Read it with W = s(S_w + ε·w̄·I) and B = s·S_b + β·tr(S_b)/tr(S_w + ε·w̄·I)·W.
+
+        B is shrunk towards a multiple of W and not of I, which is as good and lets one
+        decomposition serve every β.
+        """
+        if self.share == 0:
+            ratios = torch.full_like(self.ratios, FLAT)
+        elif math.isinf(beta):
+            ratios = torch.full_like(self.ratios, self.share)
+        else:
+            ratios = self.ratios + beta * self.share
+        scale = math.sqrt(noise_scale)
+        return GaussianReader(
+            self.grand_mean.float(),
+            (self.rotation / scale).float(),
+            ratios.float(),
+            (self.slots / scale).float(),
+            rho,
+            addressing_scale,
+        )
+
+
+def _weights(means: Tensor, counts: Tensor, within: Tensor) -> Tensor:
+    """Return by how much each class counts in S_b and g, adding up to one ``[A]``.
+
+    The mean of n members lies about g with the variance b̄ + w̄/n in place of b̄, so a class counts
+    as n/(n + w̄/b̄): those of few images as little as is known of them, all of many alike.
+    """
+    weights = counts / (counts + 1).double()
+    for _ in range(2):  # b̄ depends on the weights, a little
+        weights = weights / weights.sum()
+        variances = (means - weights @ means).square().sum(-1)
+        between = (weights @ (variances - within.trace() / counts)).clamp_min(0)
+        weights = counts * between / (counts * between + within.trace())
+        weights = torch.where(weights.sum() > 0, weights, torch.ones_like(weights))
+    return weights / weights.sum() if len(weights) else weights
+
+
+def _shrunk(within: Tensor, epsilon: float, between: float) -> Tensor:
+    """Return S_w + ε·w̄·I, or w̄·I for infinite ε: ``[D, D]``.
+
+    Where members of classes do not differ at all, or none has two, w̄ is that between classes.
+    """
+    width = len(within)
+    identity = torch.eye(width, dtype=within.dtype)
+    mean_variance = within.trace().item() / width or between / width or 1.0
+    if math.isinf(epsilon):
+        return mean_variance * identity
+    return within + epsilon * mean_variance * identity
+
+
+def _directions(factor: Tensor, apart: Tensor) -> tuple[Tensor, Tensor]:
+    """Diagonalize the covariance of class means where W = LLᵀ is the identity.
+
+    Args:
+        factor: L ``[D, D]``.
+        apart: class means less their mean, times the root of their weight ``[A, D]``.
+
+    Returns:
+        Orthonormal columns ``[D, D]``, and the variances of the means along them ``[D]``, falling.
+    """
+    count, width = apart.shape
+    ratios = apart.new_zeros(width)
+    if count == 0:
+        return torch.eye(width, dtype=apart.dtype), ratios
+    whitened = torch.linalg.solve_triangular(factor, apart.mT, upper=False)
+    if count >= width:
+        values, vectors = torch.linalg.eigh(whitened @ whitened.mT)
+        return vectors.flip(-1), values.flip(-1).clamp_min(0)
+    vectors, values, _ = torch.linalg.svd(whitened, full_matrices=False)  # [D, A], [A]
+    ratios[:count] = values.square()
+    return torch.linalg.qr(vectors, mode="complete").Q, ratios  # begins with the vectors, or −1 ×

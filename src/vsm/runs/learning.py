@@ -1,0 +1,313 @@
+"""Learning the Gaussian memory: one pass over labeled images, and no training."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vsm.data import Dataset, Split
+from vsm.data.preprocessing import Preprocessing
+from vsm.errors import MemoryFileError, RunError
+from vsm.evaluation.evaluator import embed_images
+from vsm.evaluation.memory_choice import (
+    Choice,
+    ClassFeatures,
+    choose_reading,
+    held_out_trials,
+)
+from vsm.evaluation.rejection import (
+    EPISODES,
+    SHOTS,
+    WAYS,
+    Thresholds,
+    calibrate,
+    calibrate_on_validation,
+)
+from vsm.memory import GaussianMemory, Memory
+from vsm.memory.named import EncoderIdentity, NamedMemory
+from vsm.model import FewShotModel
+from vsm.runs.calibration import Calibration, memory_digest
+from vsm.runs.checkpoints import load_backbone
+from vsm.runs.directory import RunDirectory
+from vsm.runs.shipped import find_run
+from vsm.runs.trained_model import TrainedModel, load, store
+from vsm.settings import GaussianSettings, ModelSettings, RunSettings
+from vsm.system.devices import ON_CPU, Placement
+from vsm.system.progress import NULL_PROGRESS, Progress
+from vsm.system.tensor_files import load_weights
+
+ENCODER_SETTINGS = (
+    "backbone", "channels", "keep_probability", "mirror", "adapter", "normalize_features",
+)  # fmt: skip
+
+
+class EncoderWeights(NamedTuple):
+    """What makes features.
+
+    Attributes:
+        settings: of the model that it is a part of.
+        weights: by their names in a model: ``backbone.…`` and ``adapter.…``.
+        data: what it was trained on; None if there is nothing to train.
+        source: where it came from.
+    """
+
+    settings: ModelSettings
+    weights: dict[str, Tensor]
+    data: str | None
+    source: str | None
+
+
+NO_ENCODER = EncoderWeights(ModelSettings(), {}, None, None)
+"""For data that are features already."""
+
+
+def open_encoder(
+    source: str | Path,
+    mirror: bool | None = None,
+    backbone: str | None = None,
+    with_adapter: bool = True,
+) -> EncoderWeights:
+    """Open the encoder of a run, of a pre-training, or of a shipped model.
+
+    Args:
+        source: a directory, or a name that ``vsm models`` lists.
+        mirror: average features of images and their mirror images; None: as it was trained.
+        backbone: the user's own code ``module:attribute``, named again to allow its import.
+        with_adapter: keep the linear map that was trained on the features, if there is one.
+    """
+    path = find_run(source)
+    if RunDirectory(path).model.is_file():
+        trained = load(source, backbone=backbone)
+        parts = trained.model.state_dict().items()
+        weights = {name: w for name, w in parts if name.startswith(("backbone.", "adapter."))}
+        found = EncoderWeights(trained.settings.model, weights, trained.settings.data, str(source))
+    else:
+        stored, known = load_backbone(path)
+        chosen = {key: known[key] for key in ("backbone", "channels", "keep_probability")}
+        weights = {f"backbone.{name}": weight for name, weight in stored.items()}
+        found = EncoderWeights(ModelSettings(**chosen), weights, known["data"], str(source))
+        own = found.settings.own_backbone
+        if own is not None and own != backbone:
+            raise RunError(
+                f"{path} was trained with code that is not part of vsm, and loading it would run "
+                f"that code; if you trust it, add --backbone {own}"
+            )
+    settings, weights = found.settings, found.weights
+    if mirror is not None:
+        settings = replace(settings, mirror=mirror)
+    if not with_adapter:
+        settings = replace(settings, adapter="none")
+        weights = {name: w for name, w in weights.items() if not name.startswith("adapter.")}
+    return found._replace(settings=settings, weights=weights)
+
+
+def gaussian_model(
+    encoder: EncoderWeights,
+    data: str,
+    input_shape: tuple[int, ...],
+    settings: GaussianSettings,
+    seed: int,
+) -> FewShotModel:
+    """Return a model that makes features as ``encoder`` does and reads class statistics."""
+    chosen = {name: getattr(encoder.settings, name) for name in ENCODER_SETTINGS}
+    run = RunSettings(
+        data=data,
+        method="vsm",
+        seed=seed,
+        init=encoder.source,
+        model=ModelSettings(inference="gaussian", **chosen),
+        gaussian=settings,
+    )
+    model = FewShotModel(run, input_shape)
+    try:
+        load_weights(model, {**model.state_dict(), **encoder.weights}, Path(encoder.source or data))
+    except RunError as error:
+        raise RunError(
+            f"encoder: {encoder.source} does not take the images of {data}, {list(input_shape)}; "
+            "was it trained on images of another size?"
+        ) from error
+    return model.eval()
+
+
+SplitEmbedder = Callable[[FewShotModel, Dataset, Split, Progress], ClassFeatures]
+"""Embeds all images of a split."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A memory that was learned, how it is read, and when it should not answer."""
+
+    memory: GaussianMemory
+    choice: Choice
+    thresholds: Thresholds | None
+
+
+def class_features(
+    model: FewShotModel, dataset: Dataset, split: Split, progress: Progress = NULL_PROGRESS
+) -> ClassFeatures:
+    """Embed a split once."""
+    image_ids = torch.from_numpy(dataset.split_ids(split))
+    features = embed_images(model, dataset, image_ids, progress).cpu()
+    return ClassFeatures(features, dataset.class_sizes[dataset.classes(split)].tolist())
+
+
+def learn_from_features(
+    model: FewShotModel,
+    known: ClassFeatures,
+    class_ids: Tensor,
+    validation: ClassFeatures | None,
+    like: GaussianMemory | None = None,
+    with_thresholds: bool = True,
+) -> Learned:
+    """Choose how to read the statistics of classes, and learn them.
+
+    Args:
+        model: of gaussian inference; its settings say what is not to be chosen.
+        known: the classes to remember.
+        class_ids: what the memory calls them ``[C]``.
+        validation: other classes; None: the choice is made by leaving remembered ones out.
+        like: a memory that it shall be possible to merge with.
+        with_thresholds: measure rejection thresholds too, where validation classes are not given.
+    """
+    settings, seed = model.settings.gaussian, model.settings.seed
+    if not known.sizes:
+        raise MemoryFileError("memory: there is no class to learn")
+    if not known.features.isfinite().all():
+        raise MemoryFileError(
+            "features: some are infinite or not a number; is the encoder damaged, or an image?"
+        )
+    center = known.center if like is None else like.center.float()
+    if like is not None:
+        settings = replace(settings, normalization=like.how.normalization)
+    choice = choose_reading(
+        known, validation, settings, seed, None if like is None else like.center.float()
+    )
+    rows = class_ids.repeat_interleave(torch.tensor(known.sizes))
+    memory = GaussianMemory.learned(
+        known.features, rows, center, choice.reading, settings.exact_forgetting
+    )
+    thresholds = None
+    if validation is None and with_thresholds:
+        thresholds = _thresholds(model, known, choice, center if like is not None else None)
+    return Learned(memory, choice, thresholds)
+
+
+def _thresholds(
+    model: FewShotModel, known: ClassFeatures, choice: Choice, center: Tensor | None
+) -> Thresholds | None:
+    """Measure thresholds on remembered classes, each half with the statistics of the other."""
+    trials = held_out_trials(
+        known, None, SHOTS, model.settings.seed, center, most_way=WAYS[-1], count=2 * EPISODES
+    )
+    if not trials:
+        return None
+    memories = [trial.memory(choice.reading) for trial in trials]
+
+    def episodes(shot: int) -> list[tuple[Memory | None, Tensor, Tensor]]:
+        found: list[tuple[Memory | None, Tensor, Tensor]] = []
+        for trial, memory in zip(trials, memories, strict=True):
+            support, queries = (trial.others.features[rows] for rows in trial.episodes[shot])
+            found.append((memory, support.to(model.device), queries.to(model.device)))
+        return found
+
+    return calibrate(model, episodes, list(trials[0].episodes), model.settings.seed)
+
+
+def learn_memory(
+    encoder: EncoderWeights,
+    dataset: Dataset,
+    settings: GaussianSettings,
+    *,
+    data: str | None = None,
+    num_classes: int | None = None,
+    like: NamedMemory | None = None,
+    seed: int = 0,
+    placement: Placement = ON_CPU,
+    progress: Progress = NULL_PROGRESS,
+    embed: SplitEmbedder | None = None,
+) -> TrainedModel:
+    """Learn a memory of the training classes of ``dataset`` as an encoder sees them.
+
+    If the encoder was trained on the same data, validation classes decide how the memory is read.
+
+    Args:
+        encoder: makes the features.
+        dataset: whose training classes are remembered.
+        settings: of reading; what is unset is chosen.
+        data: the name that opens the dataset; unset: its own.
+        num_classes: remember the first so many only.
+        like: a memory that it shall be possible to merge with.
+        seed: of the episodes that decide.
+        placement: where to compute.
+        progress: counts images.
+        embed: in place of :func:`class_features`.
+    """
+    data = dataset.name if data is None else data
+    model = gaussian_model(encoder, data, dataset.input_shape, settings, seed).place(placement)
+    identity = EncoderIdentity.of(model.settings, model.state_dict())
+    statistics = None if like is None else _statistics(like, identity)
+    classes = dataset.classes("train")
+    if num_classes is not None and not 1 <= num_classes <= len(classes):
+        raise MemoryFileError(
+            f"classes: expected 1 to {len(classes)}, the training classes of {data}, got "
+            f"{num_classes}"
+        )
+    embed = embed or class_features
+    known = embed(model, dataset, "train", progress)
+    known = known.only(range(len(classes) if num_classes is None else num_classes))
+    decides = encoder.data == data and "validation" in dataset.splits
+    validation = embed(model, dataset, "validation", progress) if decides else None
+    class_ids = torch.from_numpy(classes[: len(known.sizes)])
+    learned = learn_from_features(model, known, class_ids, validation, statistics)
+    names = tuple(dataset.class_names[one] for one in learned.memory.slot_classes)
+    named = named_memory(model, learned, names, sum(known.sizes))
+    thresholds = learned.thresholds
+    if decides:
+        thresholds = calibrate_on_validation(model, learned.memory, dataset)
+    return TrainedModel(
+        data,
+        None,
+        model.settings,
+        model,
+        named,
+        Preprocessing.of(dataset),
+        identity,
+        Calibration({}, thresholds, memory_digest(named)),
+    )
+
+
+def _statistics(like: NamedMemory, encoder: EncoderIdentity) -> GaussianMemory:
+    like.require_encoder(encoder, "like")
+    if not isinstance(like.memory, GaussianMemory):
+        raise MemoryFileError("like: it holds no class statistics; learn it with vsm memory learn")
+    return like.memory
+
+
+def named_memory(
+    model: FewShotModel, learned: Learned, names: tuple[str, ...], images: int
+) -> NamedMemory:
+    """Name what was learned, and keep how it was chosen to be read."""
+    identity = EncoderIdentity.of(model.settings, model.state_dict())
+    event = {
+        "action": "learned",
+        "data": model.settings.data,
+        "classes": len(names),
+        "images": images,
+        "choice": learned.choice.as_dict(),
+    }
+    return NamedMemory(learned.memory, names, identity, (event,), model.settings.method)
+
+
+def write_learned(trained: TrainedModel, output: Path) -> TrainedModel:
+    """Write a learned memory as a run directory, and return the model that it holds."""
+    run = RunDirectory(output)
+    run.create(trained.settings)
+    assert trained.memory is not None
+    store(run, trained)
+    trained.calibration.write(run.calibration, trained.encoder.fingerprint)
+    with run.step_log(0) as log:
+        log.write({"step": 0, **trained.memory.provenance[-1]})
+    return replace(trained, name=str(output), path=output)
