@@ -310,14 +310,18 @@ def test_the_demo_writes_a_report_with_every_picture(
     narrow = tmp_path / "narrow.yaml"
     narrow.write_text("model: {channels: 8}\nvalidation: {episodes: 4}\n")
     monkeypatch.setattr("vsm.cli.demo.preset_paths", lambda name: [*preset_paths(name), narrow])
+    monkeypatch.setattr("vsm.experiments.demo_report.SIZES_SHOWN", (0, 4))
     out = tmp_path / "demo"
     assert main(["demo", "--output", str(out), "--steps", "3", "--episodes", "4", "--json"]) == 0
     printed = one_json_object(capsys.readouterr().out)
-    assert [run["method"] for run in printed["runs"]] == ["protonet", "vpn", "vsm"]
+    assert [run["method"] for run in printed["runs"]] == ["protonet", "vpn", "vsm", "vsm"]
+    found = [run["inference"] for run in printed["runs"]]
+    assert found == [None, "conjugate", "conjugate", "gaussian"]
     page = (out / "report.html").read_text()
-    for heading in ("Episodes", "What was recalled", "Prototype", "Learning", "Calibration"):
+    headings = "Episodes, What was recalled, What the classes taught, Prototype, Learning"
+    for heading in (*headings.split(", "), "Calibration"):
         assert f"<h2>{heading}" in page
-    assert page.count("data:image/png;base64,") == 7
+    assert page.count("data:image/png;base64,") == 10
     assert main(["demo", "--output", str(out), "--steps", "3"]) == 2
     assert "already holds a demo" in capsys.readouterr().err
     (out / "precious.txt").write_text("mine")

@@ -10,9 +10,10 @@ from vsm.cli.arguments import add_json_argument
 from vsm.cli.output import ProgressBar, console, need_matplotlib, print_json, progress_bar
 from vsm.errors import RunError
 from vsm.runs.configuration import preset_paths, settings_from_files
-from vsm.settings import Method
+from vsm.settings import GaussianSettings, Method
 
 METHODS_SHOWN: tuple[Method, ...] = ("protonet", "vpn", "vsm")
+LEARNED = "gaussian"  # the memory that is learned of the features of the last method
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -28,7 +29,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Train three methods, compare them on unseen alphabets, write a report."""
+    """Train three methods, learn a memory, compare all on unseen alphabets, write a report."""
     parsed = parser.parse_args(arguments)
     need_matplotlib("the report")
 
@@ -39,6 +40,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from vsm.evaluation.protocol import EpisodeProtocol
     from vsm.experiments.comparison import evaluate_run
     from vsm.experiments.demo_report import write_report
+    from vsm.runs.learning import learn_memory, open_encoder, write_learned
     from vsm.system.allocator import keep_allocations
     from vsm.training import train
 
@@ -53,6 +55,9 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     for method, path in zip(METHODS_SHOWN, paths, strict=True):
         with ProgressBar(quiet=parsed.json) as bar:
             train(replace(base, method=method), path, progress=bar)
+    paths.append(parsed.output / LEARNED)
+    dataset = open_images(base.data)
+    write_learned(learn_memory(open_encoder(paths[-2]), dataset, GaussianSettings()), paths[-1])
     protocol = EpisodeProtocol(
         base.data, "test", way=5, shot=1, queries=15, episodes=parsed.episodes, seed=parsed.seed
     )
@@ -60,7 +65,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     for path in paths:
         with progress_bar(f"test {path.name}", parsed.episodes, quiet=parsed.json) as bar:
             measured.append(evaluate_run(path, protocol, progress=bar))
-    report = write_report(measured, open_images(base.data), parsed.output / "report.html")
+    report = write_report(measured, dataset, parsed.output / "report.html")
     if parsed.json:
         print_json({**comparison_json(measured), "report": str(report)})
         return
@@ -72,7 +77,7 @@ def _clear(output: Path, overwrite: bool) -> None:
     """Make way for a new demo, but never remove a folder that is not a demo's."""
     is_demo = all(
         child.name == "report.html"
-        or (child.name in METHODS_SHOWN and (child / "config.yaml").is_file())
+        or (child.name in (*METHODS_SHOWN, LEARNED) and (child / "config.yaml").is_file())
         for child in output.iterdir()
     )
     if not is_demo:

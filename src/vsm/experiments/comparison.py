@@ -62,6 +62,7 @@ class MeasuredRun:
         memory = self.trained.state if self.baseline is None else None
         result = {
             "method": self.baseline or self.trained.settings.method,
+            "inference": None if self.baseline else self.trained.inference,
             **asdict(self.protocol),
             "memory_slots": None if memory is None else len(memory),
             "accuracy": accuracy.mean,

@@ -7,24 +7,33 @@ from matplotlib.figure import Figure
 
 from vsm.data import ImageDataset
 from vsm.experiments import episode_plots
-from vsm.experiments.comparison import MeasuredRun, paired_differences
+from vsm.experiments.comparison import MeasuredRun, ModelOnData, measure, paired_differences
 from vsm.experiments.document import Block, Heading, Picture, Table, Text, to_html
+from vsm.experiments.gaussian_plots import (
+    directions,
+    episode_of,
+    moved_prototypes,
+    rising_accuracy,
+)
 from vsm.experiments.measures import ShownEpisode, look_at_episodes
 from vsm.experiments.plots import png
+from vsm.memory import GaussianMemory
 from vsm.runs.directory import RunDirectory
 from vsm.system.files import write_text
 
 NUM_EPISODES_SHOWN = 2
 QUERIES_SHOWN = 3
 CLOUD_QUERIES = 10
+SIZES_SHOWN = (0, 4, 16, 64, 256)
 
 
 def write_report(measured: Sequence[MeasuredRun], dataset: ImageDataset, output: Path) -> Path:
     """Write an HTML report about runs of different methods on identical episodes; return its path.
 
-    The last run remembers classes; pictures of single episodes are of it.
+    The last run is a Gaussian memory that was learned of the features of the one before. Pictures
+    of single episodes are of it.
     """
-    runs: dict[str, MeasuredRun] = {one.trained.settings.method: one for one in measured}
+    runs: dict[str, MeasuredRun] = {Path(one.label).name: one for one in measured}
     chosen = measured[-1]
     episodes = look_at_episodes(chosen, dataset, NUM_EPISODES_SHOWN, QUERIES_SHOWN)
     protocol = chosen.protocol
@@ -39,13 +48,15 @@ def write_report(measured: Sequence[MeasuredRun], dataset: ImageDataset, output:
         Heading(2, "How well"),
         *_scores(runs),
         Heading(2, "Episodes"),
-        *_episodes(episodes, dataset, chosen.trained.settings.method),
+        *_episodes(episodes, dataset, Path(chosen.label).name),
         Heading(2, "What was recalled"),
         _recalled(chosen, episodes[0], dataset),
+        Heading(2, "What the classes taught"),
+        *_directions(chosen, dataset),
         Heading(2, "Prototype distributions"),
         _prototypes(runs, dataset),
         Heading(2, "Learning"),
-        *_learning(runs, chosen),
+        *_learning(runs, measured[-2]),
         Heading(2, "Calibration"),
         _picture(
             episode_plots.reliability_diagram(measured, list(runs)),
@@ -103,9 +114,35 @@ def _recalled(chosen: MeasuredRun, episode: ShownEpisode, dataset: ImageDataset)
     )
 
 
+def _directions(chosen: MeasuredRun, dataset: ImageDataset) -> list[Block]:
+    """Show what class statistics hold, how they move prototypes, and what more classes add."""
+    subject, protocol = ModelOnData(chosen.trained, dataset), chosen.protocol
+    memory = chosen.trained.state
+    assert isinstance(memory, GaussianMemory)
+    inferred, queries = episode_of(subject, protocol.sampler(dataset))
+    names = [f"class {n + 1}" for n in range(protocol.way)]
+    sizes = [size for size in SIZES_SHOWN if size < len(memory)]
+    found = [measure(subject.first_slots(size), protocol) for size in sizes]
+    accuracies = [one.evaluation.accuracy for one in (*found, chosen)]
+    rising = rising_accuracy([*sizes, len(memory)], {protocol.shot: accuracies})
+    return [
+        _picture(
+            directions(memory),
+            "Left: how much classes differ along each learned direction, in the variance within "
+            "them. Right: how much the examples count there against what the memory expects.",
+        ),
+        _picture(
+            moved_prototypes(inferred, queries, names, memory.reader.ratios),
+            "One episode along two learned directions: the mean of the examples (circle), what is "
+            "recalled (cross), and the prototype between them (star), with the queries.",
+        ),
+        _picture(rising, "Accuracy of a memory that is learned of so many classes; 0: no memory."),
+    ]
+
+
 def _prototypes(runs: dict[str, MeasuredRun], dataset: ImageDataset) -> Block:
     clouds = {
-        f"{name}: {'without' if one.trained.model.recall is None else 'with'} memory": (
+        f"{name}: {'without' if one.trained.memory is None else 'with'} memory": (
             look_at_episodes(one, dataset, 1, CLOUD_QUERIES)[0]
         )
         for name, one in runs.items()
@@ -120,7 +157,8 @@ def _prototypes(runs: dict[str, MeasuredRun], dataset: ImageDataset) -> Block:
 
 
 def _learning(runs: dict[str, MeasuredRun], chosen: MeasuredRun) -> list[Block]:
-    metrics = {name: RunDirectory(Path(one.label)).read_metrics() for name, one in runs.items()}
+    trained = [(name, one) for name, one in runs.items() if one.trained.step]  # not only learned
+    metrics = {name: RunDirectory(Path(one.label)).read_metrics() for name, one in trained}
     curves = _picture(
         episode_plots.learning_curves(metrics),
         "Training cross entropy (smoothed), and accuracy on the validation classes with 95% "

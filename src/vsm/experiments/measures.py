@@ -12,12 +12,14 @@ from vsm.evaluation.evaluator import embed_images, evaluation_mode
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.experiments.comparison import MeasuredRun, ModelOnData, measure
 from vsm.memory import GaussianMemory, SlotMemory
+from vsm.model import Prediction
 from vsm.nn.prototype_classifier import predictive
-from vsm.seeding import generator, task_generators
+from vsm.seeding import Randomness, generator, task_generators
 
 NUM_TURNED_RIGHT = 3
 NUM_MISLED = 1
 NUM_RECALLED = 4
+SAMPLES_SHOWN = 100
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class ShownEpisode:
         class_names: N names.
         support_ids: image ids ``[N, K]``.
         query_ids: image ids ``[N, Q]``.
-        query_features: ``[N, Q, D]``.
+        query_features: projected ``[N, Q, D]``.
         probabilities: ``[N, Q, N]``.
         prototypes: samples of z ``[N, L, D]``.
         weights: λ ``[N, A]``, or None for methods without memory.
@@ -57,6 +59,8 @@ def look_at_episodes(
     with evaluation_mode(trained.model):
         random = generator(protocol.seed, "report")
         prediction = trained.model(support, query_features, trained.state, random)
+        query_features = trained.model.project(query_features, trained.state)
+        prototypes = _prototype_samples(prediction, random)
     probabilities = predictive(prediction.log_probabilities).exp()
     probabilities = probabilities.unflatten(1, (protocol.way, queries))
     weights = None if prediction.recollection is None else prediction.recollection.weights.cpu()
@@ -67,11 +71,18 @@ def look_at_episodes(
             batch.image_ids[t, :, protocol.shot :],
             query_features[t].cpu(),
             probabilities[t].cpu(),
-            prediction.prototypes[t].cpu(),
+            prototypes[t].cpu(),
             None if weights is None else weights[t],
         )
         for t in range(num_episodes)
     ]
+
+
+def _prototype_samples(prediction: Prediction, random: Randomness) -> Tensor:
+    """Return samples of the prototypes ``[T, N, L, D]``, also where none were needed."""
+    if prediction.gaussian is None or prediction.posterior is None:
+        return prediction.prototypes
+    return prediction.posterior.sample(SAMPLES_SHOWN, random)
 
 
 class Separation(NamedTuple):
@@ -114,7 +125,7 @@ def measure_separation(subject: ModelOnData, protocol: EpisodeProtocol) -> Separ
             tasks = range(done, done + len(shown))
             random = task_generators(protocol.seed, "evaluation-noise", 0, tasks)
             prediction = trained.model(support, query, trained.state, random)
-            found.append(separation(prediction.prototypes.cpu()))
+            found.append(separation(_prototype_samples(prediction, random).cpu()))
             done += len(shown)
     return Separation(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 

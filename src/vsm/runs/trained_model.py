@@ -77,6 +77,11 @@ class TrainedModel:
         return None if self.memory is None else self.memory.memory
 
     @property
+    def inference(self) -> str | None:
+        """How prototypes are inferred; None where they are means of features."""
+        return None if self.settings.method == "protonet" else self.settings.inference
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input: ``(C, H, W)``, or ``(D,)`` of features."""
         if self.preprocessing is None:
@@ -88,6 +93,7 @@ class TrainedModel:
         settings = self.settings
         return {
             "method": settings.method,
+            "inference": self.inference,
             "data": settings.data,
             "way": settings.way,
             "shot": settings.shot,
