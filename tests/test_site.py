@@ -156,6 +156,8 @@ def test_the_pictures_of_the_memory_can_be_drawn_again(
 ) -> None:
     monkeypatch.setattr(pictures, "TASKS", 2)
     monkeypatch.setattr(pictures, "REMEMBERED", (0, 2))
+    monkeypatch.setattr(pictures, "SIZES", (0,))
+    monkeypatch.setattr(pictures, "EPISODES", 2)
     pictures.main(tmp_path)
     page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"\]\(images/(memory-.*?\.png)\)", page))

@@ -25,9 +25,15 @@ from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.statistics import estimate
 from vsm.experiments.comparison import ModelOnData, load_for, measure
 from vsm.experiments.episode_plots import recall_sheet
+from vsm.experiments.gaussian_plots import (
+    directions,
+    episode_of,
+    moved_prototypes,
+    rising_accuracy,
+)
 from vsm.experiments.measures import ShownEpisode, look_at_episodes
 from vsm.experiments.plots import COLORS, show_image
-from vsm.memory import SlotMemory
+from vsm.memory import GaussianMemory
 from vsm.seeding import generator
 
 MODEL = "glyphs-5w1s"
@@ -35,6 +41,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "images"
 EPISODE = 3  # of the list that evaluation uses
 REMEMBERED = (0, 1, 2, 4, 8)
 TASKS, QUERIES = 100, 5
+SIZES, EPISODES = (0, 4, 16, 64, 256), 1000
 COLORS_KEPT = 64  # of a picture file
 
 
@@ -47,11 +54,16 @@ class Shown:
     episode: ShownEpisode
 
     @property
-    def slots(self) -> Tensor:
-        """Contents of the memory ``[A, D]``."""
+    def memory(self) -> GaussianMemory:
+        """The class statistics."""
         memory = self.run.trained.state
-        assert isinstance(memory, SlotMemory)
-        return memory.content
+        assert isinstance(memory, GaussianMemory)
+        return memory
+
+    @property
+    def slots(self) -> Tensor:
+        """Means of the remembered classes, where they are read ``[A, D]``."""
+        return self.memory.reader.slots
 
     @property
     def slot_ids(self) -> list[int]:
@@ -82,14 +94,14 @@ def flow() -> Figure:
     _box(axes, 39, 24, "recollection\nm", "#c9ebf7")
     _box(axes, 58, 24, "prototype\nz", "#f0e6b8")
     _box(axes, 77, 24, "answer\ny", "#bfe0c4")
-    _box(axes, 39, 6, "memory\nM: a slot a class", "#c3d6ea")
+    _box(axes, 39, 6, "memory\nM: class statistics", "#c3d6ea")
     _box(axes, 77, 6, "features of\na new picture", "#eeeeee")
     for start in (15, 34, 53, 72):
         _arrow(axes, (start, 28), (start + 4.6, 28))
-    _arrow(axes, (46, 15), (46, 23.6), "slots like h,\nweighed by λ (Eq. 9)")
-    _arrow(axes, (84, 15), (84, 23.6), "distance to z\n(Eq. 1)", left=True)
-    _arrow(axes, (27, 33), (64, 33), "what the examples say themselves (Eqs. 7, 10)", curve=-0.18)
-    _arrow(axes, (27, 23.6), (38.6, 11), "consolidate,\nafterwards\n(Eqs. 11-13)", dashed=True)
+    _arrow(axes, (46, 15), (46, 23.6), "classes like h,\nweighed by λ (Eq. 9)")
+    _arrow(axes, (84, 15), (84, 23.6), "density about z", left=True)
+    _arrow(axes, (27, 33), (64, 33), "what the examples say themselves", curve=-0.18)
+    _arrow(axes, (27, 23.6), (38.6, 11), "counts, means,\nscatter, added\nafterwards", dashed=True)
     return figure
 
 
@@ -151,21 +163,18 @@ def bayes() -> Figure:
 
 
 def memory_map(shown: Shown) -> Figure:
-    """Show all slots on the plane on which they differ most, and what new characters recall."""
+    """Show all classes on the two directions that tell them apart best, and what is recalled."""
     weights = shown.episode.weights
     assert weights is not None
-    center = shown.slots.mean(0)
-    _, _, directions = torch.linalg.svd(shown.slots - center, full_matrices=False)
-    plane = directions[:2].T
-    slots = ((shown.slots - center) @ plane).numpy()
+    slots = shown.slots[:, :2].numpy()
     model = shown.run.trained.model
     images = shown.dataset.normalize(shown.dataset.load(shown.episode.support_ids[:, 0]))
     with torch.no_grad():
-        new = ((model.eval().embed(images) - center) @ plane).numpy()
+        new = model.project(model.eval().embed(images), shown.memory)[:, :2].numpy()
 
     figure = Figure(figsize=(8.2, 5.4), layout="constrained")
     axes = figure.add_subplot()
-    axes.scatter(slots[:, 0], slots[:, 1], s=9, color="#bbbbbb", linewidths=0, label="slots")
+    axes.scatter(slots[:, 0], slots[:, 1], s=9, color="#bbbbbb", linewidths=0, label="classes")
     for n, point in enumerate(new):
         best = weights[n].topk(5)
         for weight, slot in zip(best.values.tolist(), best.indices.tolist(), strict=True):
@@ -211,6 +220,30 @@ def remembering(shown: Shown) -> tuple[Figure, list[str]]:
     return figure, told
 
 
+def rising(shown: Shown) -> tuple[Figure, list[str]]:
+    """Measure accuracy when the memory is learned of more or fewer classes."""
+    told, found = [], {}
+    sizes = [*SIZES, len(shown.memory)]
+    for shot in (1, 5):
+        protocol = EpisodeProtocol("glyphs", "test", 5, shot, 15, EPISODES, seed=0)
+        measured = [measure(shown.run.first_slots(size), protocol) for size in sizes]
+        found[shot] = [one.evaluation.accuracy for one in measured]
+        pairs = zip(sizes, found[shot], strict=True)
+        told += [
+            f"{size} classes, {shot}-shot: {100 * one.mean:.2f} ± {100 * one.ci95:.2f}"
+            for size, one in pairs
+        ]
+    return rising_accuracy(sizes, found), told
+
+
+def moving(shown: Shown) -> Figure:
+    """Show where the memory moves the prototypes of one episode."""
+    protocol = EpisodeProtocol("glyphs", "test", way=5, shot=1, queries=15, episodes=2, seed=0)
+    inferred, queries = episode_of(shown.run, protocol.sampler(shown.dataset))
+    names = [f"class {n + 1}" for n in range(5)]
+    return moved_prototypes(inferred, queries, names, shown.memory.reader.ratios)
+
+
 def _accuracy(trained: vsm.TrainedModel, dataset: ImageDataset, task: int, count: int) -> float:
     """Return how many of five new classes' pictures are told apart, ``count`` images later."""
     random = generator(0, "pictures", task)
@@ -240,12 +273,16 @@ def main(folder: Path = FOLDER) -> None:
     """Draw all pictures."""
     shown = look()
     remembered, told = remembering(shown)
+    risen, also_told = rising(shown)
     figures = {
         "flow": flow(),
         "recall": recall_sheet(shown.episode, shown.dataset, shown.slot_ids),
         "map": memory_map(shown),
         "bayes": bayes(),
         "remembering": remembered,
+        "directions": directions(shown.memory),
+        "moved": moving(shown),
+        "rising": risen,
     }
     folder.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context({"savefig.facecolor": "white"}):
@@ -254,7 +291,7 @@ def main(folder: Path = FOLDER) -> None:
             figure.savefig(drawn, format="png", dpi=90)
             small = Image.open(drawn).convert("RGB").quantize(COLORS_KEPT)
             small.save(folder / f"memory-{name}.png", optimize=True)
-    print("\n".join(told))
+    print("\n".join([*told, *also_told]))
 
 
 if __name__ == "__main__":

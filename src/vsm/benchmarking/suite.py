@@ -18,6 +18,7 @@ from vsm.benchmarking.workloads import (
     WORKLOADS,
     ClassifierWorkload,
     EvaluationWorkload,
+    StatisticsWorkload,
     StepWorkload,
     Workload,
 )
@@ -59,6 +60,7 @@ REFERENCE_RATIOS: Ratios = {
     "arithmetic_vs_reference_protonet": ("arithmetic_of_a_step", REFERENCE_STEPS),
 }
 WORST = (EVALUATION_RATIO, "vsm_step_vs_reference_protonet", *CLASSIFIER_RATIOS)
+STATISTICS_WIDTHS = (256, 1280)
 BACKBONE_SIZES = (28, 32, 84)  # of images, for steps beside the bare backbone
 REFERENCE_SIZES = (28, 32)
 SHOTS = (1, 5)  # of evaluations
@@ -193,7 +195,7 @@ class Plan:
     step: StepWorkload = field(default_factory=StepWorkload)
     evaluation: EvaluationWorkload = field(default_factory=EvaluationWorkload)
     classifier: ClassifierWorkload = field(default_factory=ClassifierWorkload)
-    models: tuple[str, ...] = ("cifar-fs-vsm", "omniglot-vsm")
+    models: tuple[str, ...] = ("cifar-fs-vsm", "glyphs-5w1s", "omniglot-vsm")
     slots: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     pairs: int = 20
     evaluation_pairs: int = 3
@@ -230,6 +232,16 @@ class Plan:
                     **usual,
                 )
                 for model in self.models
+            ),
+            *(
+                Group(
+                    f"update of class statistics, {width} features",
+                    StatisticsWorkload(num_features=width),
+                    {"statistics_update": ["statistics_update"]},
+                    suffix=f"_{width}",
+                    **usual,
+                )
+                for width in STATISTICS_WIDTHS
             ),
             *(
                 Group(

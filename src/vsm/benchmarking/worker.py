@@ -29,6 +29,7 @@ WORKS: dict[str, Callable[..., Work]] = {
     "reference_steps": reference.reference_steps,
     "evaluation": works.evaluations,
     "reference_evaluation": reference.reference_evaluations,
+    "statistics_update": works.statistics_updates,
     "recall": works.recalls,
     "recall_with_gradient": works.recalls_with_gradient,
     "consolidation": works.consolidations,

@@ -69,7 +69,17 @@ class ClassifierWorkload:
     queries: int = 100
 
 
-Workload = StepWorkload | EvaluationWorkload | ClassifierWorkload
+@dataclass(frozen=True)
+class StatisticsWorkload:
+    """Class statistics of so many features and classes take in one more class, and are read."""
+
+    num_features: int = 256
+    remembered: int = 100
+    images: int = 20
+
+
+Workload = StepWorkload | EvaluationWorkload | ClassifierWorkload | StatisticsWorkload
 WORKLOADS: dict[str, type[Workload]] = {
-    one.__name__: one for one in (StepWorkload, EvaluationWorkload, ClassifierWorkload)
+    one.__name__: one
+    for one in (StepWorkload, EvaluationWorkload, ClassifierWorkload, StatisticsWorkload)
 }

@@ -17,14 +17,17 @@ from vsm.benchmarking.workloads import (
     ClassifierWorkload,
     EpisodeWorkload,
     EvaluationWorkload,
+    StatisticsWorkload,
     StepWorkload,
 )
 from vsm.classify import FewShotClassifier
 from vsm.data import EpisodeSampler, ImageDataset, open_images
 from vsm.evaluation.evaluator import evaluate
 from vsm.memory import (
+    GaussianMemory,
     Memory,
     Observations,
+    Reading,
     Recollection,
     SlotConsolidation,
     SlotMemory,
@@ -235,6 +238,17 @@ def _parts(workload: StepWorkload) -> tuple[FewShotModel, SlotMemory, Tensor]:
 def _support(model: FewShotModel, class_ids: Tensor) -> SupportSet:
     mean = uniform(generator(0, "support"), *class_ids.shape, model.num_features)
     return SupportSet(mean.unsqueeze(2), mean)
+
+
+def statistics_updates(workload: StatisticsWorkload) -> Work:
+    """Return the update of a Gaussian memory by one class, and what reading it then needs."""
+    per_class, width = 2 * workload.num_features // workload.remembered + 2, workload.num_features
+    rows = uniform(generator(0, "statistics"), workload.remembered * per_class, width)
+    class_ids = torch.arange(workload.remembered).repeat_interleave(per_class)
+    memory = GaussianMemory.learned(rows, class_ids, rows.mean(0), Reading("cl2n", 3.0, 1.0, 0.5))
+    new = memory.normalized(uniform(generator(0, "new"), workload.images, width))
+    new_ids = torch.full((workload.images,), workload.remembered)
+    return lambda: memory.add(new, new_ids, 1).reader
 
 
 def embedding_alone(workload: ClassifierWorkload) -> Work:

@@ -1,6 +1,6 @@
 """Pictures of the Gaussian memory: its directions, prototypes that it moves, what classes add."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from matplotlib.figure import Figure
@@ -75,7 +75,7 @@ def episode_of(subject: ModelOnData, sampler: EpisodeSampler) -> tuple[InferredP
     return inferred, queries[0]
 
 
-def rising_accuracy(sizes: Sequence[int], by_shot: dict[int, Sequence[Estimate]]) -> Figure:
+def rising_accuracy(sizes: Sequence[int], by_shot: Mapping[int, Sequence[Estimate]]) -> Figure:
     """Draw accuracy against the number of remembered classes, with intervals."""
     figure = Figure(figsize=(5, 3.5), layout="constrained")
     axes = figure.add_subplot()

@@ -120,7 +120,7 @@ class ClassifierGraph(nn.Module):
         self.defaults = {"temperature": torch.zeros(())}  # of inputs that are not given
         if trained.state is not None:
             self.defaults["slot_mask"] = torch.zeros(1, len(trained.state), dtype=torch.bool)
-        self.defaults |= classifier_noise(trained, NOISE_CLASSES)
+        self.defaults |= classifier_noise(trained, NOISE_CLASSES)  # also prepares what is read
 
     def signature(self) -> dict[str, Any]:
         """Return the same as the encoder, with sizes that differ: none is taken for another."""
@@ -162,6 +162,10 @@ class ClassifierGraph(nn.Module):
     ) -> Answers:
         """Infer the classes, and classify; only methods without memory have no ``slot_mask``."""
         shots = support_labels.sum(0).unsqueeze(-1)  # [N, 1]
+        support_features, query_features = (
+            self.model.project(part, self.trained.state)
+            for part in (support_features, query_features)
+        )
         mean = (support_labels.mT @ support_features / shots).unsqueeze(0)
         support = SupportSet(mean.unsqueeze(2), mean, shots.unsqueeze(0))
         if slot_mask is not None:
@@ -169,7 +173,7 @@ class ClassifierGraph(nn.Module):
             slot_mask = slot_mask[rows].unsqueeze(0)  # [1, N, A]
         inferred = self.model.infer(support, self.trained.state, StoredNoise(noise), slot_mask)
         queries = query_features.unsqueeze(0)
-        log_probabilities = predictive(self.model.classifier(queries, inferred.prototypes))
+        log_probabilities = predictive(self.model.classify(queries, inferred))
         chosen = torch.where(temperature > 0, temperature, self.temperature(shots))
         distances = mean_distance(queries, inferred.prototypes, self.model.classifier.distance)
         recalled = inferred.recollection

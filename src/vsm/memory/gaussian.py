@@ -142,7 +142,7 @@ class GaussianMemory(SlotMemory):
             raise ValueError(f"normalization: the sums are of {self.how.normalization} features")
         return replace(self, reading=reading.tensor())
 
-    @property
+    @cached_property
     def how(self) -> Reading:
         """How it is read."""
         return Reading.of(self.reading)
