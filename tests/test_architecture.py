@@ -30,8 +30,8 @@ ALLOWED = {
     "classify": "system data nn memory model evaluation runs",
     "export": "system nn memory runs",
     "benchmarking": "system backbones data memory model evaluation runs training classify",
-    "experiments": "system data nn memory model baselines evaluation runs pretraining training classify "
-    "benchmarking",
+    "experiments": "system data nn memory model baselines evaluation runs pretraining training "
+    "classify benchmarking",
     "cli": "system data memory evaluation runs pretraining training classify export benchmarking "
     "experiments",
 }

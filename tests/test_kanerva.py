@@ -15,6 +15,7 @@ from vsm.memory.kanerva import (
     KanervaMemory,
     KanervaRecall,
 )
+from vsm.memory.named import EncoderIdentity, trained_memory
 from vsm.model import FewShotModel
 from vsm.probability import DiagonalGaussian
 from vsm.runs.trained_model import made_in_memory
@@ -268,7 +269,8 @@ def test_the_memory_can_be_emptied_but_not_cut() -> None:
     with torch.no_grad():
         memory = remember(model.consolidation, torch.rand(5, model.num_features))
     assert memory is not None
-    trained = made_in_memory(model, memory)
+    encoder = EncoderIdentity.of(settings, model.state_dict())
+    trained = made_in_memory(model, trained_memory(settings, encoder, memory, (), 0))
     assert (len(memory), memory.slot_classes) == (SLOTS, [])
     emptied = trained.with_slots(0).state
     assert emptied is not None

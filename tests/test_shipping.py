@@ -108,12 +108,17 @@ def test_only_matrices_that_fit_are_halved() -> None:
         "counter": torch.ones(2, 2, dtype=torch.int64),
         "exact": torch.randn(2, 2, dtype=torch.float64),
         "large": torch.full((2, 2), 1e6),
+        "content": torch.randn(2, 2, dtype=torch.float64),
         "empty": torch.zeros(0, 4),
     }
     result = halved(tensors)
     assert result.keys() == tensors.keys()
     small = {name for name, value in result.items() if value.dtype == torch.float16}
-    assert small == {"kernel", "empty"}
+    assert small == {"kernel", "empty", "content"}
+    scatter = torch.randn(2, 2, dtype=torch.float64)
+    [single] = halved({"shared_scatter": scatter}).values()
+    assert single.dtype == torch.float32
+    assert torch.equal(single, scatter.float())
     for name in tensors.keys() - small:
         assert torch.equal(result[name], tensors[name])
 

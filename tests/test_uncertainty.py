@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from vsm.cli import main
-from vsm.evaluation.rejection import class_scores, slots_of
+from vsm.evaluation.rejection import rejection_scores
 from vsm.experiments.study.uncertainty_page import COVERAGES
 from vsm.experiments.uncertainty import certainty
+from vsm.memory import SupportSet
 from vsm.runs.trained_model import load
 from vsm.seeding import task_generators
 
@@ -70,8 +71,9 @@ def test_queries_of_the_classes_and_ood_queries_are_told_apart_by_their_place() 
     assert told["auroc"].item() == 1
     assert told["correct"].all()
     assert told["correct"].shape == (1, 50)
-    prototypes = centers[:, :5]
-    rows, slots = queries.flatten(1, 2), slots_of(trained.state)
-    scores = class_scores(trained.model, prototypes, rows, slots).amin(-1)
+    model, memory = trained.model, trained.state
+    support, queries = (model.project(part, memory) for part in (support, queries))
+    inferred = model.infer(SupportSet.of(support), memory, torch.Generator())
+    scores = rejection_scores(model, memory, inferred, queries.flatten(1, 2), None).amin(-1)
     limit = trained.thresholds().at(0.9, [2] * 5)[0]
     assert told["rejected at 0.9"].item() == pytest.approx((scores[0, 50:] > limit).float().mean())

@@ -65,11 +65,7 @@ def train(
         Interrupted: after saving, when a process was asked to stop.
         ProcessLostError: when another process ended; the last saved state can be resumed.
     """
-    if settings.inference == "gaussian":
-        raise SettingsError(
-            "inference: gaussian has nothing to train; train with conjugate inference or another "
-            "method, then learn the memory of its features with vsm memory learn"
-        )
+    _require_trainable(settings)
     progress = progress if processes.is_first else NULL_PROGRESS
     tasks = processes.share(settings.tasks)
     dataset = open_dataset(settings.data)
@@ -106,6 +102,14 @@ def train(
             _save_or_stop(run, model, optimizer, state, dataset, stop.signal_number, processes)
     _calibrate(run, settings, validation.dataset, processes)
     return run
+
+
+def _require_trainable(settings: RunSettings) -> None:
+    if settings.inference == "gaussian":
+        raise SettingsError(
+            "inference: gaussian has nothing to train; train with conjugate inference or another "
+            "method, then learn the memory of its features with vsm memory learn"
+        )
 
 
 def _save_or_stop(

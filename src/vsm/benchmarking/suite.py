@@ -148,6 +148,13 @@ class Group:
         return process.prepare(name, self.workload, *arguments)
 
 
+def _statistics(width: int, usual: Any) -> Group:
+    """Return the update of class statistics of so many features."""
+    work, workload = "statistics_update", StatisticsWorkload(num_features=width)
+    title = f"update of class statistics, {width} features"
+    return Group(title, workload, {work: [work]}, suffix=f"_{width}", **usual)
+
+
 def _shares(total: int, most: int) -> list[int]:
     """Split ``total`` turns as evenly as possible among at most ``most`` processes."""
     number = min(total, most)
@@ -233,16 +240,7 @@ class Plan:
                 )
                 for model in self.models
             ),
-            *(
-                Group(
-                    f"update of class statistics, {width} features",
-                    StatisticsWorkload(num_features=width),
-                    {"statistics_update": ["statistics_update"]},
-                    suffix=f"_{width}",
-                    **usual,
-                )
-                for width in STATISTICS_WIDTHS
-            ),
+            *(_statistics(width, usual) for width in STATISTICS_WIDTHS),
             *(
                 Group(
                     f"recall and consolidation, {slots:,} slots",

@@ -20,6 +20,7 @@ from vsm.runs.shipped import find_run, is_shipped, read_card
 from vsm.settings import GaussianSettings, PretrainSettings, RunSettings
 
 PACKAGE = Path(__file__).parents[1]
+LEARN = "vsm memory learn"
 LIBRARIES = ("torch", "numpy", "safetensors")
 
 
@@ -80,27 +81,43 @@ def _learning_commands(settings: RunSettings, output: str) -> list[str]:
         return [learn_command(settings, output)]
     path, encoder = find_run(settings.init), f"{output}-encoder"
     card, run = read_card(path), RunDirectory(path)
-    if card is not None:  # commands of a card name what they make runs/NAME
-        name = f"runs/{card['name']}"
-        before = [one.replace(name, encoder) for one in card["commands"][:-1]]
+    if card is not None:  # its commands make runs/NAME, or runs/NAME-encoder and then a memory
+        before = [one for one in card["commands"][:-1] if not one.startswith(LEARN)]
+        is_learned = len(before) < len(card["commands"]) - 1
+        name = f"runs/{card['name']}" + ("-encoder" if is_learned else "")
+        before = [one.replace(name, encoder) for one in before]
     elif run.model.is_file():
         before = training_commands(run.settings(), encoder)
     else:
         before = [command("pretrain", PretrainingDirectory(path).settings(), encoder)]
-    return [*before, learn_command(portable(settings, output), output)]
+    learn = learn_command(settings, output)
+    return [*before, learn.replace(shlex.quote(settings.init), shlex.quote(encoder), 1)]
 
 
 def learn_command(settings: RunSettings, output: str | None = None) -> str:
     """Return the command that learns a memory with these settings."""
-    words = ["vsm", "memory", "learn", "--data", settings.data]
+    words = [*LEARN.split(), "--data", settings.data]
     if settings.init is not None:
-        words += ["--encoder", settings.init]
+        words += ["--encoder", settings.init, *_views(settings)]
     if settings.seed:
         words += ["--seed", str(settings.seed)]
     for name, value in asdict(settings.gaussian).items():
         if value != getattr(GaussianSettings(), name):
             words += [f"--gaussian.{name}", str(value).lower()]
     return shlex.join(words if output is None else [*words, "--output", output])
+
+
+def _views(settings: RunSettings) -> list[str]:
+    """Return the options by which features differ from those that the encoder was trained for."""
+    run = RunDirectory(find_run(settings.init or ""))
+    if not run.model.is_file():
+        return ["--mirror", "true"] if settings.model.mirror else []
+    encoder, words = run.settings().model, []
+    if encoder.mirror != settings.model.mirror:
+        words += ["--mirror", str(settings.model.mirror).lower()]
+    if encoder.adapter != settings.model.adapter:
+        words += ["--adapter", "false"]
+    return words
 
 
 def portable(settings: RunSettings, output: str) -> RunSettings:
@@ -150,7 +167,7 @@ def _learning_record(run: RunDirectory, settings: RunSettings) -> dict[str, Any]
     """Return how a memory was learned, in which there are no steps."""
     if not run.memory.is_file():
         raise RunError(f"{run.path} holds no memory; learn it again with vsm memory learn")
-    init = settings.init
+    settings, init = run.settings(), settings.init
     return {
         "run": str(run.path),
         "method": settings.method,

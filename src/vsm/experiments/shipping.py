@@ -222,16 +222,17 @@ def halved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors as they are stored: kernels and matrices in half precision where they fit it.
 
     Vectors and scalars are few, and batch norm's variances want the range, so they stay as they
-    are. Sums in double precision become single, and the means of classes, of which there may be
-    thousands, half.
+    are; so does what is not in single precision to begin with, but for the sums of a Gaussian
+    memory: scatter becomes single, and the means of classes, of which there may be thousands, half.
     """
 
     def stored(name: str, value: Tensor) -> Tensor:
         if value.ndim < 2 or not value.is_floating_point():
             return value
-        if value.dtype == torch.float64 and name != "content":
+        if value.dtype == torch.float64 and name in ("shared_scatter", "factors"):
             return value.float()
-        return value.half() if (value.abs() <= LARGEST_HALF).all() else value
+        fits = value.dtype == torch.float32 or name == "content"
+        return value.half() if fits and (value.abs() <= LARGEST_HALF).all() else value
 
     return {name: stored(name, value) for name, value in tensors.items()}
 

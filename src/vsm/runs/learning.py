@@ -29,11 +29,10 @@ from vsm.evaluation.rejection import (
 from vsm.memory import GaussianMemory, Memory
 from vsm.memory.named import EncoderIdentity, NamedMemory
 from vsm.model import FewShotModel
-from vsm.runs.calibration import Calibration, memory_digest
 from vsm.runs.checkpoints import load_backbone
 from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import find_run
-from vsm.runs.trained_model import TrainedModel, load, store
+from vsm.runs.trained_model import TrainedModel, load, made_in_memory, store
 from vsm.settings import GaussianSettings, ModelSettings, RunSettings
 from vsm.system.devices import ON_CPU, Placement
 from vsm.system.progress import NULL_PROGRESS, Progress
@@ -267,15 +266,8 @@ def learn_memory(
     thresholds = learned.thresholds
     if decides:
         thresholds = calibrate_on_validation(model, learned.memory, dataset)
-    return TrainedModel(
-        data,
-        None,
-        model.settings,
-        model,
-        named,
-        Preprocessing.of(dataset),
-        identity,
-        Calibration({}, thresholds, memory_digest(named)),
+    return replace(
+        made_in_memory(model, named, thresholds), preprocessing=Preprocessing.of(dataset)
     )
 
 

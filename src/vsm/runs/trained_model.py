@@ -149,8 +149,9 @@ class TrainedModel:
         memory.require_encoder(self.encoder, source)
         if type(memory.memory) is not type(self.memory.memory):
             raise ClassifierError(
-                f"memory: {source} holds a memory of the method {memory.method}, but {self.name} "
-                f"was trained with {self.settings.method}"
+                f"memory: {source} holds a {type(memory.memory).__name__}, but {self.name} of the "
+                f"method {self.settings.method} with {self.inference} inference reads a "
+                f"{type(self.memory.memory).__name__}"
             )
         return replace(self, memory=memory.to(self.model.device))
 
