@@ -16,6 +16,7 @@ from vsm.errors import SettingsError
 from vsm.memory import (
     MEMORIES,
     Consolidation,
+    GaussianConsolidation,
     GaussianMemory,
     GaussianPrototypes,
     GaussianReader,
@@ -90,7 +91,9 @@ class FewShotModel(nn.Module):
             self.inference = _inference_for(settings, width)  # φ
             self.recall: Recall | None = None  # λ and ψ
             self.consolidation: Consolidation | None = None  # w of Eq. 11
-            if settings.method in MEMORIES:
+            if settings.inference == "gaussian":  # class statistics need no network to be read
+                self.consolidation = GaussianConsolidation(width)
+            elif settings.method in MEMORIES:
                 self.recall, self.consolidation = MEMORIES[settings.method](width, settings)
             self.adapter: nn.Linear | None = None
             if settings.model.adapter == "linear":

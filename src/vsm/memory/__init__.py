@@ -7,7 +7,7 @@ new memory out of an old one. :data:`MEMORIES` says which method has which.
 
 from vsm.memory.consolidation import Consolidation, MeanConsolidation, SlotConsolidation
 from vsm.memory.designs import MEMORIES, MemoryDesign
-from vsm.memory.gaussian import GaussianMemory, Reading
+from vsm.memory.gaussian import GaussianConsolidation, GaussianMemory, Reading
 from vsm.memory.gaussian_reader import GaussianPrototypes, GaussianReader
 from vsm.memory.recall import MemoryPrior, PreparedMemory, Recall, Recollection, SupportSet
 from vsm.memory.state import Memory, Observations, SlotMemory
@@ -15,6 +15,7 @@ from vsm.memory.state import Memory, Observations, SlotMemory
 __all__ = [
     "MEMORIES",
     "Consolidation",
+    "GaussianConsolidation",
     "GaussianMemory",
     "GaussianPrototypes",
     "GaussianReader",

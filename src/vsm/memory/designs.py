@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from vsm.memory.consolidation import Consolidation, SlotConsolidation
-from vsm.memory.gaussian import GaussianConsolidation
 from vsm.memory.kanerva import KanervaConsolidation, KanervaRecall
 from vsm.memory.mann import MannRecall
 from vsm.memory.recall import Recall
@@ -16,7 +15,7 @@ from vsm.settings import Method, RunSettings
 class MemoryDesign(NamedTuple):
     """How a method reads its memory, and how it writes it."""
 
-    recall: Recall | None  # None for class statistics, which the inference reads itself
+    recall: Recall
     consolidation: Consolidation | None  # None for a memory that is wiped between episodes
 
 
@@ -31,8 +30,6 @@ def _transformed(width: int, run: RunSettings) -> MemoryDesign:
 
 
 def _vsm(width: int, run: RunSettings) -> MemoryDesign:
-    if run.inference == "gaussian":
-        return MemoryDesign(None, GaussianConsolidation(width))
     recall = VariationalRecall(width, run.memory, run.model, run.objective)
     return MemoryDesign(recall, SlotConsolidation(width, run.memory))
 
