@@ -103,7 +103,7 @@ def difference_rows(found: Found) -> list[list[str]]:
 def _memory_sizes(asked: Found, conditions: Mapping[str, Found]) -> list[Block]:
     """Show the reference with part of its memory, if any was measured."""
     cells = {
-        name: {"–".join(map(str, one["slots"])): _percent(one) for one in found["memory_sizes"]}
+        name: {"–".join(map(str, one["slots"])): _sized(one) for one in found["memory_sizes"]}
         for name, found in conditions.items()
         if len(found.get("memory_sizes") or []) > 1
     }
@@ -112,9 +112,17 @@ def _memory_sizes(asked: Found, conditions: Mapping[str, Found]) -> list[Block]:
     slots = list(dict.fromkeys(size for row in cells.values() for size in row))
     rows = [[name, *(row.get(size, "–") for size in slots)] for name, row in cells.items()]
     several = asked["memory_subsets"]
-    mean = f", the mean of {several} choices of them" if several > 1 else ""
+    mean = ""
+    if several > 1:
+        mean = f", the mean of {several} choices of them (in parentheses ± over such choices)"
     text = f"{asked['reference']} with so many slots{mean}:"
     return [Text(text), Table(["slots", *slots], rows)]
+
+
+def _sized(found: Found) -> str:
+    """Return an accuracy with its interval over episodes, and over choices of classes if known."""
+    apart = found.get("ci95_subsets")
+    return _percent(found) + ("" if apart is None else f" ({100 * apart:.2f})")
 
 
 def _effects(conditions: Mapping[str, Found]) -> list[Block]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vsm.data import Dataset, open_dataset
 from vsm.evaluation.protocol import EpisodeProtocol
-from vsm.evaluation.statistics import crossed_estimate, estimate, spearman
+from vsm.evaluation.statistics import crossed_estimate, estimate, spearman, student_quantile
 from vsm.experiments.results import Cell, class_interval, interval, number, read_cell
 from vsm.experiments.store import JobStore
 from vsm.experiments.study.definition import Condition, Found
@@ -95,7 +95,14 @@ class _Summary:
             ]
             accuracies = [read_cell(self.store, c, asked.seeds).values("accuracy") for c in cells]
             over_seeds = interval(crossed_estimate(torch.stack(accuracies).mean(0)))
-            found.append({"slots": [size], "subsets": len(subsets), **over_seeds})
+            apart = None
+            if len(subsets) > 1:  # over choices of classes, each by its mean
+                means = torch.stack([one.mean() for one in accuracies])
+                std = means.std().item() / len(subsets) ** 0.5
+                apart = student_quantile(len(subsets) - 1) * std
+            found.append(
+                {"slots": [size], "subsets": len(subsets), **over_seeds, "ci95_subsets": apart}
+            )
         every = interval(crossed_estimate(reference.values("accuracy")))
         return [*found, {"slots": sorted(set(slots)), "subsets": 1, **every}]
 
