@@ -187,7 +187,7 @@ class FittedClasses:
         if self.inferred.gaussian is None:
             return self._by_class(kappa.mean(-1))[0]
         shots = kappa.new_tensor(self.shots).view(1, -1, 1)
-        share = (kappa / (kappa + shots)).mean(-1)
+        share = (1 / (1 + shots / kappa)).mean(-1)
         return self._by_class(shots[..., 0] * share / (1 - share))[0]
 
     def _moved(self) -> dict[Any, Moved] | None:

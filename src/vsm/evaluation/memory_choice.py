@@ -32,6 +32,7 @@ RHOS, SCALES = (0.25, 0.5, 0.75), (5.0, 10.0, 20.0)
 NORMALIZATIONS: tuple[Normalization, ...] = ("l2n", "cl2n")
 FINALISTS = 3  # triples of normalization, ε and β that ρ is tried with
 NOISE_SCALES, HALVINGS = (0.05, 1000.0), 16
+LEAST_GAIN = 0.01  # of the likelihood without memory; the best of many candidates is lucky
 ROWS_KEPT = 12  # of the table
 
 
@@ -336,7 +337,7 @@ def _best(found: list[Candidate], episodes_of: str) -> Choice:
         gain = estimate(without.episode_nll - best.episode_nll)
         told = f"{gain.mean:+.4f} ± {gain.ci95:.4f} nats per query against no memory"
         reason = f"{reason}, {told}"
-        if gain.mean <= gain.ci95:
+        if gain.mean <= max(gain.ci95, LEAST_GAIN * without.mean_nll):
             best, reason = without, f"no memory: the best of {len(found)} candidates has {told}"
     rows = ordered[:ROWS_KEPT]
     if without is not None and without not in rows:

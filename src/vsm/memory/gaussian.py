@@ -208,7 +208,7 @@ class GaussianMemory(SlotMemory):
         slots = torch.tensor([place[one] for one in class_ids.tolist()], dtype=torch.int64)
         old = memory.counts[slots]
         apart = means - memory.content[slots]
-        weight = (counts / (old + counts)).unsqueeze(-1)
+        weight = (counts / (old + counts).double()).unsqueeze(-1)
         shifts = apart * (old.unsqueeze(-1) * weight).sqrt()
         parts = list(memory.factors.split(memory.factor_rows.tolist()))
         for position, slot in enumerate(slots.tolist()):
@@ -293,9 +293,13 @@ class GaussianMemory(SlotMemory):
         place = {one: slot for slot, one in enumerate(self.slot_classes)}
         own = torch.tensor([place.get(one, -1) for one in class_ids.tolist()], dtype=torch.int64)
         twins = own >= 0
-        twins[own >= 0] = (self.counts[own] == other.counts)[own >= 0]
-        twins[twins.clone()] = (self.content[own] == other.content).all(-1)[twins]
-        one_scatter = torch.equal(self.shared_scatter, other.shared_scatter)
+        both, known = own[twins], twins.clone()
+        twins[known] = (self.counts[both] == other.counts[known]) & (
+            self.content[both] == other.content[known]
+        ).all(-1)
+        one_scatter = bool(
+            twins.any() and torch.equal(self.shared_scatter, other.shared_scatter)
+        )  # without a class in common, equal scatter is chance, or none at all
         if not one_scatter and not other.can_be_forgotten[twins].all():
             raise MemoryFileError(
                 "merge: both hold classes that were learned from the same images, whose scatter "

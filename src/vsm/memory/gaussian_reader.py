@@ -135,9 +135,13 @@ class Decomposition(NamedTuple):
         ``counts [A]`` say of how many members each mean is.
         """
         width = means.shape[1]
+        # What differs by rounding alone does not differ.
+        rounding = (16 * torch.finfo(means.dtype).eps * means.norm()).square()
+        within = within if within.trace() > rounding else torch.zeros_like(within)
         weights = _weights(means, counts, within)
         grand_mean = weights @ means
         apart = weights.sqrt().unsqueeze(-1) * (means - grand_mean)
+        apart = apart if apart.square().sum() > rounding else torch.zeros_like(apart)
         between = apart.square().sum().item()  # tr S_b
         covariance = _shrunk(within, epsilon, between)
         factor = torch.linalg.cholesky(covariance)
