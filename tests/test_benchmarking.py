@@ -39,7 +39,12 @@ from vsm.benchmarking.suite import (
     summarize,
 )
 from vsm.benchmarking.timing import Timed, interleaved, quartiles
-from vsm.benchmarking.workloads import ClassifierWorkload, EvaluationWorkload, StepWorkload
+from vsm.benchmarking.workloads import (
+    ClassifierWorkload,
+    EvaluationWorkload,
+    StatisticsWorkload,
+    StepWorkload,
+)
 from vsm.benchmarking.works import (
     backbone_passes,
     consolidations,
@@ -612,11 +617,11 @@ def test_a_benchmark_that_is_stopped_goes_on_from_what_was_measured(
     first = rounds_of_seconds(monkeypatch, fail_after=4)
     with pytest.raises(Interrupted, match="stopped and saved after 4 jobs; the same command goes"):
         run_jobs(plan.jobs, store, launcher)
-    assert [store.state(job) for job in plan.jobs] == ["done"] * 4 + ["waiting"] * 6
+    assert [store.state(job) for job in plan.jobs] == ["done"] * 4 + ["waiting"] * 8
     kept = [store.outcome(job) for job in plan.jobs[:4]]
     second = rounds_of_seconds(monkeypatch)
     outcome = run_jobs(plan.jobs, store, launcher)
-    assert (len(outcome.skipped), len(outcome.done), outcome.failed) == (4, 6, [])
+    assert (len(outcome.skipped), len(outcome.done), outcome.failed) == (4, 8, [])
     assert [one.recipe() for one in first + second] == [
         group.recipe() for group in plan.plan.groups()
     ]
@@ -668,7 +673,7 @@ def test_bench_full_writes_a_page_and_measures_again_only_when_asked(
 ) -> None:
     monkeypatch.setattr(speed, "describe_machine", lambda _: plan.machine)
     measured = rounds_of_seconds(monkeypatch)
-    for words, total in (([], 13), ([], 13), (["--again"], 26)):
+    for words, total in (([], 16), ([], 16), (["--again"], 32)):
         with redirect_stdout(io.StringIO()) as output:
             assert main(["bench", "--full", "--output", str(tmp_path), "--json", *words]) == 0
         assert len(measured) == total
@@ -764,6 +769,7 @@ def test_every_work_of_the_worker_runs(data_folder: Path) -> None:
         "reference_steps": (TINY, 1),
         "evaluation": (TINY_EVALUATION,),
         "reference_evaluation": (TINY_EVALUATION,),
+        "statistics_update": (StatisticsWorkload(num_features=6, remembered=4, images=2),),
         **dict.fromkeys(CLASSIFIER_WORKS, (TINY_CLASSIFIER,)),
     }
     bench = worker.Bench()

@@ -24,6 +24,7 @@ from vsm.data import ImageDataset, open_images
 from vsm.errors import DataError, ExportError
 from vsm.export import classifier_noise, onnx_files
 from vsm.export.graphs import ClassifierGraph, RecordedNoise, StoredNoise
+from vsm.memory import GaussianMemory
 from vsm.model import FewShotModel
 from vsm.runs.trained_model import TrainedModel, load
 from vsm.seeding import generator
@@ -326,10 +327,11 @@ def test_a_graph_that_answers_otherwise_is_not_written(
         "_converted",
         lambda graph, *_: (glyphs_export / graphs[type(graph).__name__]).read_bytes(),
     )
-    other = FewShotClassifier.from_pretrained("glyphs-5w1s").encoder
-    assert other is not None
-    with torch.no_grad():
-        other.model.classifier.log_temperature.add_(0.5)
+    other = load("glyphs-5w1s")
+    assert other.memory is not None
+    assert isinstance(other.state, GaussianMemory)
+    read_otherwise = other.state.read_as(other.state.how._replace(noise_scale=9.0))
+    other = replace(other, memory=replace(other.memory, memory=read_otherwise))
     monkeypatch.setattr(onnx_files, "load", lambda *_, **__: other)
     with pytest.raises(ExportError, match=r"probabilities of glyphs-5w1s differ .*nothing was"):
         export_onnx("glyphs-5w1s", tmp_path / "onnx")
