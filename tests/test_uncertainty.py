@@ -22,7 +22,13 @@ ROOT = Path(__file__).parents[1]
     ("page", "studies"),
     [
         ("docs/uncertainty.md", ["uncertainty"]),
-        ("docs/results.md", ["cifar-fs", "cifar-fs-addressing", "omniglot"]),
+        (
+            "docs/results.md",
+            [
+                *("gaussian-cifar-fs", "gaussian-omniglot", "gaussian-glyphs"),
+                *("cifar-fs", "cifar-fs-addressing", "omniglot"),
+            ],
+        ),
     ],
 )
 def test_pages_in_the_docs_are_rendered_from_result_files(

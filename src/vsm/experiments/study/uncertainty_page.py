@@ -6,7 +6,7 @@ from vsm.experiments.document import Block, Heading, Table, Text
 from vsm.experiments.study.definition import Found
 
 COVERAGES = (0.8, 0.9, 0.95)
-CHOSEN, DISTANCE, PROBABILITY = "distance against memory", "distance alone", "largest probability"
+CHOSEN, DISTANCE, PROBABILITY = "rejection score", "distance alone", "largest probability"
 SCORES = (CHOSEN, DISTANCE, PROBABILITY)
 """What may detect OOD queries; the first is what the package uses."""
 PARTS = ("total", "aleatoric", "epistemic")
