@@ -167,7 +167,8 @@ def _learning_record(run: RunDirectory, settings: RunSettings) -> dict[str, Any]
     """Return how a memory was learned, in which there are no steps."""
     if not run.memory.is_file():
         raise RunError(f"{run.path} holds no memory; learn it again with vsm memory learn")
-    settings, init = run.settings(), settings.init
+    init = settings.init
+    settings = replace(run.settings(), init=init)  # by the name that the user gave
     return {
         "run": str(run.path),
         "method": settings.method,

@@ -141,14 +141,15 @@ class StudyPlan:
 
     def _learned(self, row: Mapping[str, Any], seed: int) -> Model:
         """Return the memory that is learned with the encoder of a row, and its settings."""
-        path = find_run(str(row["encoder"]).format(seed=seed))
+        name = str(row["encoder"]).format(seed=seed)
+        path = find_run(name)
         if not path.exists():
             raise RunError(f"rows: there is no encoder {path}; make it first")
         views = {name: bool(row[name]) for name in ("mirror", "with_adapter") if name in row}
         changes = {key: value for key, value in row.items() if key not in ("encoder", *views)}
         base = RunSettings(
             data=self.asked.data,
-            init=str(path),
+            init=name,
             seed=seed,
             model=ModelSettings(inference="gaussian"),
         )
