@@ -23,7 +23,9 @@ def directions(memory: GaussianMemory) -> Figure:
     left.semilogy(numbers, ratios)
     left.set(ylabel="variance between ÷ within classes", xlabel="direction")
     for shot in (1, 5, 25):
-        right.plot(numbers, shot * ratios / (shot * ratios + 1), label=f"{shot} examples")
+        right.plot(
+            numbers, shot * ratios / (shot * ratios + 1), label=f"{shot} example{'s' * (shot > 1)}"
+        )
     right.set(ylabel="weight of the examples", xlabel="direction", ylim=(0, 1))
     right.legend()
     for axes in (left, right):
