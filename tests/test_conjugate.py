@@ -330,7 +330,7 @@ def test_classes_of_different_sizes_are_inferred_as_each_would_be_alone(method: 
     model = model_of(method).eval()
     memory, sizes = memory_of(model), [1, 4, 2]
     classes = [values(size, WIDTH, seed=20 + size) for size in sizes]
-    support = SupportSet.of_classes(classes)
+    support = SupportSet.of_classes(torch.cat(classes), sizes)
     together = model.infer(support, memory, torch.Generator().manual_seed(0)).posterior
     assert together is not None
     for n, features in enumerate(classes):
@@ -347,7 +347,7 @@ def test_classes_of_different_sizes_are_inferred_as_each_would_be_alone(method: 
 
 def test_a_support_set_of_equal_classes_is_the_usual_one() -> None:
     features = values(1, WAY, 4, WIDTH, seed=1)
-    ours, usual = SupportSet.of_classes(list(features[0])), SupportSet.of(features)
+    ours, usual = SupportSet.of_classes(features.flatten(0, 2), [4] * WAY), SupportSet.of(features)
     assert torch.equal(ours.features, usual.features)
     assert torch.equal(ours.mean, usual.mean)
     assert ours.shots is usual.shots is None

@@ -238,7 +238,8 @@ def test_prototypes_and_densities_are_those_of_the_joint_gaussian(
     rows = normalized(new, how.normalization, memory.center)
     examples = [rows[n : n + shot] for n, shot in enumerate(shots)]
     queries = normalized(values(4, WIDTH, seed=50) + 0.5, how.normalization, memory.center)
-    found = reader.infer(SupportSet.of_classes([reader.project(one.float()) for one in examples]))
+    projected = reader.project(torch.cat(examples).float())
+    found = reader.infer(SupportSet.of_classes(projected, shots))
     log_densities = found.log_prob(reader.project(queries.float()).unsqueeze(0))[0]  # [B, N]
     a, shift = reader.rotation.double().numpy(), log_determinant(reader)
     probabilities = np.zeros((4, 3))
@@ -377,8 +378,8 @@ def test_the_score_of_none_of_these_is_a_ratio_of_dense_densities(how: Reading) 
     memory, dense = read(features, class_ids, how)
     model, shots = feature_model(), (1, 4)
     new = values(5, WIDTH, seed=80) + 0.4
-    support = [model.project(part.float(), memory) for part in new.split(shots)]
-    inferred = model.infer(SupportSet.of_classes(support), memory, generator(0, "unused"))
+    support = SupportSet.of_classes(model.project(new.float(), memory), shots)
+    inferred = model.infer(support, memory, generator(0, "unused"))
     pictures = values(3, WIDTH, seed=81) + 0.3
     queries = model.project(pictures.float(), memory).unsqueeze(0)
     scores = rejection_scores(model, memory, inferred, queries, None)

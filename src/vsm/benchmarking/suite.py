@@ -41,9 +41,10 @@ STEPS_SHOWN: Works = {
 }
 """The methods, with the paper's network unless it says otherwise."""
 MEMORY_WORKS = ("recall", "recall_with_gradient", "consolidation")
-CLASSIFIER_WORKS = ("embedding_alone", "fit_and_predict", "predict", "explain")
+CLASSIFIER_WORKS = ("forward_pass", "embedding_pictures", "fit_and_predict", "predict", "explain")
 CLASSIFIER_RATIOS: Ratios = {
-    "classifying_vs_embedding": ("fit_and_predict", "embedding_alone"),
+    "classifying_vs_embedding": ("fit_and_predict", "embedding_pictures"),
+    "classifying_vs_forward_pass": ("fit_and_predict", "forward_pass"),
     "explaining_vs_predicting": ("explain", "predict"),
 }
 EVALUATION_RATIO = "evaluation_2k_vs_reference_600"
@@ -192,7 +193,8 @@ class Plan:
     Attributes:
         step: one training step; its image size is set to each that is compared.
         evaluation: the episodes; their shot is set to each of ``SHOTS``.
-        classifier: what the classifiers of the shipped ``models`` are asked.
+        classifier: what the classifiers of the shipped ``models`` are asked; its queries are set to
+            each of ``queries``.
         slots: sizes of the memory whose cost is measured.
         pairs: turns of a training step.
         warm_up: turns of a training step, a recall or a consolidation that do not count.
@@ -203,6 +205,7 @@ class Plan:
     evaluation: EvaluationWorkload = field(default_factory=EvaluationWorkload)
     classifier: ClassifierWorkload = field(default_factory=ClassifierWorkload)
     models: tuple[str, ...] = ("cifar-fs-vsm", "glyphs-5w1s", "omniglot-vsm")
+    queries: tuple[int, ...] = (100, 1_000)
     slots: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     pairs: int = 20
     evaluation_pairs: int = 3
@@ -231,13 +234,14 @@ class Plan:
             *(self._beside_reference(size, usual) for size in REFERENCE_SIZES),
             *(
                 Group(
-                    f"classifier, {model}",
-                    replace(self.classifier, model=model),
+                    f"classifier, {model}, {queries:,} pictures",
+                    replace(self.classifier, model=model, queries=queries),
                     {work: [work] for work in CLASSIFIER_WORKS},
                     ratios=CLASSIFIER_RATIOS,
-                    suffix=f"_{model}",
+                    suffix=f"_{model}_{queries}",
                     **usual,
                 )
+                for queries in self.queries
                 for model in self.models
             ),
             *(_statistics(width, usual) for width in STATISTICS_WIDTHS),

@@ -251,13 +251,20 @@ def statistics_updates(workload: StatisticsWorkload) -> Work:
     return lambda: memory.add(new, new_ids, 1).reader
 
 
-def embedding_alone(workload: ClassifierWorkload) -> Work:
-    """Return the embedding of examples and queries at once, prepared as the model wants them."""
+def forward_passes(workload: ClassifierWorkload) -> Work:
+    """Return the features of examples and queries at once, prepared as the model wants them."""
     trained = load(workload.model)
     assert trained.preprocessing is not None
     support, queries = images(workload, trained)
     prepared = trained.preprocessing.normalize(trained.preprocessing.pixels([*support, *queries]))
     return torch.no_grad()(lambda: trained.model.embed(prepared))
+
+
+def embeddings_of_pictures(workload: ClassifierWorkload) -> Work:
+    """Return the embedding of examples and then of queries: arrays of pixels in, features out."""
+    trained = load(workload.model)
+    support, queries = images(workload, trained)
+    return lambda: (trained.embed(support), trained.embed(queries))
 
 
 def fits_and_predictions(workload: ClassifierWorkload) -> Work:

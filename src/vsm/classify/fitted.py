@@ -52,10 +52,12 @@ class Examples:
         """Return these and more examples ``[n, D]`` with their labels ``[n]``."""
         known = zip(self.support, self.remembered, strict=True)
         held = dict(zip(self.labels, known, strict=True))
-        for label in np.unique(labels).tolist():
-            rows = features[torch.from_numpy(labels == label).to(features.device)]
-            before, done = held.get(label, (rows[:0], 0))
-            held[label] = (torch.cat([before, rows]), done)
+        names, counts = np.unique(labels, return_counts=True)
+        order = torch.from_numpy(np.argsort(labels, kind="stable")).to(features.device)
+        parts = features[order].split(counts.tolist())
+        for label, rows in zip(names.tolist(), parts, strict=True):
+            before, done = held.get(label, (None, 0))
+            held[label] = (rows if before is None else torch.cat([before, rows]), done)
         ordered = sorted(held)
         support, remembered = zip(*(held[label] for label in ordered), strict=True)
         return Examples(tuple(ordered), support, remembered)
@@ -102,7 +104,8 @@ class FittedClasses:
 
         Where classes differ in how many they have, it is that of their geometric mean.
         """
-        return self.trained.temperature(statistics.geometric_mean(self.shots))
+        first, *others = set(self.shots)
+        return self.trained.temperature(statistics.geometric_mean(self.shots) if others else first)
 
     def probabilities(self, features: Tensor, temperature: float) -> npt.NDArray[np.float32]:
         """Return calibrated probabilities of embedded pictures ``[n, D]``: ``[n, N]``."""
@@ -112,7 +115,7 @@ class FittedClasses:
         ]
         return torch.cat(answers).cpu().numpy()
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def accepted(self, features: Tensor, coverage: float) -> npt.NDArray[np.bool_]:
         """Tell which embedded pictures ``[n, D]`` are near enough to one of the classes ``[n]``."""
         limits = self.trained.thresholds().at(coverage, self.shots)
@@ -123,7 +126,7 @@ class FittedClasses:
         ]
         return (torch.cat(scores) <= limits).any(-1).numpy()
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def explanations(
         self, features: Tensor, temperature: float, num_recalled: int
     ) -> list[Explanation]:
@@ -218,7 +221,7 @@ class FittedClasses:
         """Map embedded pictures ``[n, D]`` to where the prototypes are: ``[1, n, D]``."""
         return self.trained.model.project(features, self._memory).unsqueeze(0)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _log_probabilities(self, features: Tensor) -> Tensor:
         """Eq. 1 for every sample of the prototypes: ``[n, D]`` to ``[1, n, N, L]``."""
         return self.trained.model.classify(self._projected(features), self.inferred)
@@ -261,7 +264,7 @@ class FittedClasses:
         return dict(zip(labels, found, strict=True))
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def fit_classes(
     trained: TrainedModel,
     memory: NamedMemory | None,
@@ -275,8 +278,9 @@ def fit_classes(
     """
     model = trained.model
     bare = None if memory is None else memory.memory
-    projected = [model.project(rows, bare) for rows in examples.support]
-    support, counted = SupportSet.of_classes(projected), (0,) * len(examples.labels)
+    projected = model.project(torch.cat(examples.support), bare)
+    support = SupportSet.of_classes(projected, [len(rows) for rows in examples.support])
+    counted = (0,) * len(examples.labels)
     state = slot_mask = None
     if memory is not None:
         state = prepared or memory.memory.to(model.device)
@@ -293,14 +297,14 @@ def _slot_mask(memory: NamedMemory, labels: Sequence[Any], device: torch.device)
     Those under the labels of other fitted classes, since it is none of them; and what people
     remembered under its own, which :func:`_with_remembered` counts.
     """
-    place = {str(label): n for n, label in enumerate(labels)}
-    if place.keys().isdisjoint(memory.names):
+    names = {n: str(label) for n, label in enumerate(labels)}
+    known = {n: memory.places[name] for n, name in names.items() if name in memory.places}
+    if not known:
         return None
-    slot_mask, added = torch.zeros(1, len(place), len(memory.names), dtype=torch.bool), memory.added
-    for slot, name in enumerate(memory.names):
-        if name in place:
-            slot_mask[0, :, slot] = True
-            slot_mask[0, place[name], slot] = name in added
+    slot_mask = torch.zeros(1, len(labels), len(memory.names), dtype=torch.bool)
+    for n, slot in known.items():
+        slot_mask[0, :, slot] = True
+        slot_mask[0, n, slot] = memory.names[slot] in memory.added
     return slot_mask.to(device)
 
 
@@ -317,7 +321,7 @@ def _with_remembered(
     means = support.mean.clone()
     for n, label in enumerate(map(str, examples.labels)):
         if label in added:
-            slot = memory.names.index(label)
+            slot = memory.places[label]
             own = content[slot].to(means.device)
             if (own - means[0, n]).norm() > SAME_EVIDENCE * own.norm():
                 counted[n] = int(slots.counts[slot])

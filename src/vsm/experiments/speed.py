@@ -113,8 +113,8 @@ def _conditions(results: dict[str, Any]) -> list[str]:
         f"an evaluation: {evaluation['data']}, {evaluation['episodes']:,} episodes of VSM with J = "
         f"{evaluation['memory_samples']} and L = {evaluation['prototype_samples']}, "
         f"{evaluation['reference_episodes']:,} of the reference",
-        f"a classifier: {classifier['way']} classes of {classifier['shot']} examples each, and "
-        f"{classifier['queries']} pictures to classify",
+        f"a classifier: {classifier['way']} classes of {classifier['shot']} examples each, and as "
+        "many pictures to classify as the name of its line says",
     ]
 
 

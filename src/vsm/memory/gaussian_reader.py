@@ -54,19 +54,22 @@ class GaussianReader(NamedTuple):
         rotation: A ``[D, D]``; its rows are sorted by falling e.
         ratios: e ``[D]``, the variance between classes in that within them, by direction.
         slots: class means in these coordinates ``[A, D]``.
+        cosine_scales: factors on inner products with slots of length one ``[A]``: the addressing
+            scale over the length of each slot, which makes the logits of Eq. 9.
         rho: how far π lies towards what is recalled.
-        addressing_scale: factor on the cosines of Eq. 9.
     """
 
     grand_mean: Tensor
     rotation: Tensor
     ratios: Tensor
     slots: Tensor
+    cosine_scales: Tensor
     rho: float
-    addressing_scale: float
 
     def to(self, device: torch.device) -> "GaussianReader":
         """Return the same on ``device``."""
+        if self.slots.device == device:
+            return self
         moved = {name: value.to(device) for name, value in self._asdict().items() if name in MOVED}
         return self._replace(**moved)
 
@@ -95,11 +98,11 @@ class GaussianReader(NamedTuple):
 
     def _address(self, support_mean: Tensor, slot_mask: Tensor | None) -> Tensor:
         """Eq. 9 with cosines in these coordinates, relative to the grand mean: ``[T, N, A]``."""
-        cosines = F.normalize(support_mean, dim=-1) @ F.normalize(self.slots, dim=-1).mT
-        logits = self.addressing_scale * cosines
-        if slot_mask is not None:
-            logits = logits.masked_fill(slot_mask, -torch.inf)
-        return masked_softmax(logits)
+        unit = F.normalize(support_mean, dim=-1)
+        logits = (unit @ self.slots.mT) * self.cosine_scales
+        if slot_mask is None:
+            return logits.softmax(-1)
+        return masked_softmax(logits.masked_fill(slot_mask, -torch.inf))
 
     def log_marginal(self, queries: Tensor) -> Tensor:
         """Log density of projected ``queries [..., D]`` in a class never met: N(h; g, W + B)."""
@@ -107,7 +110,7 @@ class GaussianReader(NamedTuple):
         return DiagonalGaussian(torch.zeros_like(spread), spread).log_prob(queries)
 
 
-MOVED = ("grand_mean", "rotation", "ratios", "slots")
+MOVED = ("grand_mean", "rotation", "ratios", "slots", "cosine_scales")
 
 
 class Decomposition(NamedTuple):
@@ -168,13 +171,14 @@ class Decomposition(NamedTuple):
         else:
             ratios = self.ratios + beta * self.share
         scale = math.sqrt(noise_scale)
+        slots = (self.slots / scale).float()
         return GaussianReader(
             self.grand_mean.float(),
             (self.rotation / scale).float(),
             ratios.float(),
-            (self.slots / scale).float(),
+            slots,
+            addressing_scale / slots.norm(dim=-1).clamp_min(1e-12),
             rho,
-            addressing_scale,
         )
 
 

@@ -8,6 +8,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,7 +113,12 @@ class NamedMemory:
                 f"with those of {wanted}; use the memory of one encoder with that encoder alone"
             )
 
-    @property
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The slot of each class."""
+        return {name: slot for slot, name in enumerate(self.names)}
+
+    @cached_property
     def added(self) -> frozenset[str]:
         """Names of slots that people added, in contrast to those that training left."""
         return frozenset(_added(self.provenance)).intersection(self.names)

@@ -39,12 +39,14 @@ class SupportSet(NamedTuple):
         return SupportSet(features, features.mean(2))
 
     @staticmethod
-    def of_classes(classes: Sequence[Tensor]) -> "SupportSet":
-        """Make one task of classes of any sizes, each ``[K_n, D]`` with K_n ≥ 1."""
-        sizes = [len(features) for features in classes]
+    def of_classes(rows: Tensor, sizes: Sequence[int]) -> "SupportSet":
+        """Make one task of ``rows [P, D]``, the first K_1 ≥ 1 of one class, then K_2 of the next.
+
+        ``sizes`` are the K_n.
+        """
         if len(set(sizes)) == 1:
-            return SupportSet.of(torch.stack(list(classes)).unsqueeze(0))
-        turns = torch.arange(max(sizes))
+            return SupportSet.of(rows.view(1, len(sizes), sizes[0], -1))
+        classes, turns = rows.split(list(sizes)), torch.arange(max(sizes))
         repeated = torch.stack([features[turns % len(features)] for features in classes])
         means = torch.stack([features.mean(0) for features in classes])
         shots = means.new_tensor(sizes).view(1, -1, 1)
