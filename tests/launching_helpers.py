@@ -17,7 +17,7 @@ TINY = [
     *("--way", "5", "--queries", "2", "--tasks", "2", "--checkpoint-every", "5"),
     *("--model.channels", "4", "--model.hidden-units", "8"),
     *("--sampling.train-prototypes", "4", "--sampling.evaluation-prototypes", "4"),
-    *("--validation.every", "10", "--validation.episodes", "5"),
+    *("--validation.every", "10", "--validation.episodes", "5", "--learn-memory", "false"),
 ]
 
 

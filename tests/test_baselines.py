@@ -441,7 +441,7 @@ SHORT = [
     *("--data", "glyphs", "--queries", "2", "--tasks", "1", "--steps", "2"),
     *("--model.channels", "4", "--model.hidden-units", "8"),
     *("--sampling.train-prototypes", "4", "--sampling.evaluation-prototypes", "4"),
-    *("--validation.episodes", "2"),
+    *("--validation.episodes", "2", "--learn-memory", "false"),
 ]
 ALL = ",".join(BASELINE_NAMES)
 

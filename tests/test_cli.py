@@ -25,7 +25,7 @@ TINY = [
     *("--way", "5", "--queries", "2", "--tasks", "1", "--checkpoint-every", "5"),
     *("--model.channels", "4", "--model.hidden-units", "8"),
     *("--sampling.train-prototypes", "4", "--sampling.evaluation-prototypes", "4"),
-    *("--validation.every", "10", "--validation.episodes", "5"),
+    *("--validation.every", "10", "--validation.episodes", "5", "--learn-memory", "false"),
 ]
 
 
@@ -252,7 +252,8 @@ def test_settings_cannot_change_on_resume_except_for_more_steps(
     assert "steps: the run in" in capsys.readouterr().err  # the cosine schedule depends on them
     assert main(["train", "--output", place, "--resume", "--overwrite"]) == 2
     assert "contradict each other" in capsys.readouterr().err
-    assert main(["train", "--output", place, "--resume", "--json"]) == 0
+    words = ["--resume", "--learn-memory", "false", "--json"]
+    assert main(["train", "--output", place, *words]) == 0
     assert one_json_object(capsys.readouterr().out)["run"] == place
 
 
@@ -281,7 +282,7 @@ def test_a_killed_run_resumes_to_the_bits_of_an_uninterrupted_one(tmp_path: Path
     uninterrupted, process = (start(*arguments, "--output", out) for out in (whole, killed))
     wait_for(killed / "resume.safetensors", [process])
     process.kill()
-    resumed = start("train", "--output", killed, "--resume")
+    resumed = start("train", "--output", killed, "--resume", "--learn-memory", "false")
     assert [code for code, _ in finish([uninterrupted, process, resumed])] == [0, -9, 0]
     for name in (
         "model.safetensors",

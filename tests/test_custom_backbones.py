@@ -346,7 +346,7 @@ TINY = [
     *("--way", "3", "--queries", "2", "--tasks", "1", "--checkpoint-every", "2", "--steps", "4"),
     *("--model.channels", "4", "--model.hidden-units", "8"),
     *("--sampling.train-prototypes", "4", "--sampling.evaluation-prototypes", "4"),
-    *("--validation.every", "4", "--validation.episodes", "4"),
+    *("--validation.every", "4", "--validation.episodes", "4", "--learn-memory", "false"),
 ]
 OWN = ["--backbone", "encoders:small"]
 

@@ -156,6 +156,7 @@ def shrink_trainings(patch: pytest.MonkeyPatch, pictures: str) -> None:
         return evaluate(model, memory, episodes, 4, **named)
 
     patch.setattr("vsm.training.train", train_briefly)
+    patch.setattr("vsm.training.learn_after_training", lambda *_: None)
     patch.setattr("vsm.pretraining.loop.pretrain", pretrain_briefly)
     for name, brief in [
         ("train", train_briefly),

@@ -513,9 +513,10 @@ def test_the_command_line_trains_on_features_and_evaluates_from_anywhere(
     monkeypatch.chdir(tmp_path)
     data = ["--data", "features:birds.safetensors"]
     assert main(["train", *data, "--output", "run", *TINY, "--json"]) == 0
+    learned = json.loads(capsys.readouterr().out)["gaussian"]
+    assert learned["used"] == (learned["difference"]["mean"] >= 0) == Path("run/gaussian").is_dir()
     monkeypatch.chdir("/")
     run = str(tmp_path / "run")
-    capsys.readouterr()
     assert main(["evaluate", run, "--queries", "2", "--episodes", "5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["data"] == birds
     assert main(["evaluate", run, "--queries", "2", "--batch-norm", "transductive"]) == 2

@@ -1,6 +1,10 @@
 """``vsm memory learn``: a run directory from one pass, used like any other, and what it refuses."""
 
+import io
 import json
+import shutil
+from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,11 @@ from vsm.errors import EpisodeError, SettingsError
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.experiments.comparison import load_for
 from vsm.memory import GaussianMemory
+from vsm.runs.directory import RunDirectory
+from vsm.runs.learning import learn_memory
+from vsm.runs.trained_model import save_best
 from vsm.settings import ModelSettings, RunSettings
-from vsm.training import train
+from vsm.training import learn_after_training, train
 
 WIDTH, CLASSES, EACH = 12, 24, 12
 
@@ -172,3 +179,77 @@ def test_there_is_nothing_to_train(data: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"gaussian has nothing to train; .* vsm memory learn"):
         train(settings, tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+SHORT_TRAINING = [
+    *("--way", "3", "--queries", "4", "--tasks", "1", "--steps", "4", "--model.hidden-units", "8"),
+    *("--sampling.train-prototypes", "4", "--sampling.evaluation-prototypes", "20"),
+    *("--validation.every", "4", "--validation.episodes", "200", "--json"),
+]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run of ``vsm train`` on features that the Gaussian memory serves well, and its report."""
+    random, folder = np.random.default_rng(1), tmp_path_factory.mktemp("trained")
+    between, within = np.linspace(2, 0.2, WIDTH), np.linspace(0.3, 3, WIDTH)
+    means = between * random.normal(size=(CLASSES, WIDTH))
+    rows = means.repeat(EACH, 0) + within * random.normal(size=(CLASSES * EACH, WIDTH))
+    names = [f"class{number:02}" for number in range(CLASSES)]
+    splits: dict[str, Any] = {
+        name: "train" if n < 12 else "validation" if n < 18 else "test"
+        for n, name in enumerate(names)
+    }
+    ids = np.arange(CLASSES).repeat(EACH)
+    write(folder / "f.safetensors", rows.astype(np.float32), ids, class_names=names, splits=splits)
+    words = ["--data", f"features:{folder}/f.safetensors", "--output", str(folder / "run")]
+    with redirect_stdout(io.StringIO()) as output:
+        assert main(["train", *words, *SHORT_TRAINING]) == 0
+    return folder / "run", json.loads(output.getvalue())["gaussian"]
+
+
+def test_training_ends_with_a_memory_that_validation_prefers_and_the_run_is_read_by_it(
+    trained: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, learned = trained
+    assert learned["used"]
+    assert learned["difference"]["mean"] > learned["difference"]["ci95"] > 0
+    assert vsm.load(run).inference == vsm.load(run, inference="gaussian").inference == "gaussian"
+    assert vsm.load(run).settings.way == 3
+    assert vsm.load(run, inference="conjugate").inference == "conjugate"
+    assert vsm.load(run, checkpoint="last").inference == "conjugate"
+    for words, name in (([], "gaussian"), (["--inference", "conjugate"], "conjugate")):
+        command = ["evaluate", str(run), "--queries", "4", "--episodes", "5", "--json", *words]
+        assert main(command) == 0
+        assert printed(capsys)["inference"] == name
+    assert main(["memory", "show", str(run), "--json"]) == 0
+    assert printed(capsys)["reading"] is not None
+    assert main(["evaluate", str(run), "--inference", "network"]) == 2
+    assert "inference: " in capsys.readouterr().err
+
+
+def test_the_memory_of_features_that_are_no_more_is_removed_and_a_worse_one_is_not_kept(
+    trained: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained[0], copy)
+    run = RunDirectory(copy)
+    best = vsm.load(copy, inference="conjugate")
+    dataset = vsm.open_dataset(best.settings.data)
+    save_best(run, best.model, best.state, best.step, dataset)
+    assert vsm.load(copy).inference == "conjugate"
+
+    def useless(*arguments: Any, **named: Any) -> vsm.TrainedModel:
+        found = learn_memory(*arguments, **named)
+        assert found.memory is not None
+        assert isinstance(found.memory.memory, GaussianMemory)
+        reading = found.memory.memory.how._replace(rho=1.0, epsilon=1e9, beta=0.0)
+        wrong = replace(found.memory, memory=found.memory.memory.read_as(reading))
+        return replace(found, memory=wrong)
+
+    monkeypatch.setattr("vsm.training.learn_memory", useless)
+    found = learn_after_training(run)
+    assert not found.is_used
+    assert "not used" in found.describe()
+    assert vsm.load(copy).inference == "conjugate"
+    assert not run.gaussian.exists()

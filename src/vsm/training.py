@@ -9,8 +9,9 @@ recalls what its own queries wrote.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, open_dataset
 from vsm.errors import ProcessLostError, SettingsError
 from vsm.evaluation.cached_features import cached_features
 from vsm.evaluation.evaluator import evaluate, evaluation_mode
+from vsm.evaluation.statistics import Estimate, estimate
 from vsm.memory import Memory, Observations
 from vsm.model import FewShotModel, Prediction
 from vsm.nn.batch_norm import synchronize_batch_norm, unsynchronized_buffers
@@ -31,11 +33,13 @@ from vsm.runs.checkpoints import (
     save_resume,
 )
 from vsm.runs.directory import RunDirectory, StepLog
+from vsm.runs.learning import learn_memory, open_encoder, write_learned
 from vsm.runs.trained_model import calibrate_rejection, load, model_metadata, save_best
 from vsm.seeding import generator, task_generators
-from vsm.settings import OptimizerSettings, RunSettings
+from vsm.settings import GaussianSettings, OptimizerSettings, RunSettings
 from vsm.system.devices import Placement, choose_placement, send
 from vsm.system.distributed import SINGLE_PROCESS, Processes
+from vsm.system.files import atomic_directory
 from vsm.system.interruption import Interrupted, stop_request
 from vsm.system.progress import NULL_PROGRESS, Progress
 
@@ -148,6 +152,76 @@ def _calibrate(
         trained = load(run.path, backbone=settings.model.own_backbone)
         calibrate_rejection(trained, dataset).write(run.calibration, trained.encoder.fingerprint)
     processes.barrier()  # nobody leaves before it is stored
+
+
+@dataclass(frozen=True)
+class LearnedAfterTraining:
+    """A Gaussian memory of the trained features, beside the memory that training left.
+
+    Attributes:
+        trained: validation accuracy with the inference of training.
+        gaussian: with the Gaussian memory.
+        difference: of the two, episode by episode.
+    """
+
+    trained: Estimate
+    gaussian: Estimate
+    difference: Estimate
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the run is read by the Gaussian memory from now on: it is no worse."""
+        return self.difference.mean >= 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        found = {"accuracy": self.gaussian, "difference": self.difference}
+        return {"used": self.is_used, **{name: asdict(one) for name, one in found.items()}}
+
+    def describe(self) -> str:
+        """Return the same as a line for people."""
+        verdict = "used from now on" if self.is_used else "worse, so it is not used"
+        return (
+            f"Gaussian memory of its features: validation accuracy {self.gaussian}, "
+            f"{self.difference.mean:+.2%} ± {self.difference.ci95:.2%}: {verdict}"
+        )
+
+
+def learn_after_training(
+    run: RunDirectory, placement: Placement | None = None, progress: Progress = NULL_PROGRESS
+) -> LearnedAfterTraining:
+    """Learn the Gaussian memory of a run's features; keep it if validation says it is no worse.
+
+    It is written as a run directory inside that of the run, which :func:`vsm.load` then prefers.
+    """
+    settings = run.settings()
+    own = settings.model.own_backbone
+    trained = load(run.path, backbone=own, inference=settings.inference)
+    dataset = open_dataset(settings.data)
+    _, validation = training_samplers(settings, dataset)
+    progress.start("learn memory", sum(len(dataset.split_ids(s)) for s in ("train", "validation")))
+    learned = learn_memory(
+        open_encoder(run.path, backbone=own, inference=settings.inference),
+        dataset,
+        GaussianSettings(),
+        data=settings.data,
+        seed=settings.seed,
+        placement=placement or choose_placement(),
+        progress=progress,
+    )
+    shape = {name: getattr(settings, name) for name in ("way", "shot", "queries")}
+    learned = replace(learned, settings=replace(learned.settings, **shape))
+    episodes = settings.validation.episodes
+    before, after = (
+        evaluate(one.model, one.state, validation, episodes, VALIDATION_SEED).episode_accuracies
+        for one in (trained, learned)
+    )
+    found = LearnedAfterTraining(estimate(before), estimate(after), estimate(after - before))
+    run.remove_gaussian()
+    if found.is_used:
+        with atomic_directory(run.gaussian) as folder:
+            write_learned(learned, folder)
+    return found
 
 
 def backbone_option(settings: RunSettings) -> str:

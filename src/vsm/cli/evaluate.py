@@ -11,7 +11,7 @@ from vsm.cli.output import print_json, print_table, progress_bar
 from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.errors import SettingsError
 from vsm.runs.shipped import shipped_folder
-from vsm.settings import BaselineName, BaselineSettings
+from vsm.settings import BaselineName, BaselineSettings, Inference
 
 if TYPE_CHECKING:
     from vsm.evaluation.protocol import EpisodeProtocol
@@ -37,6 +37,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         default="best",
         help="The best model by validation, or the last state.",
     )
+    add_inference_argument(parser)
     add_backbone_argument(parser)
     parser.add_argument(
         "--classifier",
@@ -44,6 +45,16 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="Classify the run's features by this baseline; unset: by the run's own method.",
     )
     add_episode_arguments(parser)
+
+
+def add_inference_argument(parser: jsonargparse.ArgumentParser) -> None:
+    """Declare how prototypes are inferred."""
+    parser.add_argument(
+        "--inference",
+        type=Inference | None,
+        help="As training did, or by the Gaussian memory that it left; unset: what validation "
+        "classes preferred.",
+    )
 
 
 def add_episode_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -84,7 +95,11 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
     placement = prepare_placement(parsed)
     trained = load(
-        source, checkpoint=parsed.checkpoint, backbone=parsed.backbone, placement=placement
+        source,
+        checkpoint=parsed.checkpoint,
+        backbone=parsed.backbone,
+        placement=placement,
+        inference=parsed.inference,
     )
     protocol = episode_protocol(trained, parsed)
     subject = on_data(trained, protocol)

@@ -25,6 +25,13 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         type=str | None,
         help="Short for --model.backbone: conv4, resnet12, wrn28_10, or your own module:attribute.",
     )
+    parser.add_argument(
+        "--learn_memory",
+        type=bool,
+        default=True,
+        help="End by learning the Gaussian memory of the trained features, and use it if "
+        "validation classes say that it is no worse (method vsm with conjugate inference).",
+    )
     add_placement_arguments(parser)
     add_launcher_arguments(
         parser, "Train here, or submit a job: to this machine's background, or to SLURM."
@@ -45,25 +52,37 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         return
 
     from vsm.system.distributed import join_processes
-    from vsm.training import backbone_option, train
+    from vsm.training import backbone_option, learn_after_training, train
 
     placement = prepare_placement(parsed)
     with join_processes(placement.device) as processes:
         quiet = parsed.json or not processes.is_first
         with ProgressBar(quiet) as bar:
             finished = train(settings, parsed.output, parsed.resume, bar, processes, placement)
+            learned = None
+            if processes.is_first and parsed.learn_memory and _can_learn(settings):
+                learned = learn_after_training(finished, placement, bar)
     if not processes.is_first:
         return
     best = max(finished.read_validations(), key=lambda row: row["validation"]["accuracy"])
     score = best["validation"]
     if parsed.json:
-        print_json({"run": str(parsed.output), "best_step": best["step"], **score})
+        described = None if learned is None else learned.as_dict()
+        result = {"run": str(parsed.output), "best_step": best["step"], **score}
+        print_json({**result, "gaussian": described})
         return
+    if learned is not None:
+        print(f"{parsed.output}: {learned.describe()}")
     print(
         f"{parsed.output}: best {score['way']}-way validation accuracy {score['accuracy']:.1%} "
         f"± {score['ci95']:.1%} at step {best['step']}; measure it on unseen classes with: "
         f"vsm evaluate {parsed.output}{backbone_option(settings)}"
     )
+
+
+def _can_learn(settings: RunSettings) -> bool:
+    """Whether the run has class prototypes that a Gaussian memory may serve as well."""
+    return settings.method == "vsm" and settings.inference == "conjugate"
 
 
 def _submit(

@@ -5,6 +5,7 @@ Nothing here imports torch, so that the command line can look at a directory at 
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ MEMORY_NAME = "memory.safetensors"
 CALIBRATION_NAME = "calibration.json"
 METRICS_NAME = "metrics.jsonl"
 RESUME_NAME = "resume.safetensors"
+GAUSSIAN_NAME = "gaussian"
 COMMAND_OF_KEY = {"method": "train", "epochs": "pretrain"}
 """A setting that one command alone writes to config.yaml."""
 
@@ -190,6 +192,8 @@ class RunDirectory(Directory):
         model: weights of the best model by validation.
         memory: its memory.
         calibration: its temperatures and rejection thresholds, measured on validation classes.
+        gaussian: a run directory of the same features with a Gaussian memory. Where there is one,
+            validation classes have preferred it.
     """
 
     command = "train"
@@ -200,6 +204,17 @@ class RunDirectory(Directory):
         self.model = path / MODEL_NAME
         self.memory = path / MEMORY_NAME
         self.calibration = path / CALIBRATION_NAME
+        self.gaussian = path / GAUSSIAN_NAME
+
+    def create(self, settings: RunSettings | PretrainSettings) -> None:
+        """Begin a run: write its settings and remove what an earlier run left."""
+        super().create(settings)
+        self.remove_gaussian()
+
+    def remove_gaussian(self) -> None:
+        """Remove the Gaussian memory of features that are no more."""
+        if (self.gaussian / MODEL_NAME).is_file():
+            shutil.rmtree(self.gaussian)
 
     def settings(self) -> RunSettings:
         """Read the run's settings, or say that there is no run."""

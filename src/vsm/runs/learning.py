@@ -33,7 +33,7 @@ from vsm.runs.checkpoints import load_backbone
 from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import find_run
 from vsm.runs.trained_model import TrainedModel, load, made_in_memory, store
-from vsm.settings import GaussianSettings, ModelSettings, RunSettings
+from vsm.settings import GaussianSettings, Inference, ModelSettings, RunSettings
 from vsm.system.devices import ON_CPU, Placement
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm.system.tensor_files import load_weights
@@ -68,6 +68,7 @@ def open_encoder(
     mirror: bool | None = None,
     backbone: str | None = None,
     with_adapter: bool = True,
+    inference: Inference | None = None,
 ) -> EncoderWeights:
     """Open the encoder of a run, of a pre-training, or of a shipped model.
 
@@ -76,10 +77,11 @@ def open_encoder(
         mirror: average features of images and their mirror images; None: as it was trained.
         backbone: the user's own code ``module:attribute``, named again to allow its import.
         with_adapter: keep the linear map that was trained on the features, if there is one.
+        inference: as in :func:`vsm.load`, whose features are the same in any case.
     """
     path = find_run(source)
     if RunDirectory(path).model.is_file():
-        trained = load(source, backbone=backbone)
+        trained = load(source, backbone=backbone, inference=inference)
         parts = trained.model.state_dict().items()
         weights = {name: w for name, w in parts if name.startswith(("backbone.", "adapter."))}
         found = EncoderWeights(trained.settings.model, weights, trained.settings.data, str(source))

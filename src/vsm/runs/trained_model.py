@@ -32,7 +32,7 @@ from vsm.runs.checkpoints import apply_pending, restored_state
 from vsm.runs.directory import RunDirectory
 from vsm.runs.memory_files import read_memory
 from vsm.runs.shipped import CARD_NAME, Card, find_run, read_card
-from vsm.settings import RunSettings
+from vsm.settings import Inference, RunSettings
 from vsm.system.devices import ON_CPU, Placement
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm.system.tensor_files import load_tensors, load_weights, save_tensors, strip_prefix
@@ -189,6 +189,7 @@ def load(
     backbone: str | Collection[str] | None = None,
     placement: Placement = ON_CPU,
     checkpoint: Checkpoint = "best",
+    inference: Inference | None = None,
 ) -> TrainedModel:
     """Load a shipped model by its name, or a run directory by its path.
 
@@ -201,6 +202,8 @@ def load(
         placement: the device of the model and its memory.
         checkpoint: the best model by validation, or the last state with pending observations
             applied.
+        inference: how prototypes are inferred; None: as training did, or by the Gaussian memory
+            that it left if validation classes preferred it.
     """
     path = find_run(source)
     if path.is_file():
@@ -209,8 +212,15 @@ def load(
             "name a run directory"
         )
     run = RunDirectory(path)
+    if inference in (None, "gaussian") and checkpoint == "best" and run.gaussian.is_dir():
+        run = RunDirectory(run.gaussian)
     settings, card = run.settings(), read_card(path)
     check_trusted_backbone(path, settings, backbone)
+    if inference not in (None, settings.inference):
+        raise RunError(
+            f"inference: {source} infers prototypes by {settings.inference} inference, got "
+            f"{inference}"
+        )
     if checkpoint == "last":
         if card is not None:
             raise RunError(f"checkpoint: the model {card['name']} has no last state; leave it out")
@@ -324,6 +334,7 @@ def save_best(
 ) -> None:
     """Write the model for use, and its memory with the class names of its slots."""
     run.calibration.unlink(missing_ok=True)  # of the model before
+    run.remove_gaussian()
     names = dataset.class_names
     weights = dict(model.state_dict())
     encoder = EncoderIdentity.of(model.settings, weights)
