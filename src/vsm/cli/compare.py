@@ -57,7 +57,10 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
     placement = prepare_placement(parsed)
     # All are loaded first: a run that is missing is named before anything is measured.
-    models = [load(path, backbone=parsed.backbone, placement=placement) for path in parsed.runs]
+    models = [
+        load(path, backbone=parsed.backbone, placement=placement, inference=parsed.inference)
+        for path in parsed.runs
+    ]
     measured: list[MeasuredRun] = []
     for path, trained in zip(parsed.runs, models, strict=True):
         protocol = measured[0].protocol if measured else episode_protocol(trained, parsed)

@@ -37,7 +37,6 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         default="best",
         help="The best model by validation, or the last state.",
     )
-    add_inference_argument(parser)
     add_backbone_argument(parser)
     parser.add_argument(
         "--classifier",
@@ -47,19 +46,15 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     add_episode_arguments(parser)
 
 
-def add_inference_argument(parser: jsonargparse.ArgumentParser) -> None:
-    """Declare how prototypes are inferred."""
+def add_episode_arguments(parser: jsonargparse.ArgumentParser) -> None:
+    """Declare what ``evaluate`` and ``compare`` share."""
+    parser.add_class_arguments(BaselineSettings, "baseline")
     parser.add_argument(
         "--inference",
         type=Inference | None,
         help="As training did, or by the Gaussian memory that it left; unset: what validation "
         "classes preferred.",
     )
-
-
-def add_episode_arguments(parser: jsonargparse.ArgumentParser) -> None:
-    """Declare what ``evaluate`` and ``compare`` share."""
-    parser.add_class_arguments(BaselineSettings, "baseline")
     add_protocol_arguments(parser)
     parser.add_argument("--shot", type=int | None, help="Support images; unset: the run's.")
     parser.add_argument(

@@ -155,12 +155,7 @@ class GaussianMemory(SlotMemory):
         features = F.normalize(features, dim=-1)
         if normalization == "l2n":
             return features
-        center = self._center_as_single if features.dtype == torch.float32 else self.center
-        return F.normalize(features - center.to(features), dim=-1)
-
-    @cached_property
-    def _center_as_single(self) -> Tensor:
-        return self.center.float()
+        return F.normalize(features - self.center.to(features), dim=-1)
 
     @property
     def within(self) -> Tensor:
