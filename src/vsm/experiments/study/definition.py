@@ -62,7 +62,7 @@ class StudySettings:
     base: str | None = None
     """Preset that rows of settings change."""
     changes: dict[str, Any] = field(default_factory=dict)
-    """Settings that all rows of settings share, by their dotted names."""
+    """Settings that all rows of settings share, by their dotted names; `init` may hold {seed}."""
     controls: tuple[str, ...] | None = None
     """Labels of rows that are subtracted from the reference; unset: all others."""
     without_memory: str | None = None

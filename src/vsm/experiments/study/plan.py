@@ -159,6 +159,8 @@ class StudyPlan:
     def _trained(self, row: Mapping[str, Any], seed: int) -> Model:
         base = settings_from_files(*preset_paths(self.asked.base or ""))
         changes = {"data": self.asked.data, **self.asked.changes, **row, "seed": seed}
+        if isinstance(changes.get("init"), str):
+            changes["init"] = changes["init"].format(seed=seed)
         settings = with_changes(base, changes)
         own, before = settings.model.own_backbone, None
         if own is not None and own not in self._backbones:
