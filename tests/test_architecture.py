@@ -24,7 +24,7 @@ ALLOWED = {
     "objective": "probability nn model",
     "baselines": "nn",
     "evaluation": "system data nn memory model",
-    "runs": "system data memory model evaluation",
+    "runs": "system backbones data memory model evaluation",
     "pretraining": "system backbones data model evaluation runs",
     "training": "system data nn memory model objective evaluation runs",
     "classify": "system data nn memory model evaluation runs",

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -195,6 +196,18 @@ def test_cosine_centroids_equal_a_plain_loop(shot: int) -> None:
                 lengths = np.sqrt((mean @ mean) * (query @ query))
                 scores.append((mean @ query / lengths - 1) / 0.5)
             np.testing.assert_allclose(found[t, b].numpy(), log_softmax(np.array(scores)))
+
+
+@pytest.mark.parametrize("shot", [1, 4])
+def test_the_nearest_neighbor_is_that_of_scikit_learn(shot: int) -> None:
+    support, queries = episodes(shot)
+    found = build("knn").fit_predict(support, queries, noise_of(3))
+    for task in range(len(support)):
+        way, width = support.shape[1], support.shape[-1]
+        oracle = KNeighborsClassifier(n_neighbors=1, metric="cosine")
+        oracle.fit(support[task].reshape(-1, width), np.arange(way).repeat(shot))
+        expected = oracle.predict(queries[task].reshape(-1, width))
+        assert found[task].argmax(-1).tolist() == expected.tolist()
 
 
 # --- logistic regression -------------------------------------------------------------------------

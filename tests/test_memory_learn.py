@@ -17,7 +17,7 @@ from vsm.cli import main
 from vsm.data.features import write
 from vsm.errors import EpisodeError, SettingsError
 from vsm.evaluation.protocol import EpisodeProtocol
-from vsm.experiments.comparison import load_for
+from vsm.experiments.comparison import evaluate_run, load_for
 from vsm.memory import GaussianMemory
 from vsm.runs.directory import RunDirectory
 from vsm.runs.learning import learn_memory
@@ -253,3 +253,27 @@ def test_the_memory_of_features_that_are_no_more_is_removed_and_a_worse_one_is_n
     assert "not used" in found.describe()
     assert vsm.load(copy).inference == "conjugate"
     assert not run.gaussian.exists()
+
+
+def test_a_memory_of_all_classes_ships_with_what_others_measured_on_part_of_them(
+    run: Path, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tmp_path / "whole"
+    words = ["--data", data, "--output", str(whole), "--split", "all", "--json"]
+    assert main(["memory", "learn", *words]) == 0
+    assert printed(capsys)["num_slots"] == CLASSES
+    ship = ["models", "ship", str(whole), "--name", "all", "--output", str(tmp_path / "models")]
+    ship += ["--way", "3", "--queries", "4", "--episodes", "50", "--measured", str(run)]
+    assert main([*ship, "--data-license", "none", "--json"]) == 0
+    card = printed(capsys)
+    [measured] = card["measurements"]
+    [part] = measured["parts"]
+    protocol = EpisodeProtocol(data, "test", 3, 1, 4, 50, 0)
+    expected = evaluate_run(run, protocol).evaluation.accuracy.mean
+    assert measured["split"] == "test"
+    assert measured["accuracy"] == part["accuracy"] == pytest.approx(expected)
+    assert card["memory_slots"] == CLASSES
+    assert card["commands"][0].endswith("--split all")
+    assert "--measured runs/g" in card["commands"][-1]
+    loaded = vsm.load(tmp_path / "models" / "all")
+    assert loaded.thresholds() is not None

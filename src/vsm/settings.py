@@ -17,12 +17,14 @@ Inference = Literal["gaussian", "conjugate", "network"]
 Normalization = Literal["un", "l2n", "cl2n"]
 RecallKind = Literal["soft", "mixture", "gumbel"]
 BACKBONE_NAMES = ("conv4", "resnet12", "wrn28_10")
+FROZEN_ENCODERS = ("efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2")
 
 BaselineName = Literal[
     "simpleshot",
     "simpleshot_l2n",
     "simpleshot_un",
     "cosine",
+    "knn",
     "logistic",
     "calibration",
     "protonet-adapter",
@@ -44,7 +46,8 @@ class ModelSettings:
     """The network around the memory."""
 
     backbone: str = "conv4"
-    """Feature extractor: conv4, resnet12, wrn28_10, or your own as module:attribute."""
+    """Feature extractor: conv4, resnet12, wrn28_10, or your own as module:attribute; with gaussian
+    inference also efficientnet-lite0, -lite1 or -lite2."""
     channels: int = 64
     """Width of the backbone; 64 is the published one (conv4: channels of every convolution)."""
     keep_probability: float = 1.0
@@ -75,7 +78,8 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         _check(self, positive="channels hidden_units temperature")
-        _check_backbone(self.backbone)
+        if not self.is_frozen_encoder:
+            _check_backbone(self.backbone)
         _check_interval(self, "initial_log_variance", -9.0, 9.0)
         _check_interval(self, "keep_probability", open_below=True)
         if self.inference != "network" and not self.residual:
@@ -89,6 +93,11 @@ class ModelSettings:
     def own_backbone(self) -> str | None:
         """The backbone, if it is the user's own code ``module:attribute``; else None."""
         return own_code(self.backbone)
+
+    @property
+    def is_frozen_encoder(self) -> bool:
+        """Whether the backbone was trained by others, and is installed beside this package."""
+        return self.backbone in FROZEN_ENCODERS
 
 
 @dataclass(frozen=True)
@@ -392,8 +401,8 @@ class BaselineSettings:
     """Hyper-parameters of the simple classifiers that a run's features are also measured with."""
 
     temperature: float = 1.0
-    """Nearest centroids: distances are divided by this, with the ProtoNet adapter by a tenth of it,
-    before the softmax; changes no decision."""
+    """Nearest centroids and neighbors: distances are divided by this, with the ProtoNet adapter by
+    a tenth of it, before the softmax; changes no decision."""
     inverse_penalty: float = 1.0
     """Logistic regression: C of scikit-learn, the weight of the loss against the penalty."""
     tolerance: float = 1e-5

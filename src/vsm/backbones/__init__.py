@@ -2,12 +2,15 @@
 
 from vsm.backbones.conv4 import Conv4
 from vsm.backbones.custom import CustomBackbone
+from vsm.backbones.efficientnet_lite import VARIANTS, EfficientNetLite
+from vsm.backbones.frozen import FrozenEncoder
 from vsm.backbones.resnet12 import ResNet12
 from vsm.backbones.wrn28_10 import WideResNet
+from vsm.errors import BackboneError
 from vsm.settings import ModelSettings
 
 BuiltInBackbone = Conv4 | ResNet12 | WideResNet
-Backbone = BuiltInBackbone | CustomBackbone
+Backbone = BuiltInBackbone | CustomBackbone | FrozenEncoder
 
 BACKBONES: dict[str, type[BuiltInBackbone]] = {
     "conv4": Conv4,
@@ -24,6 +27,15 @@ def build_backbone(settings: ModelSettings, image_shape: tuple[int, int, int]) -
     """
     if settings.own_backbone is not None:
         return CustomBackbone(settings.own_backbone, image_shape)
+    if settings.backbone in VARIANTS:
+        side = VARIANTS[settings.backbone].side
+        if tuple(image_shape) != (3, side, side):
+            raise BackboneError(
+                f"backbone: {settings.backbone} takes images [3, {side}, {side}], got "
+                f"{list(image_shape)}; it is frozen: learn a memory of its features with vsm "
+                f"memory learn --encoder {settings.backbone}"
+            )
+        return FrozenEncoder(EfficientNetLite(settings.backbone), EfficientNetLite.num_features)
     return BACKBONES[settings.backbone](image_shape, settings.channels, settings.keep_probability)
 
 
@@ -33,6 +45,8 @@ __all__ = [
     "BuiltInBackbone",
     "Conv4",
     "CustomBackbone",
+    "EfficientNetLite",
+    "FrozenEncoder",
     "ResNet12",
     "WideResNet",
     "build_backbone",

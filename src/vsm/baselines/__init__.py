@@ -12,6 +12,7 @@ from vsm.baselines.calibration import DistributionCalibration
 from vsm.baselines.centroids import SimpleShot
 from vsm.baselines.contract import BaseFeatures, BaseFeaturesSource, Baseline
 from vsm.baselines.logistic import LogisticRegression, fit_logistic_regression
+from vsm.baselines.neighbors import NearestNeighbor
 from vsm.settings import BaselineName, BaselineSettings
 
 BASELINES: Mapping[BaselineName, Callable[[BaselineSettings, BaseFeaturesSource], Baseline]] = {
@@ -19,6 +20,7 @@ BASELINES: Mapping[BaselineName, Callable[[BaselineSettings, BaseFeaturesSource]
     "simpleshot_l2n": partial(SimpleShot, transformation="l2n"),
     "simpleshot_un": partial(SimpleShot, transformation="un"),
     "cosine": partial(SimpleShot, transformation="un", distance="cosine"),
+    "knn": NearestNeighbor,
     "logistic": LogisticRegression,
     "calibration": DistributionCalibration,
     "protonet-adapter": ProtoNetAdapter,
@@ -31,6 +33,7 @@ __all__ = [
     "Baseline",
     "DistributionCalibration",
     "LogisticRegression",
+    "NearestNeighbor",
     "ProtoNetAdapter",
     "SimpleShot",
     "fit_logistic_regression",

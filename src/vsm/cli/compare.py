@@ -13,7 +13,7 @@ from vsm.cli.evaluate import (
     episode_protocol,
     score_cells,
 )
-from vsm.cli.output import print_json, print_table, progress_bar
+from vsm.cli.output import ProgressBar, print_json, print_table, progress_bar
 from vsm.cli.processes import prepare_placement
 from vsm.errors import SettingsError
 from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings
@@ -64,7 +64,8 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     measured: list[MeasuredRun] = []
     for path, trained in zip(parsed.runs, models, strict=True):
         protocol = measured[0].protocol if measured else episode_protocol(trained, parsed)
-        subject = on_data(trained, protocol)
+        with ProgressBar(parsed.json) as bar:
+            subject = on_data(trained, protocol, bar)
         for name in names if path is parsed.runs[0] else ():
             with progress_bar(f"evaluate {name}", parsed.episodes, quiet=parsed.json) as bar:
                 measured.append(measure_baseline(subject, name, protocol, settings, bar))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import jsonargparse
 
 from vsm.cli.arguments import add_backbone_argument, add_json_argument, add_protocol_arguments
-from vsm.cli.output import print_json, print_table, progress_bar
+from vsm.cli.output import ProgressBar, print_json, print_table, progress_bar
 from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.errors import SettingsError
 from vsm.runs.shipped import shipped_folder
@@ -56,12 +56,18 @@ def add_episode_arguments(parser: jsonargparse.ArgumentParser) -> None:
         "classes preferred.",
     )
     add_protocol_arguments(parser)
+    parser.add_argument(
+        "--data",
+        type=str | None,
+        help="Other data than the run's: folder:PATH or a prepared dataset; pictures are prepared "
+        "as the run's encoder wants them.",
+    )
     parser.add_argument("--shot", type=int | None, help="Support images; unset: the run's.")
     parser.add_argument(
         "--split",
-        type=Literal["train", "validation", "test"],
+        type=Literal["train", "validation", "test", "all"],
         default="test",
-        help="Whose classes; a model has seen those of train.",
+        help="Whose classes; a model has seen those of train of its own data.",
     )
     parser.add_argument(
         "--batch_norm",
@@ -97,7 +103,8 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         inference=parsed.inference,
     )
     protocol = episode_protocol(trained, parsed)
-    subject = on_data(trained, protocol)
+    with ProgressBar(parsed.json) as bar:
+        subject = on_data(trained, protocol, bar)
     temperature = trained.calibration.temperature(protocol.shot) if parsed.calibrated else 1.0
     if temperature is None:
         raise SettingsError(
@@ -144,7 +151,7 @@ def episode_protocol(trained: "TrainedModel", options: jsonargparse.Namespace) -
 
     stated = vars(trained.settings) if trained.card is None else trained.card
     return EpisodeProtocol(
-        data=trained.settings.data,
+        data=options.data or trained.settings.data,
         way=stated["way"] if options.way is None else options.way,
         shot=stated["shot"] if options.shot is None else options.shot,
         **{name: options[name] for name in ("split", "queries", "episodes", "seed")},

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jsonargparse
 
 from vsm.cli.arguments import add_action, add_backbone_argument, add_json_argument
-from vsm.cli.output import need_matplotlib, print_json, print_table, progress_bar
+from vsm.cli.output import ProgressBar, need_matplotlib, print_json, print_table, progress_bar
 from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.errors import SettingsError
 from vsm.runs.directory import RunDirectory
@@ -75,10 +75,17 @@ def _add_learn_arguments(actions: Any) -> None:
     learning.add_argument(
         "--encoder",
         type=str | None,
-        help="A run, a pre-training, or a shipped model by name; unset: the data are features.",
+        help="A run, a pre-training, a shipped model by name, or efficientnet-lite0 (or 1, 2); "
+        "unset: the data are features.",
     )
     learning.add_argument("--output", type=Path, required=True, help="The run directory to write.")
     learning.add_argument("--overwrite", action="store_true", help="Replace what is there.")
+    learning.add_argument(
+        "--split",
+        type=Literal["train", "all"],
+        default="train",
+        help="Remember the training classes, which leaves others to be measured on; or all.",
+    )
     learning.add_argument("--classes", type=int | None, help="Remember the first n only.")
     learning.add_argument(
         "--like", type=Path | None, help=f"Normalize as this memory does, to merge both. {SOURCE}"
@@ -120,19 +127,26 @@ def _learn(chosen: jsonargparse.Namespace) -> None:
             "another --output"
         )
 
-    from vsm.data import open_dataset
-    from vsm.runs.learning import NO_ENCODER, learn_memory, open_encoder, write_learned
+    from vsm.data.catalog import FEATURES_PREFIX
+    from vsm.runs.learning import NO_ENCODER, data_for, learn_memory, open_encoder, write_learned
     from vsm.runs.memory_files import read_memory
 
     placement = prepare_placement(chosen)
-    dataset = open_dataset(chosen.data)
-    if chosen.encoder is None and len(dataset.input_shape) > 1:
-        raise SettingsError(
-            f"encoder: {chosen.data} holds images; name what makes features of them with --encoder"
-        )
     encoder = NO_ENCODER
     if chosen.encoder is not None:
         encoder = open_encoder(chosen.encoder, chosen.mirror, chosen.backbone, chosen.adapter)
+    elif not chosen.data.startswith(FEATURES_PREFIX):
+        raise SettingsError(
+            f"encoder: {chosen.data} holds images; name what makes features of them with --encoder"
+        )
+    with ProgressBar(chosen.json) as bar:
+        dataset = data_for(
+            encoder,
+            chosen.data,
+            as_a_whole=chosen.split == "all",
+            placement=placement,
+            progress=bar,
+        )
     like = None if chosen.like is None else read_memory(chosen.like)
     images = sum(len(dataset.split_ids(s)) for s in dataset.splits if s != "test")
     with progress_bar("embed", images, quiet=chosen.json) as bar:

@@ -67,6 +67,13 @@ def _add_ship(parser: jsonargparse.ArgumentParser) -> None:
         help="Fit a temperature of the probabilities on validation classes, for each of the shots.",
     )
     parser.add_argument(
+        "--measured",
+        type=str,
+        default="",
+        help="Runs learned alike of part of the classes, by comma, if the run remembers all: the "
+        "card has what is measured on the others.",
+    )
+    parser.add_argument(
         "--data_license", type=str | None, help="Of the data; needed unless they are built in."
     )
     parser.add_argument("--overwrite", action="store_true", help="Replace the model of that name.")
@@ -127,6 +134,7 @@ def _ship(chosen: jsonargparse.Namespace) -> None:
         chosen.shots = tuple(int(word) for word in chosen.shots.split(",") if word.strip())
     except ValueError:
         raise SettingsError(f"shots: expected numbers by comma, got {chosen.shots!r}") from None
+    chosen.measured = tuple(Path(word) for word in chosen.measured.split(",") if word.strip())
 
     from dataclasses import fields
 

@@ -14,7 +14,8 @@ from vsm.data.augmentation import NO_AUGMENTATION, Augmentation
 from vsm.errors import DataError
 from vsm.seeding import Randomness
 
-Split = Literal["train", "validation", "test"]
+Split = Literal["train", "validation", "test", "all"]
+"""``all`` are the classes of all splits, where a dataset is opened as a whole."""
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 Pixels = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int64]

@@ -1,8 +1,9 @@
 """Your own pictures: a folder with one folder of images per class.
 
 Either ``PATH/<class>/*.png``, whose classes are dealt 64 / 16 / 20 percent to train, validation
-and test from a fixed seed, or ``PATH/{train,validation,test}/<class>/*.png``. Classes may differ in
-size. Images are resized to one square: their own if all share it and it is small, else 84×84.
+and test from seed 0, or from another as ``PATH#7``; or ``PATH/{train,validation,test}/<class>``.
+Classes may differ in size. Images are resized to one square: their own if all share it and it is
+small, else 84×84.
 """
 
 import hashlib
@@ -22,8 +23,8 @@ SPLIT_FOLDERS: dict[str, Split] = {split: split for split in SPLITS} | {
 
 def key(path: Path) -> str:
     """Return the name to store ``path`` under; it changes when an image comes, goes or changes."""
-    digest = hashlib.sha256()
-    for split, folders in _class_folders(path).items():
+    digest, (path, seed) = hashlib.sha256(), _located(path)
+    for split, folders in _class_folders(path, seed).items():
         for file in (file for folder in folders for file in _images(folder)):
             status = file.stat()
             described = (split, file.relative_to(path).as_posix())
@@ -32,9 +33,16 @@ def key(path: Path) -> str:
     return f"folder-{slug}-{digest.hexdigest()[:12]}"
 
 
-def read(path: Path) -> Preparation:
-    """Read a folder of class folders, split by its own folders or from the seed."""
-    given = _class_folders(path)
+def listed(path: Path, as_a_whole: bool = False) -> tuple[ClassLists, dict[str, list[Path]]]:
+    """Return the classes of each split of a folder, and the image files of each class.
+
+    Args:
+        path: of class folders, or of folders ``train``, ``validation`` and ``test`` with them.
+        as_a_whole: put all classes into one split ``all``; there may then be any number of them.
+    """
+    given: dict[Split, list[Path]]
+    path, seed = _located(path)
+    given = {"all": _all_class_folders(path)} if as_a_whole else _class_folders(path, seed)
     lists: ClassLists = {split: [f.name for f in folders] for split, folders in given.items()}
     files = {f.name: _images(f) for folders in given.values() for f in folders}
     images = [image for found in files.values() for image in found]
@@ -51,6 +59,13 @@ def read(path: Path) -> Preparation:
                 "them"
             )
         split_of[name] = split
+    return lists, files
+
+
+def read(path: Path) -> Preparation:
+    """Read a folder of class folders, split by its own folders or from the seed."""
+    lists, files = listed(path)
+    images = [image for found in files.values() for image in found]
     form = _common_format(images)
     return Preparation(
         image_shape=form.shape,
@@ -86,14 +101,23 @@ def images_below(path: Path) -> list[Path]:
     return _images(path) + [image for folder in _folders(path) for image in images_below(folder)]
 
 
-def _class_folders(path: Path) -> dict[Split, list[Path]]:
+def _located(path: Path) -> tuple[Path, int]:
+    """Return the folder, and the seed that its classes are dealt from."""
+    name, mark, seed = path.name.rpartition("#")
+    if mark and seed.isdecimal() and not path.exists():
+        return path.with_name(name), int(seed)
+    return path, 0
+
+
+def _class_folders(path: Path, seed: int) -> dict[Split, list[Path]]:
     """Return the class folders of each split."""
     top = _folders(path)
     splits = [folder for folder in top if folder.name in SPLIT_FOLDERS and _folders(folder)]
     stray = [folder.name for folder in top if folder not in splits]
     if not splits:
         found = f"folder: {path} has {len(stray)} class folders"
-        lists = dealt(stray, found, "add classes, or check that this is the folder above them")
+        fix = "add classes, or check that this is the folder above them"
+        lists = dealt(stray, found, fix, seed)
         return {split: [path / name for name in names] for split, names in lists.items()}
     if stray:
         raise DataError(
@@ -106,6 +130,16 @@ def _class_folders(path: Path) -> dict[Split, list[Path]]:
     if not given["train"]:
         raise DataError(f"folder: {path} has no 'train' folder beside {splits[0].name!r}; add one")
     return given
+
+
+def _all_class_folders(path: Path) -> list[Path]:
+    """Return the class folders of all splits."""
+    top = _folders(path)
+    return [
+        folder
+        for one in top
+        for folder in (_folders(one) if one.name in SPLIT_FOLDERS and _folders(one) else [one])
+    ]
 
 
 def _folders(path: Path) -> list[Path]:

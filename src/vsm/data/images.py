@@ -53,6 +53,7 @@ class ImageFormat:
     ink: bool = False  # invert dark ink on white paper: the signal is high and the paper 0
     upright: bool = False  # turn photographs the way their camera says they were held
     any_paper: bool = False  # with ink, leave light ink on dark paper as it is
+    crop: float | None = None  # keep the middle square, this share of the shorter side
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -93,9 +94,19 @@ def form_image(image: Image.Image, name: str, form: ImageFormat) -> Pixels:
         image = image.convert("L" if form.channels == 1 else "RGB")
         if form.ink and not (form.any_paper and np.asarray(image).mean() < DARK):
             image = ImageChops.invert(image)  # as ImageOps.invert, but without a table per image
-        if image.size != (form.side, form.side):
+        if form.crop is not None:
+            image = _middle(image, form.crop, form.side)
+        elif image.size != (form.side, form.side):
             image = image.resize((form.side, form.side), Image.Resampling.LANCZOS)
         return np.asarray(image).reshape(form.shape)
+
+
+def _middle(image: Image.Image, share: float, side: int) -> Image.Image:
+    """Cut out the middle square, a share of the shorter side, and scale it."""
+    half = share * min(image.size) / 2
+    x, y = image.width / 2, image.height / 2
+    box = (x - half, y - half, x + half, y + half)
+    return image.resize((side, side), Image.Resampling.BICUBIC, box)
 
 
 def form_pixels(pixels: Pixels, form: ImageFormat) -> Pixels:
@@ -146,14 +157,15 @@ def decode_all(
 
 def decode_files(files: Sequence[Path], form: ImageFormat) -> Iterator[Pixels]:
     """Yield batches of the images in ``files``, as :func:`decode_all` does."""
+    return decode_all(files, read_file, form, str)
 
-    def read(file: Path) -> bytes:
-        try:
-            return file.read_bytes()
-        except OSError as error:
-            raise DataError(f"{file}: cannot be read ({error.strerror}); check the path") from error
 
-    return decode_all(files, read, form, str)
+def read_file(file: Path) -> bytes:
+    """Return the contents of a file, or say that it cannot be read."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror}); check the path") from error
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def published(name: str) -> ClassLists:
     return {split: [row["class"] for row in rows if row["split"] == split] for split in SPLITS}
 
 
-def dealt(names: Collection[str], found: str, fix: str) -> ClassLists:
+def dealt(names: Collection[str], found: str, fix: str, seed: int = 0) -> ClassLists:
     """Deal classes 64 / 16 / 20 percent to train, validation and test.
 
     If there are too few of them, the error says what was ``found`` and how to ``fix`` that.
@@ -50,7 +50,7 @@ def dealt(names: Collection[str], found: str, fix: str) -> ClassLists:
             f"test; {fix}"
         )
     validation, test = (max(1, round(share * count)) for share in (0.16, 0.20))
-    return seeded(names, (count - validation - test, validation, test), seed=0)
+    return seeded(names, (count - validation - test, validation, test), seed)
 
 
 def seeded(names: Iterable[str], sizes: Sequence[int], seed: int) -> ClassLists:

@@ -1,7 +1,7 @@
 """Pictures and rows of features that users give, checked and made into a model's inputs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Preprocessing:
     ink: bool  # characters: ink is made high and paper 0, whichever of the two is dark
     mean: tuple[float, ...]  # of each channel, of pixels scaled to [0, 1]
     std: tuple[float, ...]
+    crop: float | None = None  # the middle square alone, this share of the shorter side
 
     @staticmethod
     def of(dataset: Dataset) -> "Preprocessing | None":
@@ -46,20 +47,29 @@ class Preprocessing:
 
     @staticmethod
     def from_dict(stored: Mapping[str, Any] | None) -> "Preprocessing | None":
-        """Return what ``dataclasses.asdict`` made of it and JSON kept; None stays None."""
+        """Return what :meth:`as_dict` made of it and JSON kept; None stays None."""
         if stored is None:
             return None
         constants = {name: tuple(map(float, stored[name])) for name in ("mean", "std")}
         return Preprocessing(**{**stored, **constants})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what :meth:`from_dict` takes, without what is not used; ready for JSON."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
         """``(channels, height, width)``."""
         return self.channels, self.side, self.side
 
+    @property
+    def form(self) -> ImageFormat:
+        """What pictures are turned into."""
+        return ImageFormat(self.side, self.channels, self.ink, True, True, self.crop)
+
     def pixels(self, pictures: Sequence[Picture], progress: Progress = NULL_PROGRESS) -> Tensor:
         """Return ``pictures`` of any kinds as uint8 ``[n, C, H, W]``, channels-last in memory."""
-        form = ImageFormat(self.side, self.channels, self.ink, upright=True, any_paper=True)
+        form = self.form
         batches = []
         for start in range(0, len(pictures), CHUNK):
             batches.append(_batch(pictures[start : start + CHUNK], start, form))
@@ -96,7 +106,7 @@ def _batch(pictures: Sequence[Picture], start: int, form: ImageFormat) -> Pixels
     arrays = [picture for picture in pictures if isinstance(picture, np.ndarray)]
     shapes = (form.shape, form.shape[:2]) if form.channels == 1 else (form.shape,)
     ready = [one for one in arrays if one.dtype == np.uint8 and one.shape in shapes]
-    if len(ready) == len(pictures):  # nothing to convert or resize
+    if len(ready) == len(pictures) and form.crop is None:  # nothing to convert or resize
         return form_pixels(np.stack([one.reshape(form.shape) for one in ready]), form)
     return np.stack([_formed(one, place, form) for place, one in enumerate(pictures, start)])
 

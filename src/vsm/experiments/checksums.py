@@ -7,6 +7,7 @@ from vsm.data import open_dataset, store
 from vsm.data.catalog import CATALOG, FOLDER_PREFIX
 from vsm.data.folder import key as folder_key
 from vsm.data.glyphs import GENERATOR_VERSION
+from vsm.errors import DataError
 
 UNPREPARED = "not prepared"
 
@@ -21,7 +22,10 @@ def data_checksum(data: str, remembered: Mapping[str, str]) -> str:
         return f"generator version {GENERATOR_VERSION}"
     if data.startswith(FOLDER_PREFIX):
         path = Path(data.removeprefix(FOLDER_PREFIX))
-        return folder_key(path) if path.is_dir() else remembered.get(data, UNPREPARED)
+        try:
+            return folder_key(path)
+        except DataError:
+            return remembered.get(data, UNPREPARED)
     if store.is_prepared(data):
         return str(store.read_index(data)["sha256"])
     if data not in CATALOG:

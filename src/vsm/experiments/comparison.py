@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from vsm.baselines import BASELINES, BaseFeatures
-from vsm.data import Dataset, EpisodeSampler, Split, open_dataset
-from vsm.errors import EpisodeError, RunError
+from vsm.data import Dataset, EpisodeSampler, Split
+from vsm.errors import EpisodeError
 from vsm.evaluation.evaluator import (
     Embedder,
     Evaluation,
@@ -23,6 +23,7 @@ from vsm.evaluation.memory_choice import ClassFeatures
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.statistics import Estimate, estimate
 from vsm.memory import GaussianMemory
+from vsm.runs.embedding import open_data
 from vsm.runs.learning import class_features, learn_from_features, named_memory
 from vsm.runs.trained_model import Checkpoint, TrainedModel, load
 from vsm.settings import BaselineName, BaselineSettings
@@ -94,10 +95,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class ModelOnData:
-    """A trained model and the data it is measured on; features of a split are computed once."""
+    """A trained model and the data it is measured on; features of a split are computed once.
+
+    Attributes:
+        is_other: whether these are other data than the model's, or its own as one whole.
+    """
 
     trained: TrainedModel
     dataset: Dataset
+    is_other: bool = False
     _embedders: dict[Split, Embedder] = field(default_factory=dict, repr=False, compare=False)
 
     def embedder(self, sampler: EpisodeSampler) -> Embedder:
@@ -108,8 +114,12 @@ class ModelOnData:
 
     @cached_property
     def base_features(self) -> BaseFeatures:
-        """Features of the training images, as they are in evaluation: not augmented."""
-        found = class_features(self.trained.model, self.dataset, "train")
+        """Features of the run's own training images, as in evaluation: not augmented."""
+        dataset, trained = self.dataset, self.trained
+        if self.is_other:
+            own = trained.settings.data
+            dataset = open_data(trained.model, trained.preprocessing, own, own)
+        found = class_features(trained.model, dataset, "train")
         return BaseFeatures(found.features.to(self.trained.model.device), found.sizes)
 
     def with_slots(self, slots: Sequence[int]) -> "ModelOnData":
@@ -171,15 +181,28 @@ def load_for(
     return on_data(trained, protocol)
 
 
-def on_data(trained: TrainedModel, protocol: EpisodeProtocol) -> ModelOnData:
-    """Open the data that ``protocol`` measures ``trained`` on, its memory cut as that says."""
-    if trained.settings.data != protocol.data:
-        raise RunError(
-            f"{trained.name} was trained on {trained.settings.data}, but the episodes are of "
-            f"{protocol.data}; compare runs of one dataset"
-        )
-    subject, count = ModelOnData(trained, open_dataset(protocol.data)), protocol.memory_slots
-    return subject if count is None or trained.memory is None else subject.first_slots(count)
+def on_data(
+    trained: TrainedModel, protocol: EpisodeProtocol, progress: Progress = NULL_PROGRESS
+) -> ModelOnData:
+    """Open the data that ``protocol`` measures ``trained`` on, its memory cut as that says.
+
+    Pictures of other data than the model's are prepared as the model wants them, and embedded.
+    """
+    count, own = protocol.memory_slots, trained.settings.data
+    if count is not None and trained.memory is not None and own != protocol.data:
+        trained = trained.with_slots(count)
+    dataset = open_data(
+        trained.model,
+        trained.preprocessing,
+        own,
+        protocol.data,
+        as_a_whole=protocol.split == "all",
+        progress=progress,
+    )
+    subject = ModelOnData(trained, dataset, own != protocol.data or protocol.split == "all")
+    if count is None or trained.memory is None or own != protocol.data:
+        return subject
+    return subject.first_slots(count)
 
 
 def evaluate_run(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vsm.benchmarking.suite import Group
-from vsm.data import Dataset, Split, open_dataset
+from vsm.data import Dataset, Split
 from vsm.errors import EpisodeError, RunError
 from vsm.evaluation.evaluator import Evaluation
 from vsm.evaluation.memory_choice import ClassFeatures
@@ -26,9 +26,11 @@ from vsm.memory.named import EncoderIdentity
 from vsm.model import FewShotModel
 from vsm.pretraining.loop import pretrain
 from vsm.runs.directory import Directory
+from vsm.runs.embedding import open_data
 from vsm.runs.learning import (
     NO_ENCODER,
     class_features,
+    data_for,
     learn_memory,
     open_encoder,
     write_learned,
@@ -85,9 +87,11 @@ def _learn(store: JobStore, job: Job) -> Outcome:
     if job.after:
         views = {key: job.recipe[key] for key in ("mirror", "with_adapter") if key in job.recipe}
         encoder = open_encoder(store.run_folder(job.after[0]), **views)
+    elif "encoder" in job.recipe:
+        encoder = open_encoder(job.recipe["encoder"], job.recipe.get("mirror"))
     trained = learn_memory(
         encoder,
-        open_dataset(settings["data"]),
+        data_for(encoder, settings["data"], placement=_placement(job)),
         GaussianSettings(**settings["gaussian"]),
         data=settings["data"],
         seed=settings["seed"],
@@ -217,7 +221,8 @@ def _loaded(
     folder: Path, _key: str, data: str, backbone: str | None, placement: Placement
 ) -> ModelOnData:
     trained = load(folder, backbone=backbone, placement=placement)
-    return ModelOnData(trained, open_dataset(data))
+    dataset = open_data(trained.model, trained.preprocessing, trained.settings.data, data)
+    return ModelOnData(trained, dataset)
 
 
 def _placement(job: Job) -> Placement:

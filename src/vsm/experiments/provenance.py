@@ -17,7 +17,7 @@ from vsm.errors import RunError
 from vsm.pretraining.loop import PretrainingDirectory
 from vsm.runs.directory import Directory, RunDirectory
 from vsm.runs.shipped import find_run, is_shipped, read_card
-from vsm.settings import GaussianSettings, PretrainSettings, RunSettings
+from vsm.settings import FROZEN_ENCODERS, GaussianSettings, PretrainSettings, RunSettings
 
 PACKAGE = Path(__file__).parents[1]
 LEARN = "vsm memory learn"
@@ -77,7 +77,7 @@ def training_commands(settings: RunSettings, output: str) -> list[str]:
 
 def _learning_commands(settings: RunSettings, output: str) -> list[str]:
     """Return the commands that made the encoder, and the one that learned the memory."""
-    if settings.init is None:
+    if settings.init is None or settings.model.is_frozen_encoder:
         return [learn_command(settings, output)]
     path, encoder = find_run(settings.init), f"{output}-encoder"
     card, run = read_card(path), RunDirectory(path)
@@ -109,6 +109,8 @@ def learn_command(settings: RunSettings, output: str | None = None) -> str:
 
 def _views(settings: RunSettings) -> list[str]:
     """Return the options by which features differ from those that the encoder was trained for."""
+    if settings.model.is_frozen_encoder:
+        return ["--mirror", "true"] if settings.model.mirror else []
     run = RunDirectory(find_run(settings.init or ""))
     if not run.model.is_file():
         return ["--mirror", "true"] if settings.model.mirror else []
@@ -123,7 +125,8 @@ def _views(settings: RunSettings) -> list[str]:
 def portable(settings: RunSettings, output: str) -> RunSettings:
     """Return the settings with ``init`` as :func:`training_commands` for ``output`` name it."""
     if settings.inference == "gaussian" and settings.init is not None:
-        return replace(settings, init=f"{output}-encoder")
+        frozen = settings.model.is_frozen_encoder
+        return settings if frozen else replace(settings, init=f"{output}-encoder")
     is_own = _beginning(settings) is not None
     return replace(settings, init=f"{output}-backbone") if is_own else settings
 
@@ -176,7 +179,7 @@ def _learning_record(run: RunDirectory, settings: RunSettings) -> dict[str, Any]
         "tasks": 0,
         "seconds": _seconds(run.path),
         "init": init,
-        "init_seconds": None if init is None else _seconds(find_run(init)),
+        "init_seconds": None if init in (None, *FROZEN_ENCODERS) else _seconds(find_run(str(init))),
         "command": learn_command(replace(settings, seed=RunSettings().seed)),
     }
 

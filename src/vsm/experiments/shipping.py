@@ -13,9 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vsm.data import open_dataset
+from vsm.data import Split
 from vsm.errors import RunError, SettingsError
 from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.evaluation.statistics import student_quantile
 from vsm.experiments.comparison import (
     MeasuredRun,
     ModelOnData,
@@ -27,6 +28,7 @@ from vsm.experiments.provenance import portable, training_commands, versions
 from vsm.runs.calibration import Calibration
 from vsm.runs.configuration import settings_to_yaml
 from vsm.runs.directory import RunDirectory
+from vsm.runs.embedding import open_data
 from vsm.runs.shipped import CARD_NAME, Card, find_run
 from vsm.runs.trained_model import calibrate_rejection, load, store
 from vsm.settings import RunSettings
@@ -35,6 +37,7 @@ from vsm.system.files import atomic_directory, write_text
 from vsm.system.progress import NULL_PROGRESS, Progress
 
 LARGEST_CHANGE = 0.001  # of the accuracy, by storing
+LARGE = 2**20  # numbers of a matrix that is stored in half precision, if need be
 LARGEST_HALF = torch.finfo(torch.float16).max
 OWN_DATA_LICENSES = {"glyphs": "MIT: drawn by this package"}
 SCORES = ("accuracy", "ci95", "nll", "ece")
@@ -55,6 +58,8 @@ class Shipment:
         seed: of the list of episodes.
         storage: of kernels, matrices and memory contents.
         calibrate: whether to fit a temperature for each of the shots on validation classes.
+        measured: runs that remember part of the same classes and were learned in the same way. If
+            the run remembers all classes of its data, the card has what is measured on theirs.
         data_license: of the data the model was trained on; known for built-in data.
         overwrite: whether to replace a model of the same name.
     """
@@ -68,6 +73,7 @@ class Shipment:
     seed: int = 0
     storage: Literal["float16", "float32"] = "float16"
     calibrate: bool = False
+    measured: tuple[Path, ...] = ()
     data_license: str | None = None
     overwrite: bool = False
 
@@ -100,7 +106,8 @@ class Shipment:
         way = settings.way if self.way is None else self.way
         rest = (self.queries, self.episodes, self.seed)
         shots = self.shots or (settings.shot,)
-        return [EpisodeProtocol(settings.data, "test", way, shot, *rest) for shot in shots]
+        split: Split = "all" if self.measured else "test"
+        return [EpisodeProtocol(settings.data, split, way, shot, *rest) for shot in shots]
 
     def origin(self, run: Path, settings: RunSettings) -> dict[str, Any]:
         """Return what the card says of how the model was made and under which terms."""
@@ -118,9 +125,21 @@ class Shipment:
             )
         return {
             "licenses": {"code": "MIT", "data": license},
-            "commands": [*training_commands(settings, self.source), self._command(settings)],
+            "commands": [*self._made(settings), self._command(settings)],
             "versions": versions(),
         }
+
+    def _made(self, settings: RunSettings) -> list[str]:
+        """Return the commands that make the run, and those whose measurements stand for it."""
+        commands = training_commands(settings, self.source)
+        if not self.measured:
+            return commands
+        parts = [RunDirectory(find_run(one)).used.settings() for one in self.measured]
+        pairs = zip(parts, self.measured, strict=True)
+        others = [
+            line for part, one in pairs for line in training_commands(part, f"runs/{one.name}")
+        ]
+        return [*commands[:-1], f"{commands[-1]} --split all", *others]
 
     def _command(self, settings: RunSettings) -> str:
         """Return the command that made the model out of the run, for a shell."""
@@ -130,6 +149,8 @@ class Shipment:
             value = getattr(self, option)
             if value != getattr(Shipment, option):
                 words += [f"--{option.replace('_', '-')}", str(value)]
+        if self.measured:
+            words += ["--measured", ",".join(f"runs/{one.name}" for one in self.measured)]
         return shlex.join([*words, *(["--calibrate"] if self.calibrate else [])])
 
 
@@ -148,17 +169,18 @@ def ship(
         RunError: if storing changed an accuracy by more than 0.1 points, or what the card must say
             cannot be found out.
     """
-    settings = RunDirectory(find_run(run)).settings()
+    settings = RunDirectory(find_run(run)).used.settings()
     origin, protocols = shipment.origin(run, settings), shipment.protocols(settings)
     original = load_for(run, protocols[0], placement=placement)
-    most = len(original.dataset.classes("validation"))
+    most = len(original.dataset.classes("validation")) if shipment.calibrate else 0
     validations = [
         replace(one, split="validation", way=min(one.way, most))
         for one in (protocols if shipment.calibrate else [])
     ]
     for one in (*protocols, *validations):
         one.sampler(original.dataset)  # says it before anything is measured if images are too few
-    progress.start(f"measure {run}", shipment.episodes * (2 * len(protocols) + len(validations)))
+    times = (2 + len(shipment.measured)) * len(protocols) + len(validations)
+    progress.start(f"measure {run}", shipment.episodes * times)
     with _folder(shipment) as folder:
         directory = RunDirectory(folder)
         write_text(directory.config, settings_to_yaml(portable(settings, shipment.source)))
@@ -169,7 +191,9 @@ def ship(
             one.shot: measure(stored, one, progress).evaluation.best_temperature()
             for one in validations
         }
-        found = calibrate_rejection(stored.trained, stored.dataset)
+        found = original.trained.calibration  # measured on classes that were left out
+        if not shipment.measured:
+            found = calibrate_rejection(stored.trained, stored.dataset)
         found = replace(found, temperatures=temperatures)
         found.write(directory.calibration, stored.trained.encoder.fingerprint)
         card = {
@@ -180,12 +204,38 @@ def ship(
             "temperatures": {str(shot): value for shot, value in temperatures.items()} or None,
             "storage": shipment.storage,
             "bytes": _size(folder),
-            "measurements": [_measurement(*pair, temperatures) for pair in pairs],
+            "measurements": [
+                _measurement(*pair, temperatures) | _held_out(shipment, pair[0].protocol, progress)
+                for pair in pairs
+            ],
             **origin,
         }
         _write_card(folder, card)
         load(folder)  # as whoever gets it will
     return card
+
+
+def _held_out(shipment: Shipment, protocol: EpisodeProtocol, progress: Progress) -> dict[str, Any]:
+    """Return the mean over runs that remember part of the classes, each on its test classes.
+
+    The interval is that over the runs; their classes are other parts of the same ones.
+    """
+    if not shipment.measured:
+        return {}
+    found = []
+    for path in shipment.measured:
+        data = RunDirectory(find_run(path)).used.settings().data
+        own = replace(protocol, split="test", data=data)
+        found.append(measure(load_for(path, own), own, progress).as_dict())
+    scores = {
+        name: torch.tensor([one[name] for one in found], dtype=torch.float64) for name in SCORES
+    }
+    means = {name: scores[name].mean().item() for name in SCORES}
+    if len(found) > 1:  # few runs: Student's interval over them
+        error = scores["accuracy"].std().item() / len(found) ** 0.5
+        means["ci95"] = student_quantile(len(found) - 1) * error
+    parts = [{name: one[name] for name in ("data", "memory_slots", *SCORES)} for one in found]
+    return {"split": "test", **means, "run": means, "parts": parts}
 
 
 def calibrate(
@@ -200,9 +250,11 @@ def calibrate(
         placement: where the measuring is done.
         backbone: the run's own code, as in :func:`vsm.load`.
     """
-    folder = find_run(source)
+    folder = RunDirectory(find_run(source)).used.path
     trained = load(source, backbone=backbone, placement=placement)
-    found = calibrate_rejection(trained, open_dataset(trained.settings.data))
+    own = trained.settings.data
+    dataset = open_data(trained.model, trained.preprocessing, own, own)
+    found = calibrate_rejection(trained, dataset)
     found.write(RunDirectory(folder).calibration, trained.encoder.fingerprint)
     if trained.card is not None:
         _write_card(folder, {**trained.card, "bytes": _size(folder)})
@@ -223,14 +275,15 @@ def halved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Vectors and scalars are few, and batch norm's variances want the range, so they stay as they
     are; so does what is not in single precision to begin with, but for the sums of a Gaussian
-    memory: scatter becomes single, and the means of classes, of which there may be thousands, half.
+    memory: scatter becomes single, or half if it is of a thousand features or more, and so do the
+    means of classes, of which there may be thousands.
     """
 
     def stored(name: str, value: Tensor) -> Tensor:
         if value.ndim < 2 or not value.is_floating_point():
             return value
         if value.dtype == torch.float64 and name in ("shared_scatter", "factors"):
-            return value.float()
+            return value.half() if value.numel() > LARGE else value.float()
         fits = value.dtype == torch.float32 or name == "content"
         return value.half() if fits and (value.abs() <= LARGEST_HALF).all() else value
 

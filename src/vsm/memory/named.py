@@ -48,14 +48,15 @@ class EncoderIdentity(NamedTuple):
         parts = {
             name: w for name, w in weights.items() if name.startswith(("backbone.", "adapter."))
         }
-        has_backbone = any(name.startswith("backbone.") for name in parts)
+        frozen = settings.model.is_frozen_encoder  # whose name stands for its weights
+        has_backbone = frozen or any(name.startswith("backbone.") for name in parts)
         source = settings.model.backbone if has_backbone else settings.data
         identifying = {
             "source": source,
             "normalize_features": settings.model.normalize_features,
             "mirror": settings.model.mirror,
         }
-        name = f"{source} of {settings.data}" if has_backbone else settings.data
+        name = f"{source} of {settings.data}" if has_backbone and not frozen else source
         return EncoderIdentity(name, fingerprint(parts, identifying))
 
 

@@ -211,6 +211,11 @@ class RunDirectory(Directory):
         super().create(settings)
         self.remove_gaussian()
 
+    @property
+    def used(self) -> "RunDirectory":
+        """What the run is used with: itself, or its Gaussian memory if validation preferred it."""
+        return RunDirectory(self.gaussian) if (self.gaussian / MODEL_NAME).is_file() else self
+
     def remove_gaussian(self) -> None:
         """Remove the Gaussian memory of features that are no more."""
         if (self.gaussian / MODEL_NAME).is_file():

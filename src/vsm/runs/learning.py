@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vsm.data import Dataset, Split
+from vsm.backbones.efficientnet_lite import VARIANTS
+from vsm.data import Dataset, Split, open_dataset
 from vsm.data.preprocessing import Preprocessing
 from vsm.errors import MemoryFileError, RunError
 from vsm.evaluation.evaluator import embed_images
@@ -31,9 +32,16 @@ from vsm.memory.named import EncoderIdentity, NamedMemory
 from vsm.model import FewShotModel
 from vsm.runs.checkpoints import load_backbone
 from vsm.runs.directory import RunDirectory
+from vsm.runs.embedding import open_data
 from vsm.runs.shipped import find_run
 from vsm.runs.trained_model import TrainedModel, load, made_in_memory, store
-from vsm.settings import GaussianSettings, Inference, ModelSettings, RunSettings
+from vsm.settings import (
+    FROZEN_ENCODERS,
+    GaussianSettings,
+    Inference,
+    ModelSettings,
+    RunSettings,
+)
 from vsm.system.devices import ON_CPU, Placement
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm.system.tensor_files import load_weights
@@ -51,13 +59,17 @@ class EncoderWeights(NamedTuple):
         weights: by their names in a model: ``backbone.…`` and ``adapter.…``.
         data: what it was trained on; None if there is nothing to train.
         source: where it came from.
+        preprocessing: how it wants pictures; None: as those of the data it was trained on.
     """
 
     settings: ModelSettings
     weights: dict[str, Tensor]
     data: str | None
     source: str | None
+    preprocessing: Preprocessing | None = None
 
+
+CROP_PADDING = 32  # pixels that TensorFlow's evaluation of these networks cuts off
 
 NO_ENCODER = EncoderWeights(ModelSettings(), {}, None, None)
 """For data that are features already."""
@@ -70,21 +82,26 @@ def open_encoder(
     with_adapter: bool = True,
     inference: Inference | None = None,
 ) -> EncoderWeights:
-    """Open the encoder of a run, of a pre-training, or of a shipped model.
+    """Open the encoder of a run, of a pre-training, or of a shipped model; or a frozen one.
 
     Args:
-        source: a directory, or a name that ``vsm models`` lists.
+        source: a directory, a name that ``vsm models`` lists, or one of ``FROZEN_ENCODERS``.
         mirror: average features of images and their mirror images; None: as it was trained.
         backbone: the user's own code ``module:attribute``, named again to allow its import.
         with_adapter: keep the linear map that was trained on the features, if there is one.
         inference: as in :func:`vsm.load`, whose features are the same in any case.
     """
+    if str(source) in FROZEN_ENCODERS and not Path(source).exists():
+        settings = ModelSettings(backbone=str(source), mirror=bool(mirror))
+        prepared = frozen_preprocessing(str(source))
+        return EncoderWeights(settings, {}, None, str(source), prepared)
     path = find_run(source)
     if RunDirectory(path).model.is_file():
         trained = load(source, backbone=backbone, inference=inference)
         parts = trained.model.state_dict().items()
         weights = {name: w for name, w in parts if name.startswith(("backbone.", "adapter."))}
-        found = EncoderWeights(trained.settings.model, weights, trained.settings.data, str(source))
+        made = (trained.settings.data, str(source), trained.preprocessing)
+        found = EncoderWeights(trained.settings.model, weights, *made)
     else:
         stored, known = load_backbone(path)
         chosen = {key: known[key] for key in ("backbone", "channels", "keep_probability")}
@@ -103,6 +120,13 @@ def open_encoder(
         settings = replace(settings, adapter="none")
         weights = {name: w for name, w in weights.items() if not name.startswith("adapter.")}
     return found._replace(settings=settings, weights=weights)
+
+
+def frozen_preprocessing(name: str) -> Preprocessing:
+    """Return how EfficientNet-Lite wants pictures: the middle of them, as (x − 127) / 128."""
+    side = VARIANTS[name].side
+    mean, std = (127 / 255,) * 3, (128 / 255,) * 3
+    return Preprocessing(side, 3, False, mean, std, crop=side / (side + CROP_PADDING))
 
 
 def gaussian_model(
@@ -230,7 +254,7 @@ def learn_memory(
     progress: Progress = NULL_PROGRESS,
     embed: SplitEmbedder | None = None,
 ) -> TrainedModel:
-    """Learn a memory of the training classes of ``dataset`` as an encoder sees them.
+    """Learn a memory of the training classes of ``dataset``, or of all if it is one whole.
 
     If the encoder was trained on the same data, validation classes decide how the memory is read.
 
@@ -247,17 +271,21 @@ def learn_memory(
         embed: in place of :func:`class_features`.
     """
     data = dataset.name if data is None else data
-    model = gaussian_model(encoder, data, dataset.input_shape, settings, seed).place(placement)
+    shape = dataset.input_shape
+    if encoder.preprocessing is not None and len(shape) == 1:  # embedded already
+        shape = encoder.preprocessing.input_shape
+    model = gaussian_model(encoder, data, shape, settings, seed).place(placement)
     identity = EncoderIdentity.of(model.settings, model.state_dict())
     statistics = None if like is None else _statistics(like, identity)
-    classes = dataset.classes("train")
+    split: Split = "all" if "all" in dataset.splits else "train"
+    classes = dataset.classes(split)
     if num_classes is not None and not 1 <= num_classes <= len(classes):
         raise MemoryFileError(
-            f"classes: expected 1 to {len(classes)}, the training classes of {data}, got "
+            f"classes: expected 1 to {len(classes)}, the classes to remember of {data}, got "
             f"{num_classes}"
         )
     embed = embed or class_features
-    known = embed(model, dataset, "train", progress)
+    known = embed(model, dataset, split, progress)
     known = known.only(range(len(classes) if num_classes is None else num_classes))
     decides = encoder.data == data and "validation" in dataset.splits
     validation = embed(model, dataset, "validation", progress) if decides else None
@@ -268,9 +296,23 @@ def learn_memory(
     thresholds = learned.thresholds
     if decides:
         thresholds = calibrate_on_validation(model, learned.memory, dataset)
-    return replace(
-        made_in_memory(model, named, thresholds), preprocessing=Preprocessing.of(dataset)
-    )
+    prepared = encoder.preprocessing or Preprocessing.of(dataset)
+    return replace(made_in_memory(model, named, thresholds), preprocessing=prepared)
+
+
+def data_for(
+    encoder: EncoderWeights,
+    data: str,
+    *,
+    as_a_whole: bool = False,
+    placement: Placement = ON_CPU,
+    progress: Progress = NULL_PROGRESS,
+) -> Dataset:
+    """Open ``data`` for an encoder, as :func:`vsm.runs.embedding.open_data` does for a model."""
+    prepared = encoder.preprocessing
+    shape = open_dataset(data).input_shape if prepared is None else prepared.input_shape
+    model = gaussian_model(encoder, data, shape, GaussianSettings(), 0).place(placement)
+    return open_data(model, prepared, encoder.data, data, as_a_whole=as_a_whole, progress=progress)
 
 
 def _statistics(like: NamedMemory, encoder: EncoderIdentity) -> GaussianMemory:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vsm.errors import MemoryFileError, RunError
 from vsm.memory.named import NamedMemory, restored_memory
-from vsm.runs.directory import GAUSSIAN_NAME, MEMORY_NAME
+from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import MODELS, is_shipped
 from vsm.system.files import locked
 from vsm.system.tensor_files import load_tensors
@@ -20,10 +20,7 @@ from vsm.system.tensor_files import load_tensors
 def memory_path(path: Path) -> Path:
     """Return the file of a memory that is given as such, as a run directory, or by its model."""
     folder = MODELS / path if is_shipped(path) else path
-    preferred = folder / GAUSSIAN_NAME / MEMORY_NAME
-    if preferred.is_file():
-        return preferred
-    return folder / MEMORY_NAME if folder.is_dir() else folder
+    return RunDirectory(folder).used.memory if folder.is_dir() else folder
 
 
 def own_memory_path(path: Path) -> Path:

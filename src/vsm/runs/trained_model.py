@@ -6,7 +6,7 @@ prepared, so using it never opens the dataset that it was trained on.
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -100,7 +100,7 @@ class TrainedModel:
             "step": self.step,
             "backbone": None if self.model.backbone is None else settings.model.backbone,
             "input_shape": list(self.input_shape),
-            "preprocessing": None if self.preprocessing is None else asdict(self.preprocessing),
+            "preprocessing": None if self.preprocessing is None else self.preprocessing.as_dict(),
             "num_features": self.model.num_features,
             "num_parameters": sum(value.numel() for value in self.model.parameters()),
             "memory_slots": None if self.memory is None else len(self.memory.memory),
@@ -212,8 +212,8 @@ def load(
             "name a run directory"
         )
     run = RunDirectory(path)
-    if inference in (None, "gaussian") and checkpoint == "best" and run.gaussian.is_dir():
-        run = RunDirectory(run.gaussian)
+    if inference in (None, "gaussian") and checkpoint == "best":
+        run = run.used
     settings, card = run.settings(), read_card(path)
     check_trusted_backbone(path, settings, backbone)
     if inference not in (None, settings.inference):
@@ -310,7 +310,7 @@ def model_metadata(dataset: Dataset, class_ids: list[int] | None = None) -> dict
     preprocessing = Preprocessing.of(dataset)
     metadata: dict[str, Any] = {
         "input_shape": list(dataset.input_shape),
-        "preprocessing": None if preprocessing is None else asdict(preprocessing),
+        "preprocessing": None if preprocessing is None else preprocessing.as_dict(),
     }
     if class_ids is not None:
         metadata["class_names"] = {str(id_): dataset.class_names[id_] for id_ in class_ids}

@@ -17,7 +17,7 @@ from vsm.experiments.study.definition import Condition, Study, StudySettings
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import find_run
-from vsm.settings import BaselineSettings, ModelSettings, RunSettings
+from vsm.settings import FROZEN_ENCODERS, BaselineSettings, ModelSettings, RunSettings
 
 
 class Model(NamedTuple):
@@ -141,10 +141,12 @@ class StudyPlan:
 
     def _learned(self, row: Mapping[str, Any], seed: int) -> Model:
         """Return the memory that is learned with the encoder of a row, and its settings."""
-        name = str(row["encoder"]).format(seed=seed)
-        path = find_run(name)
-        if not path.exists():
-            raise RunError(f"rows: there is no encoder {path}; make it first")
+        name, before = str(row["encoder"]).format(seed=seed), None
+        if name not in FROZEN_ENCODERS:
+            path = find_run(name)
+            if not path.exists():
+                raise RunError(f"rows: there is no encoder {path}; make it first")
+            before = given_job(path)
         views = {name: bool(row[name]) for name in ("mirror", "with_adapter") if name in row}
         changes = {key: value for key, value in row.items() if key not in ("encoder", *views)}
         base = RunSettings(
@@ -154,7 +156,7 @@ class StudyPlan:
             model=ModelSettings(inference="gaussian"),
         )
         settings = with_changes(base, changes)
-        return Model(learn_job(settings, self._checksum, given_job(path), **views), settings)
+        return Model(learn_job(settings, self._checksum, before, **views), settings)
 
     def _trained(self, row: Mapping[str, Any], seed: int) -> Model:
         base = settings_from_files(*preset_paths(self.asked.base or ""))

@@ -1,0 +1,204 @@
+"""What is odd in a pile of labeled pictures, by leaving out each picture in turn.
+
+Every class is a Gaussian whose mean has a posterior, given its pictures and the memory, in closed
+form. So what all other pictures say of one of them costs no more than one prediction.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vsm.classify.inputs import Labels, as_labels
+from vsm.errors import ClassifierError
+from vsm.memory import GaussianMemory, GaussianReader, SupportSet
+from vsm.runs.trained_model import TrainedModel
+
+DUPLICATE = 0.98
+"""Cosine of the features of two pictures that count as one, nearly."""
+AT_ONCE = 2048  # pictures that are compared with all others at a time
+
+
+class Doubt(NamedTuple):
+    """A label that may be wrong.
+
+    Attributes:
+        picture: its position.
+        label: what it is said to be.
+        suggestion: the most probable other label.
+        probability: of its own label, given all other pictures.
+    """
+
+    picture: int
+    label: Any
+    suggestion: Any
+    probability: float
+
+
+class Outlier(NamedTuple):
+    """A picture that is like no class; the score is log p(any class) − log p(nearest class)."""
+
+    picture: int
+    label: Any
+    score: float
+
+
+class Twins(NamedTuple):
+    """Two pictures with nearly the same features."""
+
+    first: int
+    second: int
+    cosine: float
+
+
+class Confusable(NamedTuple):
+    """Two classes, and the mean probability that pictures of one are given for the other."""
+
+    first: Any
+    second: Any
+    probability: float
+
+
+@dataclass(frozen=True)
+class Review:
+    """What :func:`review` finds, the most striking first.
+
+    Attributes:
+        labels: the classes, sorted ``[N]``.
+        probabilities: of every class for every picture, given all other pictures ``[n, N]``.
+        doubts: labels that are less probable than another.
+        outliers: all pictures, by their score.
+        twins: pairs of pictures.
+        confusable: pairs of classes, by how often they are taken for each other.
+    """
+
+    labels: npt.NDArray[Any]
+    probabilities: npt.NDArray[np.float32]
+    doubts: list[Doubt]
+    outliers: list[Outlier]
+    twins: list[Twins]
+    confusable: list[Confusable]
+
+
+@torch.no_grad()
+def review(
+    trained: TrainedModel, features: Tensor, labels: Labels, duplicate: float = DUPLICATE
+) -> Review:
+    """Review labeled pictures by a model with a Gaussian memory.
+
+    Args:
+        trained: its memory says in which directions members of a class differ.
+        features: as :meth:`TrainedModel.embed` gives them ``[n, D]``.
+        labels: n of them.
+        duplicate: cosine from which two pictures are twins.
+    """
+    memory = trained.state
+    if not isinstance(memory, GaussianMemory):
+        raise ClassifierError(
+            f"model: {trained.name} has no Gaussian memory, which reviewing needs; learn one with "
+            "vsm memory learn"
+        )
+    given = as_labels(labels, len(features))
+    names, class_ids = np.unique(given, return_inverse=True)
+    if len(names) < 2:
+        raise ClassifierError("labels: a review needs pictures of two classes at least, got one")
+    members = torch.from_numpy(class_ids)
+    rows = trained.model.project(features, memory).cpu()
+    reader = memory.reader
+    log_densities = leave_one_out(reader, rows, members)
+    probabilities = log_densities.softmax(-1)
+    scores = reader.log_marginal(rows) - log_densities.amax(-1)
+    return Review(
+        names,
+        probabilities.numpy(),
+        _doubts(probabilities, members, names),
+        _outliers(scores, members, names),
+        _twins(F.normalize(memory.normalized(features), dim=-1).cpu(), duplicate),
+        _confusable(probabilities, members, names),
+    )
+
+
+def leave_one_out(reader: GaussianReader, rows: Tensor, class_ids: Tensor) -> Tensor:
+    """Log density of every picture in every class, of which it is no member: ``[n, N]``.
+
+    A class of K pictures loses the one that is asked about, so that K − 1 are left; without any,
+    the density is that of a class never met.
+
+    Args:
+        reader: of the memory.
+        rows: projected ``[n, D]``.
+        class_ids: ``[n]``, from 0 to N − 1, each of them at least once.
+    """
+    counts = torch.bincount(class_ids).to(rows)
+    sums = torch.zeros(len(counts), rows.shape[1]).index_add(0, class_ids, rows)
+    found = _densities(reader, sums / counts.unsqueeze(-1), counts, rows)
+    left = counts[class_ids] - 1
+    others = (sums[class_ids] - rows) / left.clamp_min(1).unsqueeze(-1)
+    parts = zip(others.split(AT_ONCE), left.split(AT_ONCE), rows.split(AT_ONCE), strict=True)
+    own = torch.cat([_densities(reader, *part, alone=True) for part in parts])
+    own = torch.where(left > 0, own, reader.log_marginal(rows))
+    return found.scatter(1, class_ids.unsqueeze(-1), own.unsqueeze(-1))
+
+
+def _densities(
+    reader: GaussianReader, means: Tensor, counts: Tensor, rows: Tensor, alone: bool = False
+) -> Tensor:
+    """Log densities of ``rows [n, D]`` in classes of these means and counts ``[N]``: ``[n, N]``.
+
+    ``alone``: each row is asked about in the class at its own place only, ``[n]``.
+    """
+    shape = (len(means), 1) if alone else (1, len(means))
+    mean = means.view(*shape, -1)
+    support = SupportSet(mean.unsqueeze(2), mean, counts.clamp_min(1).view(*shape, 1))
+    found = reader.infer(support)
+    if alone:
+        return found.log_prob(rows.unsqueeze(1)).flatten()
+    parts = [found.log_prob(part.unsqueeze(0))[0] for part in rows.split(AT_ONCE)]
+    return torch.cat(parts)
+
+
+def _doubts(probabilities: Tensor, members: Tensor, names: npt.NDArray[Any]) -> list[Doubt]:
+    own = probabilities.gather(1, members.unsqueeze(-1)).squeeze(-1)
+    others = probabilities.scatter(1, members.unsqueeze(-1), -1.0)
+    best, suggestion = others.max(-1)
+    doubtful = (best > own).nonzero().flatten()
+    order = doubtful[(best - own)[doubtful].argsort(descending=True, stable=True)]
+    return [
+        Doubt(n, names[members[n]].item(), names[suggestion[n]].item(), own[n].item())
+        for n in order.tolist()
+    ]
+
+
+def _outliers(scores: Tensor, members: Tensor, names: npt.NDArray[Any]) -> list[Outlier]:
+    order = scores.argsort(descending=True, stable=True).tolist()
+    return [Outlier(n, names[members[n]].item(), scores[n].item()) for n in order]
+
+
+def _twins(units: Tensor, duplicate: float) -> list[Twins]:
+    found: list[Twins] = []
+    for start in range(0, len(units), AT_ONCE):
+        cosines = units[start : start + AT_ONCE] @ units.mT
+        for row, column in (cosines >= duplicate).nonzero().tolist():
+            if start + row < column:
+                found.append(Twins(start + row, column, cosines[row, column].item()))
+    return sorted(found, key=lambda one: -one.cosine)
+
+
+def _confusable(
+    probabilities: Tensor, members: Tensor, names: npt.NDArray[Any]
+) -> list[Confusable]:
+    """Return pairs of classes by the mean probability of each other, both ways."""
+    counts = torch.bincount(members).unsqueeze(-1)
+    sums = torch.zeros(len(names), len(names)).index_add(0, members, probabilities)
+    means = sums / counts
+    both = ((means + means.mT) / 2).triu(1)
+    order: Sequence[int] = both.flatten().argsort(descending=True, stable=True).tolist()
+    pairs = [divmod(place, len(names)) for place in order[: 4 * len(names)]]
+    return [
+        Confusable(names[a].item(), names[b].item(), both[a, b].item()) for a, b in pairs if a < b
+    ]

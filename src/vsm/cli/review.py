@@ -1,0 +1,102 @@
+"""``vsm review``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonargparse
+
+from vsm.cli.arguments import add_backbone_argument, add_json_argument
+from vsm.cli.classify import default_model
+from vsm.cli.output import print_json, print_table, progress_bar
+from vsm.cli.processes import add_placement_arguments, prepare_placement
+from vsm.errors import SettingsError
+
+if TYPE_CHECKING:
+    from vsm.classify.review import Review
+
+
+def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
+    """Declare the pile and where the findings go."""
+    parser.add_argument("folder", type=Path, help="A folder with a folder of pictures per class.")
+    parser.add_argument(
+        "--model",
+        type=str | None,
+        help="A run with a Gaussian memory, or a name that vsm models lists; unset: as classify.",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("review.html"), help="The page to write."
+    )
+    parser.add_argument("--csv", type=Path | None, help="Also write a row for every picture.")
+    parser.add_argument("--number", type=int, default=60, help="Findings of each kind to show.")
+    parser.add_argument(
+        "--duplicate", type=float, default=0.98, help="Cosine from which pictures are twins."
+    )
+    add_backbone_argument(parser)
+    add_placement_arguments(parser)
+    add_json_argument(parser)
+
+
+def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Embed the pictures, leave out each in turn, tell what is odd."""
+    parsed = parser.parse_args(arguments)
+    if parsed.number < 1:
+        raise SettingsError(f"number: must be at least 1, got {parsed.number}")
+    if not 0 < parsed.duplicate <= 1:
+        raise SettingsError(f"duplicate: expected a cosine up to 1, got {parsed.duplicate}")
+
+    from vsm.classify.review import review
+    from vsm.classify.review_page import review_csv, review_html
+    from vsm.data.folder import labeled_images
+    from vsm.runs.embedding import embedded_files
+    from vsm.runs.trained_model import load
+    from vsm.system.files import write_text
+
+    placement = prepare_placement(parsed)
+    pictures, labels = labeled_images(parsed.folder)
+    model = parsed.model or default_model()
+    trained = load(model, backbone=parsed.backbone, placement=placement)
+    with progress_bar("embed", len(pictures), quiet=parsed.json) as bar:
+        features = embedded_files(trained, pictures, bar)
+    found = review(trained, features, labels, parsed.duplicate)
+    write_text(parsed.output, review_html(found, pictures, parsed.folder, parsed.number))
+    if parsed.csv is not None:
+        write_text(parsed.csv, review_csv(found, pictures, parsed.folder))
+    if parsed.json:
+        print_json(_as_dict(found, pictures, model, parsed.number))
+        return
+    _print(found, pictures, parsed.folder, min(parsed.number, 10))
+    print(f"{parsed.output}: the page, with thumbnails")
+
+
+def _as_dict(found: "Review", pictures: Sequence[Path], model: str, number: int) -> dict[str, Any]:
+    def named(rows: Sequence[Any], *keys: str) -> list[dict[str, Any]]:
+        values = [one._asdict() for one in rows[:number]]
+        return [one | {key: str(pictures[one[key]]) for key in keys} for one in values]
+
+    lists = {
+        "doubts": named(found.doubts, "picture"),
+        "outliers": named(found.outliers, "picture"),
+        "twins": named(found.twins, "first", "second"),
+        "confusable": named(found.confusable),
+    }
+    counts = {
+        "pictures": len(pictures),
+        "classes": len(found.labels),
+        "doubtful": len(found.doubts),
+    }
+    return {"model": model, **counts, **lists}
+
+
+def _print(found: "Review", pictures: Sequence[Path], root: Path, number: int) -> None:
+    rows = [
+        [
+            str(pictures[one.picture].relative_to(root)),
+            str(one.suggestion),
+            f"{one.probability:.1%}",
+        ]
+        for one in found.doubts[:number]
+    ]
+    title = f"{len(found.doubts):,} of {len(pictures):,} labels may be wrong"
+    print_table(title, ["picture", "rather", "chance of its label"], rows)
+    print(f"{len(found.twins):,} pairs of near duplicates")

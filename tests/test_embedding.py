@@ -1,0 +1,193 @@
+"""Any model on any pictures: embedded as the model wants them, and never twice."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import vsm
+from vsm.cli import main
+from vsm.data.folder import listed
+from vsm.data.preprocessing import Preprocessing
+from vsm.errors import DataError, RunError
+from vsm.model import FewShotModel
+from vsm.runs.embedding import EmbeddingCache, PictureEmbedder, embedded_data, open_data
+from vsm.runs.trained_model import TrainedModel
+
+CLASSES, EACH = 6, 4
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs of other sizes than any model's: colored noise, a color for each class."""
+    folder, random = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for number in range(CLASSES):
+        (folder / f"class{number}").mkdir()
+        color = random.integers(60, 196, 3)
+        for place in range(EACH):
+            noise = random.integers(-60, 60, (48, 40 + place, 3))
+            image = Image.fromarray((color + noise).clip(0, 255).astype(np.uint8))
+            image.save(folder / f"class{number}" / f"{place}.png")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VSM_DATA", str(tmp_path / "data"))
+
+
+@pytest.fixture(scope="module")
+def trained() -> TrainedModel:
+    return vsm.load("cifar-fs-vsm")
+
+
+def embedder_of(trained: TrainedModel) -> PictureEmbedder:
+    assert trained.preprocessing is not None
+    return PictureEmbedder(trained.model, trained.preprocessing, trained.encoder.fingerprint)
+
+
+class Counting:
+    """Counts the pictures that pass a backbone."""
+
+    def __init__(self, trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        encode = FewShotModel.encode
+
+        def counted(model: FewShotModel, inputs: Tensor, *rest: Any) -> Tensor:
+            self.count += len(inputs)
+            return encode(model, inputs, *rest)
+
+        monkeypatch.setattr(FewShotModel, "encode", counted)
+
+
+def test_features_are_those_of_each_file_and_are_computed_once(
+    pictures: Path, trained: TrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting(trained, monkeypatch)
+    first = embedded_data(embedder_of(trained), f"folder:{pictures}")
+    assert counting.count == CLASSES * EACH
+    again = embedded_data(embedder_of(trained), f"folder:{pictures}")
+    assert counting.count == CLASSES * EACH
+    assert np.array_equal(first.features, again.features)
+    assert first.class_names == again.class_names
+    files = [file for found in listed(pictures)[1].values() for file in found]
+    adapted = trained.model.adapt(torch.from_numpy(first.features))
+    torch.testing.assert_close(adapted, trained.embed(files), rtol=1e-4, atol=1e-5)
+
+
+def test_a_changed_picture_and_another_way_of_preparing_are_embedded_anew(
+    pictures: Path, trained: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "it.png"
+    file.write_bytes((pictures / "class0" / "0.png").read_bytes())
+    before = embedder_of(trained).files([file])
+    counting = Counting(trained, monkeypatch)
+    file.write_bytes((pictures / "class1" / "0.png").read_bytes())
+    assert not np.array_equal(embedder_of(trained).files([file]), before)
+    assert counting.count == 1
+    assert trained.preprocessing is not None
+    other = Preprocessing(*vars(trained.preprocessing).values())
+    other = Preprocessing(other.side, other.channels, other.ink, other.mean, other.std, crop=0.5)
+    PictureEmbedder(trained.model, other, trained.encoder.fingerprint).files([file])
+    assert counting.count == 2
+
+
+def test_a_cache_that_is_damaged_or_cannot_be_written_is_done_without(
+    pictures: Path, trained: TrainedModel, tmp_path: Path
+) -> None:
+    files = sorted((pictures / "class0").iterdir())
+    expected = embedder_of(trained).files(files)
+    path = embedder_of(trained).cache
+    assert path is not None
+    for damage in (b"no database at all" * 100, b""):
+        path.path.write_bytes(damage)
+        assert np.array_equal(embedder_of(trained).files(files), expected)
+    cache = EmbeddingCache(tmp_path / "file" / "cache.sqlite")
+    (tmp_path / "file").write_text("in the way")
+    cache.put({b"key": np.ones(3, np.float32)})
+    assert cache.get([b"key"]) == {}
+    assert cache.problem is not None
+
+
+def test_a_feature_whose_bits_changed_in_the_cache_is_not_believed(tmp_path: Path) -> None:
+    cache = EmbeddingCache(tmp_path / "cache.sqlite")
+    cache.put({b"a": np.ones(3, np.float32), b"b": np.zeros(3, np.float32)})
+    assert cache.get([b"a", b"b", b"c"]).keys() == {b"a", b"b"}
+    with cache._open() as database:
+        assert database is not None
+        database.execute("UPDATE features SET feature = zeroblob(12) WHERE key = ?", (b"a",))
+    assert cache.get([b"a", b"b"]).keys() == {b"b"}
+
+
+def test_an_encoder_that_gives_nan_and_a_picture_that_cannot_be_read_are_named(
+    pictures: Path, trained: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"bad\.png: unreadable"):
+        embedder_of(trained).files([bad])
+    monkeypatch.setattr(
+        FewShotModel, "encode", lambda model, inputs: torch.full((len(inputs), 256), torch.nan)
+    )
+    with pytest.raises(RunError, match="encoder: it gives NaN"):
+        embedder_of(trained).files(sorted((pictures / "class0").iterdir()))
+
+
+def test_stored_images_of_another_size_are_scaled_to_the_models(
+    trained: TrainedModel, tiny_dataset: vsm.ImageDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vsm.runs.embedding.open_dataset", lambda name: tiny_dataset)
+    found = open_data(trained.model, trained.preprocessing, "cifar-fs", "tiny")
+    assert found.class_names == tiny_dataset.class_names
+    assert found.input_shape == (256,)
+    one = trained.embed([tiny_dataset.images[5]])
+    mine = trained.model.adapt(torch.as_tensor(np.asarray(found.load(np.asarray([5])))))
+    torch.testing.assert_close(mine, one, rtol=1e-4, atol=1e-5)
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_any_model_is_measured_and_compared_on_any_folder(
+    pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    episodes = ["--way", "3", "--shot", "1", "--queries", "2", "--episodes", "20", "--json"]
+    data = ["--data", f"folder:{pictures}", "--split", "all"]
+    assert main(["evaluate", "cifar-fs-vsm", *data, *episodes]) == 0
+    assert printed(capsys)["accuracy"] > 0.5
+    words = ["--baselines", "cosine,simpleshot_l2n", *data, *episodes]
+    assert main(["compare", "cifar-fs-vsm", *words]) == 0
+    compared = printed(capsys)
+    assert len(compared["differences"]) == 3
+    assert compared["runs"][0]["data"] == f"folder:{pictures}"
+    assert main(["evaluate", "cifar-fs-vsm", "--memory-slots", "3", *data, *episodes]) == 2
+    assert "exact_forgetting" in capsys.readouterr().err
+
+
+def test_a_memory_of_all_classes_of_a_folder_is_learned_with_another_models_encoder(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    words = ["--data", f"folder:{pictures}", "--encoder", "cifar-fs-vsm", "--output", run]
+    assert main(["memory", "learn", *words, "--split", "all", "--json"]) == 0
+    assert printed(capsys)["num_slots"] == CLASSES
+    loaded = vsm.load(run)
+    assert loaded.preprocessing == vsm.load("cifar-fs-vsm").preprocessing
+    episodes = ["--way", "2", "--shot", "1", "--queries", "2", "--episodes", "5", "--json"]
+    assert main(["evaluate", run, "--split", "all", *episodes]) == 0
+    assert printed(capsys)["memory_slots"] == CLASSES
+
+
+def test_a_folder_is_dealt_from_another_seed_by_name(pictures: Path) -> None:
+    splits = [listed(Path(f"{pictures}{mark}"))[0] for mark in ("", "#0", "#1", "#2")]
+    assert splits[0] == splits[1]
+    assert splits[2] != splits[0] or splits[3] != splits[0]
+    names = sorted(splits[0]["train"] + splits[0]["validation"] + splits[0]["test"])
+    assert all(sorted(name for found in one.values() for name in found) == names for one in splits)
