@@ -66,6 +66,9 @@ def test_planted_mistakes_outliers_and_twins_come_first(trained: TrainedModel) -
     features[71] = 5 * torch.randn(WIDTH, generator=torch.Generator().manual_seed(1))
     found = review(trained, features, labels)
     assert {one.picture for one in found.doubts[:4]} == set(wrong)
+    odds = [one.log_odds for one in found.doubts]
+    assert odds == sorted(odds, reverse=True)
+    assert min(odds) > 0
     for one in found.doubts[:4]:
         assert one.suggestion == f"c{one.picture // EACH}"
         assert one.probability < 0.1

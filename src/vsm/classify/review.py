@@ -32,12 +32,15 @@ class Doubt(NamedTuple):
         label: what it is said to be.
         suggestion: the most probable other label.
         probability: of its own label, given all other pictures.
+        log_odds: of the suggestion against its own label, in nats. They order what is doubtful,
+            since probabilities are all but 0 or 1.
     """
 
     picture: int
     label: Any
     suggestion: Any
     probability: float
+    log_odds: float
 
 
 class Outlier(NamedTuple):
@@ -116,7 +119,7 @@ def review(
     return Review(
         names,
         probabilities.numpy(),
-        _doubts(probabilities, members, names),
+        _doubts(log_densities, members, names),
         _outliers(scores, members, names),
         _twins(F.normalize(memory.normalized(features), dim=-1).cpu(), duplicate),
         _confusable(probabilities, members, names),
@@ -162,14 +165,22 @@ def _densities(
     return torch.cat(parts)
 
 
-def _doubts(probabilities: Tensor, members: Tensor, names: npt.NDArray[Any]) -> list[Doubt]:
-    own = probabilities.gather(1, members.unsqueeze(-1)).squeeze(-1)
-    others = probabilities.scatter(1, members.unsqueeze(-1), -1.0)
-    best, suggestion = others.max(-1)
-    doubtful = (best > own).nonzero().flatten()
-    order = doubtful[(best - own)[doubtful].argsort(descending=True, stable=True)]
+def _doubts(log_densities: Tensor, members: Tensor, names: npt.NDArray[Any]) -> list[Doubt]:
+    place = members.unsqueeze(-1)
+    own = log_densities.gather(1, place).squeeze(-1)
+    best, suggestion = log_densities.scatter(1, place, -torch.inf).max(-1)
+    probability = log_densities.softmax(-1).gather(1, place).squeeze(-1)
+    odds = best - own
+    doubtful = (odds > 0).nonzero().flatten()
+    order = doubtful[odds[doubtful].argsort(descending=True, stable=True)]
     return [
-        Doubt(n, names[members[n]].item(), names[suggestion[n]].item(), own[n].item())
+        Doubt(
+            n,
+            names[members[n]].item(),
+            names[suggestion[n]].item(),
+            probability[n].item(),
+            odds[n].item(),
+        )
         for n in order.tolist()
     ]
 
