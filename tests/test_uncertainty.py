@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[1]
         (
             "docs/results.md",
             [
-                *("gaussian-cifar-fs", "gaussian-omniglot", "gaussian-glyphs"),
+                *("gaussian-cifar-fs", "gaussian-backbones", "gaussian-omniglot"),
+                *("gaussian-glyphs", "photos"),
                 *("cifar-fs", "cifar-fs-addressing", "omniglot"),
             ],
         ),
