@@ -553,7 +553,7 @@ def test_compare_adds_baselines_on_the_first_runs_features_with_paired_differenc
         assert one["baseline_settings"]["samples"] == 15
         assert one["memory_slots"] is None
     differences = {(one["a"], one["b"]): one for one in printed["differences"]}
-    assert len(differences) == 9 * 8 / 2
+    assert len(differences) == 10 * 9 / 2
     gain = differences[first, "logistic"]
     logistic = printed["baselines"][BASELINE_NAMES.index("logistic")]
     assert gain["difference"] == pytest.approx(

@@ -108,12 +108,18 @@ def test_files_can_be_asked_for_by_name_and_a_single_class_be_fitted(
     assert "100.0%" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["photos-vsm", "cifar-fs-vsm"])
 def test_without_a_model_photographs_are_expected(
-    folders: Folders, capsys: pytest.CaptureFixture[str]
+    name: str,
+    folders: Folders,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     support, query, _ = folders
+    if name == "cifar-fs-vsm":  # as if the extra were not installed
+        monkeypatch.setattr("vsm.cli.classify.PHOTOS_WEIGHTS", "no_such_package")
     assert main(["classify", "--support", support, "--query", query, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["model"] == "cifar-fs-vsm"
+    assert json.loads(capsys.readouterr().out)["model"] == name
 
 
 def test_names_are_shown_as_they_are(

@@ -29,7 +29,7 @@ IN_BFLOAT16 = Placement(torch.device("cpu"), torch.bfloat16)
 @pytest.fixture(autouse=True)
 def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
     monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
-    monkeypatch.setattr("vsm.experiments.comparison.open_dataset", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.runs.embedding.open_dataset", lambda name: tiny_dataset)
     monkeypatch.setattr("vsm.training.FUSED_ADAM_DEVICES", ())
 
 
