@@ -99,3 +99,23 @@ def test_a_memory_grows_over_a_stream_of_alphabets(
         with_memory, without, difference = (float(numbers[place]) for place in (2, 4, 6))
         assert difference == pytest.approx(with_memory - without, abs=0.11)
         assert difference > 5
+
+
+def test_planted_mistakes_are_counted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tiny_dataset: ImageDataset,
+) -> None:
+    monkeypatch.setenv("VSM_DATA", str(tmp_path / "data"))
+    pictures = write_folders(tmp_path / "pictures", tiny_dataset, 10)
+    words = ["--data", f"folder:{pictures}#1", "--encoder", "cifar-fs-vsm"]
+    assert main(["memory", "learn", *words, "--output", str(tmp_path / "run"), "--json"]) == 0
+    capsys.readouterr()
+    example = runpy.run_path(str(EXAMPLES / "planted_label_errors.py"))
+    run, folder = str(tmp_path / "run"), f"{pictures}#1"
+    example["main"]([run, folder, "--shares", "0.2", "--draws", "2"])
+    _, title, *rows = capsys.readouterr().out.splitlines()
+    assert title == "20% wrong, precision at their number (2 draws):"
+    assert len(rows) == 3
+    assert all(re.search(r": \d+\.\d% ± \d+\.\d%$", row) for row in rows)

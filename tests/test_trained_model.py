@@ -79,7 +79,7 @@ def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(spec: str) -> None:
         pytest.fail(f"{spec} was opened")
 
-    for place in ("data", "data.catalog", "training", "experiments.comparison"):
+    for place in ("data", "data.catalog", "training", "runs.embedding"):
         monkeypatch.setattr(f"vsm.{place}.open_dataset", fail)
     monkeypatch.setattr("vsm.data.catalog.open_images", fail)
 
