@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal
 
+import vsm
 from vsm import FewShotClassifier
 from vsm.evaluation.rejection import rejection_scores
 from vsm.memory import GaussianMemory, Reading, SupportSet
@@ -62,12 +63,13 @@ def class_weights(means: list[Array], counts: list[int], noise: float) -> list[f
 
 
 class Dense(NamedTuple):
-    """W and B ``[D, D]``, grand mean ``[D]``, class means ``[A, D]``."""
+    """W and B ``[D, D]``, grand mean ``[D]``, class means ``[A, D]``, tr(S_w W⁻¹) / D."""
 
     within: Array
     between: Array
     grand_mean: Array
     means: Array
+    noise: float
 
     @staticmethod
     def of(rows: Tensor, class_ids: Tensor, how: Reading) -> "Dense":
@@ -95,9 +97,9 @@ class Dense(NamedTuple):
         shrunk = flat if math.isinf(how.epsilon) else within + how.epsilon * flat
         share = np.trace(spread) / np.trace(shrunk)
         between = share * shrunk if math.isinf(how.beta) else spread + how.beta * share * shrunk
-        return Dense(
-            how.noise_scale * shrunk, how.noise_scale * between, grand_mean, np.stack(means)
-        )
+        noise = np.trace(within @ np.linalg.inv(how.noise_scale * shrunk)) / width
+        scaled = (how.noise_scale * shrunk, how.noise_scale * between)
+        return Dense(*scaled, grand_mean, np.stack(means), float(noise))
 
     def prior_mean(self, examples: Array, how: Reading, hidden: tuple[int, ...] = ()) -> Array:
         """π = (1 − ρ)g + ρ Σ λ_a M_a, with cosines where W is the identity."""
@@ -132,6 +134,13 @@ class Dense(NamedTuple):
     def log_density(self, query: Array, examples: Array, prior_mean: Array) -> float:
         mean, covariance = self.conditioned(examples, prior_mean)
         return density(query, mean[len(query) :], covariance[len(query) :, len(query) :])
+
+    def score(self, query: Array, examples: Array, prior_mean: Array) -> float:
+        """a·log N(h; m, a·C): the density of noise that is a times as wide as W, to the power a."""
+        mean, covariance = self.conditioned(examples, prior_mean)
+        width = len(query)
+        wide = self.noise * covariance[width:, width:]
+        return self.noise * density(query, mean[width:], wide)
 
     def log_marginal(self, query: Array) -> float:
         return density(query, self.grand_mean, self.within + self.between)
@@ -414,11 +423,44 @@ def test_a_classifier_answers_with_the_probabilities_of_dense_gaussians() -> Non
     rows = normalized(new, how.normalization, memory.center)
     asked = normalized(pictures, how.normalization, memory.center)
     for b, query in enumerate(asked):
-        densities = []
+        scores = []
         for part in rows.split(shots):
             prior_mean = dense.prior_mean(part.numpy(), how)
-            densities.append(math.exp(dense.log_density(query.numpy(), part.numpy(), prior_mean)))
-        np.testing.assert_allclose(found[b], np.array(densities) / sum(densities), atol=2e-3)
+            scores.append(dense.score(query.numpy(), part.numpy(), prior_mean))
+        expected = np.exp(np.array(scores) - max(scores))
+        np.testing.assert_allclose(found[b], expected / expected.sum(), atol=2e-3)
+
+
+@pytest.mark.parametrize("how", READINGS)
+def test_the_noise_is_the_mean_variance_within_classes(how: Reading) -> None:
+    features, class_ids = classes_of(8)
+    memory, dense = read(features, class_ids, how)
+    assert memory.reader.noise == pytest.approx(dense.noise, rel=1e-4)
+    projected = memory.reader.rotation.double() @ memory.within @ memory.reader.rotation.double().mT
+    assert memory.reader.noise == pytest.approx(projected.trace().item() / WIDTH, rel=1e-4)
+
+
+@pytest.mark.parametrize("shots", [(1, 1, 1, 1, 5), (1, 5, 5, 5, 5), (2, 3, 4, 5, 6)])
+def test_classes_of_more_examples_do_not_win_by_their_number(shots: tuple[int, ...]) -> None:
+    """Of a shipped model, on its own unseen characters: as good as equally few or many examples."""
+    trained, random = vsm.load("glyphs-5w1s"), np.random.default_rng(0)
+    dataset, memory = vsm.open_dataset("glyphs"), trained.state
+    assert isinstance(memory, GaussianMemory)
+    found: list[float] = []
+    fewest: list[float] = []
+    for _ in range(40):
+        classes = random.choice(dataset.classes("test"), 5, replace=False)
+        images = [random.permutation(dataset.image_ids(int(one)))[:12] for one in classes]
+        samples = dataset.normalize(dataset.load(np.stack(images)).flatten(0, 1))
+        with torch.no_grad():
+            rows = trained.model.project(trained.model.embed(samples), memory).view(5, 12, -1)
+        queries = rows[:, 6:].flatten(0, 1).unsqueeze(0)
+        for kept, answers in ((shots, found), ((min(shots),) * 5, fewest)):
+            support = torch.cat([part[:k] for part, k in zip(rows, kept, strict=True)])
+            inferred = memory.reader.infer(SupportSet.of_classes(support, kept))
+            right = inferred.scores(queries)[0].argmax(-1) == torch.arange(5).repeat_interleave(6)
+            answers.append(right.float().mean().item())
+    assert np.mean(found) > np.mean(fewest) - 0.01
 
 
 @pytest.mark.parametrize("num_classes", [0, 1])

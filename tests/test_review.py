@@ -51,9 +51,9 @@ def test_leaving_out_in_closed_form_is_leaving_out_one_by_one(trained: TrainedMo
             others = rows[(class_ids == c) & (torch.arange(len(rows)) != n)]
             if len(others):
                 support = SupportSet.of(others.view(1, 1, len(others), -1))
-                expected = memory.reader.infer(support).log_prob(rows[n].view(1, 1, -1)).item()
+                expected = memory.reader.infer(support).scores(rows[n].view(1, 1, -1)).item()
             else:
-                expected = memory.reader.log_marginal(rows[n]).item()
+                expected = memory.reader.marginal_scores(rows[n]).item()
             assert found[n, c].item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 

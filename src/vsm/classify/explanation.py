@@ -163,7 +163,7 @@ def split_gaussian_uncertainty(
     own = torch.eye(way, dtype=torch.bool, device=mean.device)  # the y that x is counted for
     distances = torch.where(own, counted.unsqueeze(3), without.unsqueeze(3))  # [T, B, L, y, N]
     answers = (-0.5 * distances).softmax(-1)
-    probabilities = prototypes.log_prob(queries).softmax(-1)  # [T, B, N]
+    probabilities = prototypes.scores(queries).softmax(-1)  # [T, B, N]
     weights = probabilities.unsqueeze(2)  # [T, B, 1, y]
     total = entropy(probabilities)
     aleatoric = torch.minimum((entropy(answers) * weights).sum(-1).mean(-1), total)

@@ -115,7 +115,7 @@ def review(
     reader = memory.reader
     log_densities = leave_one_out(reader, rows, members)
     probabilities = log_densities.softmax(-1)
-    scores = reader.log_marginal(rows) - log_densities.amax(-1)
+    scores = reader.marginal_scores(rows) - log_densities.amax(-1)
     return Review(
         names,
         probabilities.numpy(),
@@ -144,7 +144,7 @@ def leave_one_out(reader: GaussianReader, rows: Tensor, class_ids: Tensor) -> Te
     others = (sums[class_ids] - rows) / left.clamp_min(1).unsqueeze(-1)
     parts = zip(others.split(AT_ONCE), left.split(AT_ONCE), rows.split(AT_ONCE), strict=True)
     own = torch.cat([_densities(reader, *part, alone=True) for part in parts])
-    own = torch.where(left > 0, own, reader.log_marginal(rows))
+    own = torch.where(left > 0, own, reader.marginal_scores(rows))
     return found.scatter(1, class_ids.unsqueeze(-1), own.unsqueeze(-1))
 
 
@@ -160,8 +160,8 @@ def _densities(
     support = SupportSet(mean.unsqueeze(2), mean, counts.clamp_min(1).view(*shape, 1))
     found = reader.infer(support)
     if alone:
-        return found.log_prob(rows.unsqueeze(1)).flatten()
-    parts = [found.log_prob(part.unsqueeze(0))[0] for part in rows.split(AT_ONCE)]
+        return found.scores(rows.unsqueeze(1)).flatten()
+    parts = [found.scores(part.unsqueeze(0))[0] for part in rows.split(AT_ONCE)]
     return torch.cat(parts)
 
 

@@ -31,11 +31,25 @@ class GaussianPrototypes(NamedTuple):
         gaussian: ``[T, N, D]``.
         prior_mean: π ``[T, N, D]``.
         weights: λ ``[T, N, A]``, which remembered classes were recalled.
+        noise: a, the variance that members of a class have in these coordinates, where W has 1.
     """
 
     gaussian: DiagonalGaussian
     prior_mean: Tensor
     weights: Tensor
+    noise: float = 1.0
+
+    def scores(self, queries: Tensor) -> Tensor:
+        """Score ``queries [T, B, D]`` in each class, for a softmax over classes: ``[T, B, N]``.
+
+        W is shrunk and scaled until probabilities of equally many examples are calibrated, and so
+        is wider than the noise, a times as wide as it. Squares shrink with it, but determinants,
+        which count where K differs, do not: taken as they are, the class of most examples would win
+        always. So this is a·log N(h; m, a(I + v)), but for a constant: the density of the noise as
+        it is, to the power a.
+        """
+        determinants = self.gaussian.variance.log1p().sum(-1)  # [T, N]
+        return self.log_prob(queries) + 0.5 * (1 - self.noise) * determinants.unsqueeze(-2)
 
     def log_prob(self, queries: Tensor) -> Tensor:
         """Log predictive density of ``queries [T, B, D]`` in each class: ``[T, B, N]``.
@@ -57,6 +71,7 @@ class GaussianReader(NamedTuple):
         cosine_scales: factors on inner products with slots of length one ``[A]``: the addressing
             scale over the length of each slot, which makes the logits of Eq. 9.
         rho: how far π lies towards what is recalled.
+        noise: mean variance within the remembered classes in these coordinates.
     """
 
     grand_mean: Tensor
@@ -65,6 +80,7 @@ class GaussianReader(NamedTuple):
     slots: Tensor
     cosine_scales: Tensor
     rho: float
+    noise: float
 
     def to(self, device: torch.device) -> "GaussianReader":
         """Return the same on ``device``."""
@@ -94,7 +110,7 @@ class GaussianReader(NamedTuple):
         mean = torch.lerp(prior, support.mean, gain)
         log_variance = self.ratios.log() - (shot * self.ratios).log1p()
         gaussian = DiagonalGaussian(mean, log_variance.expand_as(mean))
-        return GaussianPrototypes(gaussian, prior, weights)
+        return GaussianPrototypes(gaussian, prior, weights, self.noise)
 
     def _address(self, support_mean: Tensor, slot_mask: Tensor | None) -> Tensor:
         """Eq. 9 with cosines in these coordinates, relative to the grand mean: ``[T, N, A]``."""
@@ -103,6 +119,10 @@ class GaussianReader(NamedTuple):
         if slot_mask is None:
             return logits.softmax(-1)
         return masked_softmax(logits.masked_fill(slot_mask, -torch.inf))
+
+    def marginal_scores(self, queries: Tensor) -> Tensor:
+        """Score ``queries [..., D]`` in a class never met, as :meth:`GaussianPrototypes.scores`."""
+        return self.log_marginal(queries) + 0.5 * (1 - self.noise) * self.ratios.log1p().sum()
 
     def log_marginal(self, queries: Tensor) -> Tensor:
         """Log density of projected ``queries [..., D]`` in a class never met: N(h; g, W + B)."""
@@ -121,6 +141,7 @@ class Decomposition(NamedTuple):
         rotation: A ``[D, D]``; A S_b Aᵀ is diagonal.
         ratios: that diagonal ``[D]``, falling.
         share: tr(S_b) / tr(S_w + ε·w̄·I).
+        noise: tr(A S_w Aᵀ) / D.
         slots: class means in these coordinates ``[A, D]``.
     """
 
@@ -128,6 +149,7 @@ class Decomposition(NamedTuple):
     rotation: Tensor
     ratios: Tensor
     share: float
+    noise: float
     slots: Tensor
 
     @staticmethod
@@ -152,9 +174,13 @@ class Decomposition(NamedTuple):
         identity = torch.eye(width, dtype=factor.dtype)
         rotation = directions.mT @ torch.linalg.solve_triangular(factor, identity, upper=False)
         share = between / covariance.trace().item()
-        return Decomposition(
-            grand_mean, rotation, ratios, share, (means - grand_mean) @ rotation.mT
-        )
+        # A(S_w + δI)Aᵀ = I, so that tr(A S_w Aᵀ) = D − δ·tr(AAᵀ).
+        added = (covariance - within).diagonal().mean().item()
+        noise = max(0.0, 1 - added * rotation.square().sum().item() / width)
+        if math.isinf(epsilon):
+            noise = within.trace().item() / covariance.trace().item()
+        slots = (means - grand_mean) @ rotation.mT
+        return Decomposition(grand_mean, rotation, ratios, share, noise, slots)
 
     def reader(
         self, beta: float, rho: float, addressing_scale: float, noise_scale: float
@@ -179,6 +205,7 @@ class Decomposition(NamedTuple):
             slots,
             addressing_scale / slots.norm(dim=-1).clamp_min(1e-12),
             rho,
+            self.noise / noise_scale,
         )
 
 
