@@ -131,6 +131,7 @@ class EfficientNetLite(nn.Module):
         self.head = nn.Linear(FEATURES, CLASSES)
         self.load_state_dict(_folded(read_weights(name)))
         self.requires_grad_(False)
+        # torch documents memory_format, but its stubs leave it out.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor, random: Randomness | None = None) -> Tensor:  # noqa: ARG002 - contract
@@ -140,7 +141,8 @@ class EfficientNetLite(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """Map features ``[B, 1280]`` to the logits of ImageNet's classes ``[B, 1000]``."""
-        return self.head(features)  # type: ignore[no-any-return]
+        logits: Tensor = self.head(features)
+        return logits
 
 
 def _scaled_channels(channels: int, width: float) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from vsm.baselines import BASELINES, BaseFeatures
 from vsm.data import Dataset, EpisodeSampler, Split
-from vsm.errors import EpisodeError
+from vsm.errors import DataError, EpisodeError
 from vsm.evaluation.evaluator import (
     Embedder,
     Evaluation,
@@ -118,7 +118,13 @@ class ModelOnData:
         dataset, trained = self.dataset, self.trained
         if self.is_other:
             own = trained.settings.data
-            dataset = open_data(trained.model, trained.preprocessing, own, own)
+            try:
+                dataset = open_data(trained.model, trained.preprocessing, own, own)
+            except DataError as error:
+                raise DataError(
+                    f"baselines: this one knows the training images of {trained.name}, {own}, which "
+                    f"cannot be opened ({error}); use cosine, knn or logistic, which need none"
+                ) from error
         found = class_features(trained.model, dataset, "train")
         return BaseFeatures(found.features.to(self.trained.model.device), found.sizes)
 
