@@ -122,8 +122,8 @@ class ModelOnData:
                 dataset = open_data(trained.model, trained.preprocessing, own, own)
             except DataError as error:
                 raise DataError(
-                    f"baselines: this one knows the training images of {trained.name}, {own}, which "
-                    f"cannot be opened ({error}); use cosine, knn or logistic, which need none"
+                    f"baselines: this one needs the training images of {trained.name}, {own}, that "
+                    f"cannot be opened ({error}); use cosine, knn or logistic, which do not"
                 ) from error
         found = class_features(trained.model, dataset, "train")
         return BaseFeatures(found.features.to(self.trained.model.device), found.sizes)
