@@ -18,6 +18,8 @@ Normalization = Literal["un", "l2n", "cl2n"]
 RecallKind = Literal["soft", "mixture", "gumbel"]
 BACKBONE_NAMES = ("conv4", "resnet12", "wrn28_10")
 FROZEN_ENCODERS = ("efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2")
+ENCODER_KINDS = ("hf", "timm", "onnx")
+"""Whose encoders others publish: ``hf:NAME``, ``timm:NAME``, ``onnx:FILE``."""
 
 BaselineName = Literal[
     "simpleshot",
@@ -47,7 +49,7 @@ class ModelSettings:
 
     backbone: str = "conv4"
     """Feature extractor: conv4, resnet12, wrn28_10, or your own as module:attribute; with gaussian
-    inference also efficientnet-lite0, -lite1 or -lite2."""
+    inference also efficientnet-lite0, -lite1 or -lite2, hf:NAME, timm:NAME or onnx:FILE."""
     channels: int = 64
     """Width of the backbone; 64 is the published one (conv4: channels of every convolution)."""
     keep_probability: float = 1.0
@@ -96,8 +98,8 @@ class ModelSettings:
 
     @property
     def is_frozen_encoder(self) -> bool:
-        """Whether the backbone was trained by others, and is installed beside this package."""
-        return self.backbone in FROZEN_ENCODERS
+        """Whether the backbone was trained by others, and its weights are kept elsewhere."""
+        return is_frozen_encoder(self.backbone)
 
 
 @dataclass(frozen=True)
@@ -590,9 +592,15 @@ class SlurmSettings:
         return self.nodes * self.processes_per_node
 
 
+def is_frozen_encoder(backbone: str) -> bool:
+    """Tell whether it is one that others trained and that is used as it is."""
+    kind, colon, name = backbone.partition(":")
+    return backbone in FROZEN_ENCODERS or (kind in ENCODER_KINDS and bool(colon and name))
+
+
 def own_code(backbone: str) -> str | None:
     """Return ``backbone`` if it is the user's own code ``module:attribute``; else None."""
-    return backbone if ":" in backbone else None
+    return backbone if ":" in backbone and not is_frozen_encoder(backbone) else None
 
 
 def _check(settings: object, positive: str = "", not_negative: str = "") -> None:

@@ -1,9 +1,10 @@
 """Feature extractors. The package imports no sibling; its randomness is passed in."""
 
 from vsm.backbones.conv4 import Conv4
-from vsm.backbones.custom import CustomBackbone
+from vsm.backbones.custom import CustomBackbone, count_features
 from vsm.backbones.efficientnet_lite import VARIANTS, EfficientNetLite
 from vsm.backbones.frozen import FrozenEncoder
+from vsm.backbones.pretrained import digest_of, load_pretrained
 from vsm.backbones.resnet12 import ResNet12
 from vsm.backbones.wrn28_10 import WideResNet
 from vsm.errors import BackboneError
@@ -35,7 +36,12 @@ def build_backbone(settings: ModelSettings, image_shape: tuple[int, int, int]) -
                 f"{list(image_shape)}; it is frozen: learn a memory of its features with vsm "
                 f"memory learn --encoder {settings.backbone}"
             )
-        return FrozenEncoder(EfficientNetLite(settings.backbone), EfficientNetLite.num_features)
+        network = EfficientNetLite(settings.backbone)
+        return FrozenEncoder(network, EfficientNetLite.num_features, settings.backbone)
+    if settings.is_frozen_encoder:
+        pretrained = load_pretrained(settings.backbone)
+        width = count_features(pretrained, settings.backbone, image_shape)
+        return FrozenEncoder(pretrained, width, settings.backbone, digest_of(pretrained))
     return BACKBONES[settings.backbone](image_shape, settings.channels, settings.keep_probability)
 
 

@@ -45,7 +45,7 @@ class CustomBackbone(nn.Module):
         super().__init__()
         with current_folder_on_path():
             self.network = _build(name, image_shape)
-            self.num_features = _dry_run(self.network, name, image_shape)
+            self.num_features = count_features(self.network, name, image_shape)
         subsample_strided_1x1(self.network)  # after the dry run, which makes lazy layers
         _require_tensors(self.network, name)
 
@@ -129,7 +129,7 @@ def _build(name: str, image_shape: tuple[int, int, int]) -> nn.Module:
 
 
 @torch.no_grad()
-def _dry_run(network: nn.Module, name: str, image_shape: tuple[int, int, int]) -> int:
+def count_features(network: nn.Module, name: str, image_shape: tuple[int, int, int]) -> int:
     """Embed blank images and return the number of features, or say what came instead."""
     shape = [DRY_RUN_BATCH, *image_shape]
     was_training = network.training

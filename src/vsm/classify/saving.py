@@ -12,7 +12,7 @@ from vsm.errors import RunError
 from vsm.memory.named import NamedMemory, restored_memory
 from vsm.runs.calibration import Calibration
 from vsm.runs.configuration import check_settings
-from vsm.runs.trained_model import TrainedModel, check_trusted_backbone, restored_model
+from vsm.runs.trained_model import TrainedModel, restored_model, trusted_settings
 from vsm.settings import RunSettings
 from vsm.system.devices import Placement
 from vsm.system.tensor_files import load_tensors, save_tensors, strip_prefix
@@ -88,7 +88,7 @@ def _restored(
     placement: Placement,
 ) -> Saved:
     settings = check_settings(RunSettings, metadata["settings"], source)
-    check_trusted_backbone(source, settings, backbone)
+    settings = trusted_settings(source, settings, backbone)
     weights = strip_prefix(tensors, "model")
     trained = restored_model(metadata["name"], settings, weights, metadata, source, placement)
     memories = {

@@ -23,7 +23,8 @@ def add_backbone_argument(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--backbone",
         type=str | None,
-        help="Name the run's own backbone module:attribute again, to allow that it is imported.",
+        help="Name the run's own backbone module:attribute again, to allow that it is imported; or "
+        "where its encoder hf:PATH or onnx:FILE is now.",
     )
 
 

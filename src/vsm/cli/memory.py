@@ -75,8 +75,8 @@ def _add_learn_arguments(actions: Any) -> None:
     learning.add_argument(
         "--encoder",
         type=str | None,
-        help="A run, a pre-training, a shipped model by name, or efficientnet-lite0 (or 1, 2); "
-        "unset: the data are features.",
+        help="A run, a pre-training, a shipped model by name, efficientnet-lite0 (or 1, 2), "
+        "hf:NAME, timm:NAME, onnx:FILE or module:attribute; unset: the data are features.",
     )
     learning.add_argument("--output", type=Path, required=True, help="The run directory to write.")
     learning.add_argument("--overwrite", action="store_true", help="Replace what is there.")

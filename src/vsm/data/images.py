@@ -54,6 +54,7 @@ class ImageFormat:
     upright: bool = False  # turn photographs the way their camera says they were held
     any_paper: bool = False  # with ink, leave light ink on dark paper as it is
     crop: float | None = None  # keep the middle square, this share of the shorter side
+    resampling: str | None = None  # a name of Pillow's; unset: bicubic after a crop, else lanczos
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -95,18 +96,19 @@ def form_image(image: Image.Image, name: str, form: ImageFormat) -> Pixels:
         if form.ink and not (form.any_paper and np.asarray(image).mean() < DARK):
             image = ImageChops.invert(image)  # as ImageOps.invert, but without a table per image
         if form.crop is not None:
-            image = _middle(image, form.crop, form.side)
+            image = _middle(image, form.crop, form.side, form.resampling or "bicubic")
         elif image.size != (form.side, form.side):
-            image = image.resize((form.side, form.side), Image.Resampling.LANCZOS)
+            scaling = Image.Resampling[(form.resampling or "lanczos").upper()]
+            image = image.resize((form.side, form.side), scaling)
         return np.asarray(image).reshape(form.shape)
 
 
-def _middle(image: Image.Image, share: float, side: int) -> Image.Image:
+def _middle(image: Image.Image, share: float, side: int, resampling: str) -> Image.Image:
     """Cut out the middle square, a share of the shorter side, and scale it."""
     half = share * min(image.size) / 2
     x, y = image.width / 2, image.height / 2
     box = (x - half, y - half, x + half, y + half)
-    return image.resize((side, side), Image.Resampling.BICUBIC, box)
+    return image.resize((side, side), Image.Resampling[resampling.upper()], box)
 
 
 def form_pixels(pixels: Pixels, form: ImageFormat) -> Pixels:

@@ -34,6 +34,7 @@ class Preprocessing:
     mean: tuple[float, ...]  # of each channel, of pixels scaled to [0, 1]
     std: tuple[float, ...]
     crop: float | None = None  # the middle square alone, this share of the shorter side
+    resampling: str | None = None  # a name of Pillow's; unset: bicubic after a crop, else lanczos
 
     @staticmethod
     def of(dataset: Dataset) -> "Preprocessing | None":
@@ -48,8 +49,11 @@ class Preprocessing:
     @staticmethod
     def from_dict(stored: Mapping[str, Any] | None) -> "Preprocessing | None":
         """Return what :meth:`as_dict` made of it and JSON kept; None stays None."""
-        if stored is None:
-            return None
+        return None if stored is None else Preprocessing.of_fields(stored)
+
+    @staticmethod
+    def of_fields(stored: Mapping[str, Any]) -> "Preprocessing":
+        """Return it with the fields that are given."""
         constants = {name: tuple(map(float, stored[name])) for name in ("mean", "std")}
         return Preprocessing(**{**stored, **constants})
 
@@ -65,7 +69,9 @@ class Preprocessing:
     @property
     def form(self) -> ImageFormat:
         """What pictures are turned into."""
-        return ImageFormat(self.side, self.channels, self.ink, True, True, self.crop)
+        return ImageFormat(
+            self.side, self.channels, self.ink, True, True, self.crop, self.resampling
+        )
 
     def pixels(self, pictures: Sequence[Picture], progress: Progress = NULL_PROGRESS) -> Tensor:
         """Return ``pictures`` of any kinds as uint8 ``[n, C, H, W]``, channels-last in memory."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from vsm.runs.configuration import AnySettings
-from vsm.settings import FROZEN_ENCODERS, PretrainSettings, RunSettings
+from vsm.settings import PretrainSettings, RunSettings, is_frozen_encoder
 
 RESULTS_VERSION = 1
 """Part of every name. Raise it with any change to what training or evaluation computes."""
@@ -113,7 +113,7 @@ def learn_job(settings: RunSettings, data_checksum: str, encoder: Job | None, **
     values = asdict(settings)
     learned = {name: values[name] for name in ("data", "seed", "gaussian")}
     recipe = {"settings": learned, "pixels": data_checksum, **views}
-    if settings.init in FROZEN_ENCODERS:
+    if settings.init is not None and is_frozen_encoder(settings.init):
         recipe["encoder"] = settings.init
     return Job("learn", title, recipe, () if encoder is None else (encoder,))
 

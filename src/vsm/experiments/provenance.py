@@ -17,7 +17,13 @@ from vsm.errors import RunError
 from vsm.pretraining.loop import PretrainingDirectory
 from vsm.runs.directory import Directory, RunDirectory
 from vsm.runs.shipped import find_run, is_shipped, read_card
-from vsm.settings import FROZEN_ENCODERS, GaussianSettings, PretrainSettings, RunSettings
+from vsm.settings import (
+    GaussianSettings,
+    PretrainSettings,
+    RunSettings,
+    is_frozen_encoder,
+    own_code,
+)
 
 PACKAGE = Path(__file__).parents[1]
 LEARN = "vsm memory learn"
@@ -77,7 +83,7 @@ def training_commands(settings: RunSettings, output: str) -> list[str]:
 
 def _learning_commands(settings: RunSettings, output: str) -> list[str]:
     """Return the commands that made the encoder, and the one that learned the memory."""
-    if settings.init is None or settings.model.is_frozen_encoder:
+    if settings.init is None or _is_named(settings.init):
         return [learn_command(settings, output)]
     path, encoder = find_run(settings.init), f"{output}-encoder"
     card, run = read_card(path), RunDirectory(path)
@@ -92,6 +98,11 @@ def _learning_commands(settings: RunSettings, output: str) -> list[str]:
         before = [command("pretrain", PretrainingDirectory(path).settings(), encoder)]
     learn = learn_command(settings, output)
     return [*before, learn.replace(shlex.quote(settings.init), shlex.quote(encoder), 1)]
+
+
+def _is_named(init: str | None) -> bool:
+    """Tell whether an encoder was named, and not the directory of one; or none was needed."""
+    return init is None or is_frozen_encoder(init) or own_code(init) is not None
 
 
 def learn_command(settings: RunSettings, output: str | None = None) -> str:
@@ -109,7 +120,7 @@ def learn_command(settings: RunSettings, output: str | None = None) -> str:
 
 def _views(settings: RunSettings) -> list[str]:
     """Return the options by which features differ from those that the encoder was trained for."""
-    if settings.model.is_frozen_encoder:
+    if _is_named(settings.init):
         return ["--mirror", "true"] if settings.model.mirror else []
     run = RunDirectory(find_run(settings.init or ""))
     if not run.model.is_file():
@@ -125,8 +136,7 @@ def _views(settings: RunSettings) -> list[str]:
 def portable(settings: RunSettings, output: str) -> RunSettings:
     """Return the settings with ``init`` as :func:`training_commands` for ``output`` name it."""
     if settings.inference == "gaussian" and settings.init is not None:
-        frozen = settings.model.is_frozen_encoder
-        return settings if frozen else replace(settings, init=f"{output}-encoder")
+        return settings if _is_named(settings.init) else replace(settings, init=f"{output}-encoder")
     is_own = _beginning(settings) is not None
     return replace(settings, init=f"{output}-backbone") if is_own else settings
 
@@ -179,7 +189,7 @@ def _learning_record(run: RunDirectory, settings: RunSettings) -> dict[str, Any]
         "tasks": 0,
         "seconds": _seconds(run.path),
         "init": init,
-        "init_seconds": None if init in (None, *FROZEN_ENCODERS) else _seconds(find_run(str(init))),
+        "init_seconds": None if _is_named(init) else _seconds(find_run(str(init))),
         "command": learn_command(replace(settings, seed=RunSettings().seed)),
     }
 

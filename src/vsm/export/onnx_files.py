@@ -151,13 +151,15 @@ def _metadata(trained: TrainedModel, kind: str) -> dict[str, Any]:
             "class_names": [] if memory is None else memory.names,
             "class_counts": state.counts.tolist() if isinstance(state, SlotMemory) else [],
         }
-    if trained.preprocessing is None:
+    prepared = trained.preprocessing
+    if prepared is None:
         return metadata
     return metadata | {
-        "input_shape": trained.preprocessing.input_shape,
+        "input_shape": prepared.input_shape,
         "input_range": (0, 1),
-        "input_resizing": "lanczos",
-        "input_ink": "high" if trained.preprocessing.ink else "as it is",
+        "input_resizing": prepared.resampling or ("bicubic" if prepared.crop else "lanczos"),
+        "input_ink": "high" if prepared.ink else "as it is",
+        **({} if prepared.crop is None else {"input_crop": prepared.crop}),
     }
 
 

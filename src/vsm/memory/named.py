@@ -51,8 +51,9 @@ class EncoderIdentity(NamedTuple):
         frozen = settings.model.is_frozen_encoder  # whose name stands for its weights
         has_backbone = frozen or any(name.startswith("backbone.") for name in parts)
         source = settings.model.backbone if has_backbone else settings.data
+        kind, _, place = source.partition(":")  # hf:PLACE, whose weights have a digest
         identifying = {
-            "source": source,
+            "source": kind if frozen and place else source,
             "normalize_features": settings.model.normalize_features,
             "mirror": settings.model.mirror,
         }

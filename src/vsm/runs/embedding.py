@@ -9,7 +9,7 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +112,14 @@ class PictureEmbedder:
     Features are those before the adapter, as :meth:`FewShotModel.encode` gives them.
     """
 
-    def __init__(
-        self, model: FewShotModel, preprocessing: Preprocessing, encoder: str, cached: bool = True
-    ) -> None:
+    def __init__(self, model: FewShotModel, preprocessing: Preprocessing, encoder: str) -> None:
         self.model, self.preprocessing = model, preprocessing
         described = (encoder, model.settings.model.mirror, str(model.precision))
-        digest = hashlib.sha256(repr((described, asdict(preprocessing))).encode()).hexdigest()[:16]
+        digest = hashlib.sha256(repr((described, preprocessing.as_dict())).encode()).hexdigest()[
+            :16
+        ]
         path = data_root() / "embeddings" / f"{digest}.sqlite"
-        self.cache = EmbeddingCache(path) if cached else None
+        self.cache = EmbeddingCache(path)
 
     def files(self, files: Sequence[Path], progress: Progress = NULL_PROGRESS) -> Features:
         """Embed picture files ``[n, D]``."""
@@ -163,7 +163,7 @@ class PictureEmbedder:
             places = range(start, min(start + CHUNK, count))
             contents = [content(place) for place in places]
             keys = [hashlib.sha256(one).digest() for one in contents]
-            known = {} if self.cache is None else self.cache.get(keys)
+            known = self.cache.get(keys)
             known = {key: one for key, one in known.items() if one.shape == features.shape[1:]}
             progress.advance(sum(key in known for key in keys))
             missing = {key: n for n, key in enumerate(keys) if key not in known}
@@ -172,13 +172,12 @@ class PictureEmbedder:
                 pixels = decode([places[n] for n in chosen], [contents[n] for n in chosen])
                 rows = self._encode(pixels)
                 fresh = dict(zip((key for key, _ in part), rows, strict=True))
-                if self.cache is not None:
-                    self.cache.put(fresh)
+                self.cache.put(fresh)
                 known |= fresh
                 progress.advance(len(part))
             for place, key in zip(places, keys, strict=True):
                 features[place] = known[key]
-        if self.cache is not None and self.cache.problem is not None:
+        if self.cache.problem is not None:
             progress.message(
                 f"the cache {self.cache.path} was not used ({self.cache.problem}); delete it if "
                 "that goes on"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vsm.backbones.efficientnet_lite import VARIANTS
+from vsm.backbones.pretrained import own_preprocessing, pretrained_preprocessing
 from vsm.data import Dataset, Split, open_dataset
 from vsm.data.preprocessing import Preprocessing
 from vsm.errors import MemoryFileError, RunError
@@ -36,11 +37,12 @@ from vsm.runs.embedding import open_data
 from vsm.runs.shipped import find_run
 from vsm.runs.trained_model import TrainedModel, load, made_in_memory, store
 from vsm.settings import (
-    FROZEN_ENCODERS,
     GaussianSettings,
     Inference,
     ModelSettings,
     RunSettings,
+    is_frozen_encoder,
+    own_code,
 )
 from vsm.system.devices import ON_CPU, Placement
 from vsm.system.progress import NULL_PROGRESS, Progress
@@ -85,16 +87,21 @@ def open_encoder(
     """Open the encoder of a run, of a pre-training, or of a shipped model; or a frozen one.
 
     Args:
-        source: a directory, a name that ``vsm models`` lists, or one of ``FROZEN_ENCODERS``.
+        source: a directory, a name that ``vsm models`` lists, or the name of an encoder: one of
+            ``FROZEN_ENCODERS``, ``hf:NAME``, ``timm:NAME``, ``onnx:FILE``, or ``module:attribute``.
         mirror: average features of images and their mirror images; None: as it was trained.
         backbone: the user's own code ``module:attribute``, named again to allow its import.
         with_adapter: keep the linear map that was trained on the features, if there is one.
         inference: as in :func:`vsm.load`, whose features are the same in any case.
     """
-    if str(source) in FROZEN_ENCODERS and not Path(source).exists():
-        settings = ModelSettings(backbone=str(source), mirror=bool(mirror))
-        prepared = frozen_preprocessing(str(source))
-        return EncoderWeights(settings, {}, None, str(source), prepared)
+    named = _resolved(str(source))
+    if is_frozen_encoder(named) or own_code(named) is not None:
+        settings = ModelSettings(backbone=named, mirror=bool(mirror))
+        if settings.own_backbone is None:
+            prepared: Preprocessing | None = frozen_preprocessing(named)
+        else:
+            prepared = Preprocessing.from_dict(own_preprocessing(named))
+        return EncoderWeights(settings, {}, None, named, prepared)
     path = find_run(source)
     if RunDirectory(path).model.is_file():
         trained = load(source, backbone=backbone, inference=inference)
@@ -122,8 +129,20 @@ def open_encoder(
     return found._replace(settings=settings, weights=weights)
 
 
+def _resolved(name: str) -> str:
+    """Return the name of an encoder; a path in it becomes one that is right in any folder."""
+    kind, _, place = name.partition(":")
+    path = Path(place).expanduser()
+    return f"{kind}:{path.resolve()}" if is_frozen_encoder(name) and path.exists() else name
+
+
 def frozen_preprocessing(name: str) -> Preprocessing:
-    """Return how EfficientNet-Lite wants pictures: the middle of them, as (x − 127) / 128."""
+    """Return how an encoder of others wants pictures.
+
+    EfficientNet-Lite wants the middle of them, as (x − 127) / 128.
+    """
+    if name not in VARIANTS:
+        return Preprocessing.of_fields(pretrained_preprocessing(name))
     side = VARIANTS[name].side
     mean, std = (127 / 255,) * 3, (128 / 255,) * 3
     return Preprocessing(side, 3, False, mean, std, crop=side / (side + CROP_PADDING))

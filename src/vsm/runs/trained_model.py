@@ -32,7 +32,7 @@ from vsm.runs.checkpoints import apply_pending, restored_state
 from vsm.runs.directory import RunDirectory
 from vsm.runs.memory_files import read_memory
 from vsm.runs.shipped import CARD_NAME, Card, find_run, read_card
-from vsm.settings import Inference, RunSettings
+from vsm.settings import Inference, RunSettings, is_frozen_encoder
 from vsm.system.devices import ON_CPU, Placement
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm.system.tensor_files import load_tensors, load_weights, save_tensors, strip_prefix
@@ -198,7 +198,7 @@ def load(
         memory: a memory file in place of the model's own.
         backbone: the run's backbone, named again, or several that may be imported. Must be given if
             it is the user's own code ``module:attribute``: a run directory does not make anyone
-            import anything.
+            import anything. For an encoder of others, where it is now.
         placement: the device of the model and its memory.
         checkpoint: the best model by validation, or the last state with pending observations
             applied.
@@ -214,8 +214,7 @@ def load(
     run = RunDirectory(path)
     if inference in (None, "gaussian") and checkpoint == "best":
         run = run.used
-    settings, card = run.settings(), read_card(path)
-    check_trusted_backbone(path, settings, backbone)
+    settings, card = trusted_settings(path, run.settings(), backbone), read_card(path)
     if inference not in (None, settings.inference):
         raise RunError(
             f"inference: {source} infers prototypes by {settings.inference} inference, got "
@@ -379,11 +378,17 @@ def calibrate_rejection(trained: TrainedModel, dataset: Dataset) -> Calibration:
     )
 
 
-def check_trusted_backbone(
+def trusted_settings(
     path: Path, settings: RunSettings, backbone: str | Collection[str] | None
-) -> None:
-    """Refuse to import code that a file names, unless the caller named it as well."""
+) -> RunSettings:
+    """Refuse to import code that a file names, unless the caller named it as well.
+
+    An encoder of others may have moved: then ``backbone`` says where to, and takes its place.
+    """
     stored = settings.model.backbone
+    is_frozen = settings.model.is_frozen_encoder
+    if is_frozen and isinstance(backbone, str) and is_frozen_encoder(backbone):
+        return replace(settings, model=replace(settings.model, backbone=backbone))
     trusted = {backbone} if isinstance(backbone, str) else set(backbone or ())
     if isinstance(backbone, str) and backbone != stored:
         raise RunError(f"backbone: {path} was trained with {stored}, got {backbone}")
@@ -392,6 +397,7 @@ def check_trusted_backbone(
             f"{path} was trained with code that is not part of vsm, and loading it would run that "
             f"code; if you trust it, add --backbone {stored} (in Python, backbone={stored!r})"
         )
+    return settings
 
 
 def _require_encoder(trained: TrainedModel, expected: EncoderIdentity, source: Path) -> None:

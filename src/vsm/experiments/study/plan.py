@@ -17,7 +17,7 @@ from vsm.experiments.study.definition import Condition, Study, StudySettings
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import find_run
-from vsm.settings import FROZEN_ENCODERS, BaselineSettings, ModelSettings, RunSettings
+from vsm.settings import BaselineSettings, ModelSettings, RunSettings, is_frozen_encoder
 
 
 class Model(NamedTuple):
@@ -142,7 +142,7 @@ class StudyPlan:
     def _learned(self, row: Mapping[str, Any], seed: int) -> Model:
         """Return the memory that is learned with the encoder of a row, and its settings."""
         name, before = str(row["encoder"]).format(seed=seed), None
-        if name not in FROZEN_ENCODERS:
+        if not is_frozen_encoder(name):
             path = find_run(name)
             if not path.exists():
                 raise RunError(f"rows: there is no encoder {path}; make it first")
