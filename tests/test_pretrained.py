@@ -141,7 +141,8 @@ def test_pictures_are_prepared_as_the_configuration_says() -> None:
     ours = prepared.normalize(prepared.pixels([picture]))[0]
     scaled = np.asarray(picture.resize((48, 32), Image.Resampling.BICUBIC), np.float64)
     middle = scaled[2:30, 10:38] / 255
-    expected = (middle - PROCESSOR["image_mean"]) / PROCESSOR["image_std"]
+    constants = [np.asarray(PROCESSOR[key]) for key in ("image_mean", "image_std")]
+    expected = (middle - constants[0]) / constants[1]
     difference = np.abs(ours.permute(1, 2, 0).numpy() - expected)
     assert difference[1:-1, 1:-1].max() < 0.02  # bytes are rounded once in both
     assert difference.max() < 0.5  # what is beyond the cut does not count for its edge
@@ -394,10 +395,10 @@ def test_timm_is_asked_for_features_and_its_own_configuration(
     data = SimpleNamespace(
         resolve_model_data_config=lambda _: {**config, "interpolation": "bicubic"}
     )
-    timm = ModuleType("timm")
-    timm.create_model, timm.data = create_model, data  # type: ignore[attr-defined]  # a stand-in
-    monkeypatch.setitem(sys.modules, "timm", timm)
-    monkeypatch.setitem(sys.modules, "timm.data", data)  # type: ignore[arg-type]  # a stand-in
+    parts: dict[str, Any] = {"timm": ModuleType("timm"), "timm.data": data}
+    parts["timm"].__dict__.update(create_model=create_model, data=data)
+    for name, part in parts.items():
+        monkeypatch.setitem(sys.modules, name, part)
     encoder = open_encoder("timm:tiny")
     wanted = Preprocessing(16, 3, False, (0.1,) * 3, (0.2,) * 3, crop=0.9, resampling="bicubic")
     assert encoder.preprocessing == wanted

@@ -30,7 +30,7 @@ COMMANDS = {
     "study": "measure trained runs and their controls, and render a page of results",
     "bench": "measure training and embedding speed on this machine, in a minute, or everything",
 }
-SHARED_COMMANDS = ("train",)
+SHARED_COMMANDS = (("train",), ("memory", "learn"))
 """What several processes can do together."""
 SAME_FOR_ALL = (EpisodeError, RunError, SettingsError, Interrupted)
 """What every process of a job meets, so that the first alone reports it."""
@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, *rest = words
     module, parser = open_command(name)
     try:
-        if is_one_of_several() and name not in SHARED_COMMANDS:
+        shared = any(tuple(words[: len(one)]) == one for one in SHARED_COMMANDS)
+        if is_one_of_several() and not shared:
             raise SettingsError(
                 "works in one process, but WORLD_SIZE announces several; start it without "
                 "torchrun, or unset WORLD_SIZE"

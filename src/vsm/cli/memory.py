@@ -130,6 +130,7 @@ def _learn(chosen: jsonargparse.Namespace) -> None:
     from vsm.data.catalog import FEATURES_PREFIX
     from vsm.runs.learning import NO_ENCODER, data_for, learn_memory, open_encoder, write_learned
     from vsm.runs.memory_files import read_memory
+    from vsm.system.distributed import join_processes
 
     placement = prepare_placement(chosen)
     encoder = NO_ENCODER
@@ -139,28 +140,34 @@ def _learn(chosen: jsonargparse.Namespace) -> None:
         raise SettingsError(
             f"encoder: {chosen.data} holds images; name what makes features of them with --encoder"
         )
-    with ProgressBar(chosen.json) as bar:
-        dataset = data_for(
-            encoder,
-            chosen.data,
-            as_a_whole=chosen.split == "all",
-            placement=placement,
-            progress=bar,
-        )
     like = None if chosen.like is None else read_memory(chosen.like)
-    images = sum(len(dataset.split_ids(s)) for s in dataset.splits if s != "test")
-    with progress_bar("embed", images, quiet=chosen.json) as bar:
-        trained = learn_memory(
-            encoder,
-            dataset,
-            settings,
-            data=chosen.data,
-            num_classes=chosen.classes,
-            like=like,
-            seed=chosen.seed,
-            placement=placement,
-            progress=bar,
-        )
+    with join_processes(placement.device) as processes:
+        quiet = chosen.json or not processes.is_first
+        with ProgressBar(quiet) as bar:
+            dataset = data_for(
+                encoder,
+                chosen.data,
+                as_a_whole=chosen.split == "all",
+                placement=placement,
+                progress=bar,
+                processes=processes,
+            )
+        images = sum(len(dataset.split_ids(s)) for s in dataset.splits if s != "test")
+        with progress_bar("embed", images // processes.count, quiet=quiet) as bar:
+            trained = learn_memory(
+                encoder,
+                dataset,
+                settings,
+                data=chosen.data,
+                num_classes=chosen.classes,
+                like=like,
+                seed=chosen.seed,
+                placement=placement,
+                progress=bar,
+                processes=processes,
+            )
+    if not processes.is_first:
+        return
     written = write_learned(trained, chosen.output)
     assert written.memory is not None
     if chosen.json:

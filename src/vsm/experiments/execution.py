@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from vsm.benchmarking.suite import Group
-from vsm.data import Dataset, Split
 from vsm.errors import EpisodeError, RunError
 from vsm.evaluation.evaluator import Evaluation
 from vsm.evaluation.memory_choice import ClassFeatures
@@ -23,13 +22,12 @@ from vsm.experiments.measures import (
 from vsm.experiments.store import JobStore
 from vsm.experiments.uncertainty import measure_uncertainty
 from vsm.memory.named import EncoderIdentity
-from vsm.model import FewShotModel
 from vsm.pretraining.loop import pretrain
+from vsm.runs.class_rows import ClassRows
 from vsm.runs.directory import Directory
 from vsm.runs.embedding import open_data
 from vsm.runs.learning import (
     NO_ENCODER,
-    class_features,
     data_for,
     learn_memory,
     open_encoder,
@@ -104,21 +102,20 @@ def _learn(store: JobStore, job: Job) -> Outcome:
     return {"reading": described["reading"], "choice": described["choice"]}
 
 
-def _embedded_once(
-    model: FewShotModel, dataset: Dataset, split: Split, progress: Progress
-) -> ClassFeatures:
-    """Embed a split, or take what the same encoder made of it for another memory."""
-    encoder = EncoderIdentity.of(model.settings, model.state_dict())
-    key = (encoder.fingerprint, dataset.name, split)
+def _embedded_once(rows: ClassRows, seed: int, progress: Progress) -> ClassFeatures:
+    """Embed rows, or take what the same encoder made of them for another memory."""
+    encoder = EncoderIdentity.of(rows.model.settings, rows.model.state_dict())
+    drawn = None if rows.fit_at_once() else seed
+    key = (encoder.fingerprint, rows.dataset.name, tuple(rows.classes.tolist()), drawn)
     if key not in _FEATURES:
         while len(_FEATURES) >= MOST_FEATURES:
             del _FEATURES[next(iter(_FEATURES))]
-        _FEATURES[key] = class_features(model, dataset, split, progress)
+        _FEATURES[key] = rows.drawn(seed, progress)
     return _FEATURES[key]
 
 
 MOST_FEATURES = 4
-_FEATURES: dict[tuple[str, str, Split], ClassFeatures] = {}
+_FEATURES: dict[tuple[object, ...], ClassFeatures] = {}
 
 
 def _best(finished: Directory, unit: str, score: str) -> Outcome:

@@ -5,7 +5,7 @@ their members about these means. All of it are sums, so adding classes or images
 other, merging memories, and building at once come to the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Self, get_args
@@ -126,14 +126,18 @@ class GaussianMemory(SlotMemory):
         rows = memory.normalized(features)
         if keep_factors:
             return memory.add(rows, class_ids, 0)
-        batch = _ClassSums.of(rows, class_ids)
-        memory = memory._with_new_classes(batch.class_ids)
+        found, members = torch.unique(class_ids.cpu(), return_inverse=True)
+        statistics = ClassStatistics.begin(len(found), rows.shape[1]).add(rows, members)
+        return memory.holding(statistics, found)
+
+    def holding(self, statistics: "ClassStatistics", class_ids: Tensor) -> "GaussianMemory":
+        """Return an empty memory after it has learned classes at once: of ``class_ids [C]``."""
         return replace(
-            memory,
-            content=batch.means,
-            counts=batch.counts,
-            shared_scatter=batch.centered.mT @ batch.centered,
-            shared_freedom=(batch.counts - 1).sum(),
+            self._with_new_classes(class_ids),
+            content=statistics.means,
+            counts=statistics.counts,
+            shared_scatter=statistics.scatter,
+            shared_freedom=(statistics.counts - 1).sum(),
         )
 
     def read_as(self, reading: Reading) -> "GaussianMemory":
@@ -338,6 +342,49 @@ class GaussianConsolidation(Consolidation):
         """See :class:`Consolidation`."""
         assert isinstance(memory, GaussianMemory)
         return memory.add(memory.normalized(observations.features), observations.class_ids, step)
+
+
+class ClassStatistics(NamedTuple):
+    """Counts ``[C]`` and means ``[C, D]`` of classes, and the scatter about these ``[D, D]``.
+
+    Parts of the data may be taken in one after the other, or by several processes at once.
+    """
+
+    counts: Tensor
+    means: Tensor
+    scatter: Tensor
+
+    @staticmethod
+    def begin(num_classes: int, width: int) -> "ClassStatistics":
+        """Return those of nothing."""
+        sums = torch.zeros(num_classes + width, width, dtype=torch.float64)
+        means, scatter = sums.split([num_classes, width])
+        return ClassStatistics(torch.zeros(num_classes, dtype=torch.int64), means, scatter)
+
+    def add(self, rows: Tensor, members: Tensor) -> "ClassStatistics":
+        """Take in normalized ``rows [P, D]`` of the classes at ``members [P]``.
+
+        The scatter of n old and k new members of a class is the sum of both, and nk/(n + k)·δδᵀ
+        for the difference δ of their means.
+        """
+        batch = _ClassSums.of(rows, members)
+        old = self.counts[batch.class_ids]
+        apart = batch.means - self.means[batch.class_ids]
+        weight = (batch.counts / (old + batch.counts).double()).unsqueeze(-1)
+        shifts = apart * (old.unsqueeze(-1) * weight).sqrt()
+        return ClassStatistics(
+            self.counts.index_add(0, batch.class_ids, batch.counts),
+            self.means.index_add(0, batch.class_ids, apart * weight),
+            self.scatter + batch.centered.mT @ batch.centered + shifts.mT @ shifts,
+        )
+
+    def summed(self, all_reduce: Callable[[Tensor], Tensor]) -> "ClassStatistics":
+        """Return those of everybody's parts together; ``all_reduce`` sums over processes."""
+        counts = all_reduce(self.counts)
+        sums = all_reduce(self.means * self.counts.unsqueeze(-1))
+        means = sums / counts.clamp_min(1).unsqueeze(-1)
+        shifts = (self.means - means) * self.counts.double().sqrt().unsqueeze(-1)
+        return ClassStatistics(counts, means, all_reduce(self.scatter + shifts.mT @ shifts))
 
 
 class _ClassSums(NamedTuple):

@@ -5,7 +5,9 @@ encoder and way of preparing pictures. A cache that cannot be read or written is
 """
 
 import hashlib
+import os
 import sqlite3
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,9 +31,11 @@ from vsm.memory.named import EncoderIdentity
 from vsm.model import FewShotModel
 from vsm.runs.trained_model import TrainedModel
 from vsm.system.devices import send
+from vsm.system.distributed import SINGLE_PROCESS, Processes
 from vsm.system.progress import NULL_PROGRESS, Progress
 
 BATCH = 32  # pictures that pass a large network at once
+NUMBERS_IN_MEMORY = 1 << 26  # of features, 256 MB; more are kept in a file
 Features = npt.NDArray[np.float32]
 
 
@@ -121,12 +125,23 @@ class PictureEmbedder:
         path = data_root() / "embeddings" / f"{digest}.sqlite"
         self.cache = EmbeddingCache(path)
 
-    def files(self, files: Sequence[Path], progress: Progress = NULL_PROGRESS) -> Features:
-        """Embed picture files ``[n, D]``."""
-        return self._embed(len(files), lambda n: read_file(files[n]), self._decode(files), progress)
+    def files(
+        self,
+        files: Sequence[Path],
+        progress: Progress = NULL_PROGRESS,
+        processes: Processes = SINGLE_PROCESS,
+    ) -> Features:
+        """Embed picture files ``[n, D]``; rows that other ``processes`` own stay zero."""
+        content, decode = (lambda n: read_file(files[n])), self._decode(files)
+        return self._embed(len(files), content, decode, progress, processes)
 
-    def arrays(self, dataset: ImageDataset, progress: Progress = NULL_PROGRESS) -> Features:
-        """Embed all images of a dataset ``[n, D]``."""
+    def arrays(
+        self,
+        dataset: ImageDataset,
+        progress: Progress = NULL_PROGRESS,
+        processes: Processes = SINGLE_PROCESS,
+    ) -> Features:
+        """Embed the images of a dataset ``[n, D]``, as :meth:`files` does."""
 
         def content(place: int) -> bytes:
             image = np.ascontiguousarray(dataset.images[place])
@@ -136,7 +151,7 @@ class PictureEmbedder:
             pictures = [np.ascontiguousarray(dataset.images[place]) for place in places]
             return self.preprocessing.pixels(pictures)
 
-        return self._embed(dataset.num_samples, content, decode, progress)
+        return self._embed(dataset.num_samples, content, decode, progress, processes)
 
     def _decode(
         self, files: Sequence[Path]
@@ -156,11 +171,12 @@ class PictureEmbedder:
         content: Callable[[int], bytes],
         decode: Callable[[Sequence[int], Sequence[bytes]], torch.Tensor],
         progress: Progress,
+        processes: Processes,
     ) -> Features:
         """Embed ``count`` pictures, a part at a time; what was embedded before is looked up."""
-        features = np.empty((count, self.model.num_features), np.float32)
-        for start in range(0, count, CHUNK):
-            places = range(start, min(start + CHUNK, count))
+        features = _room_for(count, self.model.num_features)
+        owned = processes.owned(torch.arange(count), count).nonzero().flatten().tolist()
+        for places in _parts(owned, CHUNK):
             contents = [content(place) for place in places]
             keys = [hashlib.sha256(one).digest() for one in contents]
             known = self.cache.get(keys)
@@ -197,6 +213,22 @@ class PictureEmbedder:
         return features.float().numpy()
 
 
+def _room_for(count: int, width: int) -> Features:
+    """Return zeros ``[count, width]``: in memory, or in a file that vanishes, if they are many."""
+    if count * width <= NUMBERS_IN_MEMORY:
+        return np.zeros((count, width), np.float32)
+    data_root().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=data_root(), prefix="features-") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, 4 * count * width)  # a full disk is told now
+            return np.memmap(file, np.float32, "r+", shape=(count, width))
+        except OSError as error:
+            raise DataError(
+                f"data: there is no room for {count:,} rows of {width} features in {data_root()} "
+                f"({error.strerror}); set VSM_DATA to a folder on a larger disk"
+            ) from error
+
+
 def _parts(items: list[Any], size: int) -> Iterator[list[Any]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
@@ -223,6 +255,7 @@ def open_data(
     *,
     as_a_whole: bool = False,
     progress: Progress = NULL_PROGRESS,
+    processes: Processes = SINGLE_PROCESS,
 ) -> Dataset:
     """Open ``data`` for a model; pictures unlike those that it was trained on are embedded.
 
@@ -233,6 +266,7 @@ def open_data(
         data: what to open.
         as_a_whole: put the classes of all splits into one, ``all``.
         progress: counts pictures that are embedded.
+        processes: each embeds its part, and rows of the others stay zero.
     """
     if preprocessing is None:
         dataset = open_dataset(data)
@@ -243,7 +277,7 @@ def open_data(
             return _with_splits(dataset, as_a_whole)
     identity = EncoderIdentity.of(model.settings, model.state_dict())
     embedder = PictureEmbedder(model, preprocessing, identity.fingerprint)
-    return embedded_data(embedder, data, as_a_whole, progress)
+    return embedded_data(embedder, data, as_a_whole, progress, processes)
 
 
 def _with_splits(dataset: Dataset, as_a_whole: bool) -> Dataset:
@@ -258,6 +292,7 @@ def embedded_data(
     data: str,
     as_a_whole: bool = False,
     progress: Progress = NULL_PROGRESS,
+    processes: Processes = SINGLE_PROCESS,
 ) -> FeatureDataset:
     """Embed all pictures of ``data``, whatever their size; classes and splits are theirs.
 
@@ -266,20 +301,21 @@ def embedded_data(
         data: ``folder:PATH``, whose files are read as they are, or a prepared dataset.
         as_a_whole: put the classes of all splits into one, ``all``.
         progress: counts pictures.
+        processes: as in :func:`open_data`.
     """
     if data.startswith(FEATURES_PREFIX):
         raise DataError(f"data: pictures are needed here, but {data} holds features of an encoder")
     if not data.startswith(FOLDER_PREFIX):
         dataset = open_dataset(data)
         assert isinstance(dataset, ImageDataset)
-        progress.start("embed", dataset.num_samples)
-        features = embedder.arrays(dataset, progress)
+        progress.start("embed", dataset.num_samples // processes.count)
+        features = embedder.arrays(dataset, progress, processes)
         return with_features(_with_splits(dataset, as_a_whole), features)
     path = Path(data.removeprefix(FOLDER_PREFIX)).expanduser()
     lists, files = folder.listed(path, as_a_whole)
     names = list(files)
     pictures = [file for found in files.values() for file in found]
-    progress.start("embed", len(pictures))
+    progress.start("embed", len(pictures) // processes.count)
     ids = {name: position for position, name in enumerate(names)}
     return FeatureDataset(
         name=f"folder:{path.resolve().name}",
@@ -291,5 +327,5 @@ def embedded_data(
             if found
         },
         origin=f"{path.resolve()}: {len(pictures):,} images of {len(names):,} classes",
-        features=embedder.files(pictures, progress),
+        features=embedder.files(pictures, progress, processes),
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from vsm.backbones.efficientnet_lite import VARIANTS
 from vsm.backbones.pretrained import own_preprocessing, pretrained_preprocessing
 from vsm.data import Dataset, Split, open_dataset
+from vsm.data.dataset import Ids
 from vsm.data.preprocessing import Preprocessing
 from vsm.errors import MemoryFileError, RunError
 from vsm.evaluation.evaluator import embed_images
@@ -28,10 +30,11 @@ from vsm.evaluation.rejection import (
     calibrate,
     calibrate_on_validation,
 )
-from vsm.memory import GaussianMemory, Memory
+from vsm.memory import GaussianMemory, Memory, Reading
 from vsm.memory.named import EncoderIdentity, NamedMemory
 from vsm.model import FewShotModel
 from vsm.runs.checkpoints import load_backbone
+from vsm.runs.class_rows import ClassRows
 from vsm.runs.directory import RunDirectory
 from vsm.runs.embedding import open_data
 from vsm.runs.shipped import find_run
@@ -45,6 +48,7 @@ from vsm.settings import (
     own_code,
 )
 from vsm.system.devices import ON_CPU, Placement
+from vsm.system.distributed import SINGLE_PROCESS, Processes
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm.system.tensor_files import load_weights
 
@@ -176,8 +180,8 @@ def gaussian_model(
     return model.eval()
 
 
-SplitEmbedder = Callable[[FewShotModel, Dataset, Split, Progress], ClassFeatures]
-"""Embeds all images of a split."""
+RowsEmbedder = Callable[[ClassRows, int, Progress], ClassFeatures]
+"""Embeds the rows that a seed draws, as :meth:`ClassRows.drawn` does."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,7 @@ def learn_from_features(
     validation: ClassFeatures | None,
     like: GaussianMemory | None = None,
     with_thresholds: bool = True,
+    remembered: Callable[[Tensor, Reading], GaussianMemory] | None = None,
 ) -> Learned:
     """Choose how to read the statistics of classes, and learn them.
 
@@ -215,6 +220,7 @@ def learn_from_features(
         validation: other classes; None: the choice is made by leaving remembered ones out.
         like: a memory that it shall be possible to merge with.
         with_thresholds: measure rejection thresholds too, where validation classes are not given.
+        remembered: gives the statistics of more rows than ``known``, by center and reading.
     """
     settings, seed = model.settings.gaussian, model.settings.seed
     if not known.sizes:
@@ -229,10 +235,13 @@ def learn_from_features(
     choice = choose_reading(
         known, validation, settings, seed, None if like is None else like.center.float()
     )
-    rows = class_ids.repeat_interleave(torch.tensor(known.sizes))
-    memory = GaussianMemory.learned(
-        known.features, rows, center, choice.reading, settings.exact_forgetting
-    )
+    if remembered is None:
+        rows = class_ids.repeat_interleave(torch.tensor(known.sizes))
+        memory = GaussianMemory.learned(
+            known.features, rows, center, choice.reading, settings.exact_forgetting
+        )
+    else:
+        memory = remembered(center, choice.reading)
     thresholds = None
     if validation is None and with_thresholds:
         thresholds = _thresholds(model, known, choice, center if like is not None else None)
@@ -271,11 +280,13 @@ def learn_memory(
     seed: int = 0,
     placement: Placement = ON_CPU,
     progress: Progress = NULL_PROGRESS,
-    embed: SplitEmbedder | None = None,
+    embed: RowsEmbedder = ClassRows.drawn,
+    processes: Processes = SINGLE_PROCESS,
 ) -> TrainedModel:
     """Learn a memory of the training classes of ``dataset``, or of all if it is one whole.
 
     If the encoder was trained on the same data, validation classes decide how the memory is read.
+    Where the features do not fit into memory, some of every class decide, and all are remembered.
 
     Args:
         encoder: makes the features.
@@ -287,7 +298,8 @@ def learn_memory(
         seed: of the episodes that decide.
         placement: where to compute.
         progress: counts images.
-        embed: in place of :func:`class_features`.
+        embed: makes features of rows.
+        processes: share the rows out; all of them learn the same memory.
     """
     data = dataset.name if data is None else data
     shape = dataset.input_shape
@@ -297,26 +309,45 @@ def learn_memory(
     identity = EncoderIdentity.of(model.settings, model.state_dict())
     statistics = None if like is None else _statistics(like, identity)
     split: Split = "all" if "all" in dataset.splits else "train"
-    classes = dataset.classes(split)
-    if num_classes is not None and not 1 <= num_classes <= len(classes):
-        raise MemoryFileError(
-            f"classes: expected 1 to {len(classes)}, the classes to remember of {data}, got "
-            f"{num_classes}"
-        )
-    embed = embed or class_features
-    known = embed(model, dataset, split, progress)
-    known = known.only(range(len(classes) if num_classes is None else num_classes))
+    classes = _first_classes(dataset.classes(split), num_classes, data)
+    rows = ClassRows(model, dataset, classes, processes)
     decides = encoder.data == data and "validation" in dataset.splits
-    validation = embed(model, dataset, "validation", progress) if decides else None
-    class_ids = torch.from_numpy(classes[: len(known.sizes)])
-    learned = learn_from_features(model, known, class_ids, validation, statistics)
+    known, validation = embed(rows, seed, progress), None
+    if decides:
+        others = replace(rows, classes=dataset.classes("validation"))
+        validation = embed(others, seed, progress)
+    remembered = None if rows.fit_at_once() else _in_parts(rows, settings, progress)
+    learned = learn_from_features(
+        model, known, torch.from_numpy(classes), validation, statistics, remembered=remembered
+    )
     names = tuple(dataset.class_names[one] for one in learned.memory.slot_classes)
-    named = named_memory(model, learned, names, sum(known.sizes))
+    named = named_memory(model, learned, names, int(rows.sizes.sum()))
     thresholds = learned.thresholds
     if decides:
         thresholds = calibrate_on_validation(model, learned.memory, dataset)
     prepared = encoder.preprocessing or Preprocessing.of(dataset)
     return replace(made_in_memory(model, named, thresholds), preprocessing=prepared)
+
+
+def _first_classes(classes: Ids, count: int | None, data: str) -> Ids:
+    """Return the first of the classes to remember of ``data``; None: all of them."""
+    if count is not None and not 1 <= count <= len(classes):
+        raise MemoryFileError(
+            f"classes: expected 1 to {len(classes)}, the classes to remember of {data}, got {count}"
+        )
+    return classes[:count]
+
+
+def _in_parts(
+    rows: ClassRows, settings: GaussianSettings, progress: Progress
+) -> Callable[[Tensor, Reading], GaussianMemory]:
+    """Return what learns of more rows than fit into memory."""
+    if settings.exact_forgetting:
+        raise MemoryFileError(
+            "exact_forgetting: is not supported for so many images, whose features do not fit into "
+            "memory; leave it out, or learn parts with --like and merge them"
+        )
+    return partial(rows.remembered, progress=progress)
 
 
 def data_for(
@@ -326,12 +357,21 @@ def data_for(
     as_a_whole: bool = False,
     placement: Placement = ON_CPU,
     progress: Progress = NULL_PROGRESS,
+    processes: Processes = SINGLE_PROCESS,
 ) -> Dataset:
     """Open ``data`` for an encoder, as :func:`vsm.runs.embedding.open_data` does for a model."""
     prepared = encoder.preprocessing
     shape = open_dataset(data).input_shape if prepared is None else prepared.input_shape
     model = gaussian_model(encoder, data, shape, GaussianSettings(), 0).place(placement)
-    return open_data(model, prepared, encoder.data, data, as_a_whole=as_a_whole, progress=progress)
+    return open_data(
+        model,
+        prepared,
+        encoder.data,
+        data,
+        as_a_whole=as_a_whole,
+        progress=progress,
+        processes=processes,
+    )
 
 
 def _statistics(like: NamedMemory, encoder: EncoderIdentity) -> GaussianMemory:

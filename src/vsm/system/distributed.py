@@ -47,6 +47,13 @@ class Processes:
         size = num_tasks // self.count
         return range(self.rank * size, (self.rank + 1) * size)
 
+    def owned(self, positions: Tensor, total: int) -> Tensor:
+        """Tell which of ``positions`` among ``total`` are this process's: boolean, the same shape.
+
+        Everybody has an equal stretch, but for rounding.
+        """
+        return positions * self.count // max(total, 1) == self.rank
+
     def all_reduce(self, values: Tensor) -> Tensor:
         """Return the sum of everybody's ``values``, the same bits for all."""
         if self.count == 1:
