@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import EpisodeError, SettingsError
 from vsm.evaluation.evaluator import evaluate_classifier
 from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.experiments import comparison
 from vsm.experiments.comparison import load_for, measure, measure_baseline
 from vsm.model import FewShotModel
 from vsm.seeding import task_generators
@@ -525,6 +527,31 @@ def test_progress_counts_the_episodes_of_models_and_baselines(runs: Path) -> Non
         assert progress.shown[-1] == ("evaluate", 7, 7)
 
 
+def test_the_penalty_is_chosen_on_validation_classes_alone(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "TUNING_EPISODES", 8)
+    loaded = load_for(runs / "protonet", protocol(5))
+    tuned = measure_baseline(loaded, "logistic-tuned", protocol(5), BaselineSettings())
+    validation = replace(protocol(8), split="validation", seed=0)
+    scores = {}
+    for penalty in comparison.PENALTIES:
+        given = BaselineSettings(inverse_penalty=penalty)
+        scores[penalty] = measure_baseline(loaded, "logistic", validation, given).evaluation
+    best = max(scores, key=lambda penalty: scores[penalty].accuracy.mean)
+    assert tuned.baseline_settings == BaselineSettings(inverse_penalty=best)
+    assert tuned.as_dict()["method"] == "logistic-tuned"
+    plain = measure_baseline(
+        loaded, "logistic", protocol(5), BaselineSettings(inverse_penalty=best)
+    )
+    assert tuned.evaluation.accuracy == plain.evaluation.accuracy
+    whole = replace(loaded.dataset, splits={"all": loaded.dataset.classes("test")})
+    with pytest.raises(EpisodeError, match="validation classes, which these data do not have"):
+        measure_baseline(
+            replace(loaded, dataset=whole), "logistic-tuned", protocol(5), BaselineSettings()
+        )
+
+
 def test_features_that_depend_on_the_episode_are_refused(runs: Path) -> None:
     transductive = protocol(3, batch_norm="transductive")
     loaded = load_for(runs / "vsm", transductive)
@@ -553,7 +580,7 @@ def test_compare_adds_baselines_on_the_first_runs_features_with_paired_differenc
         assert one["baseline_settings"]["samples"] == 15
         assert one["memory_slots"] is None
     differences = {(one["a"], one["b"]): one for one in printed["differences"]}
-    assert len(differences) == 10 * 9 / 2
+    assert len(differences) == 11 * 10 / 2
     gain = differences[first, "logistic"]
     logistic = printed["baselines"][BASELINE_NAMES.index("logistic")]
     assert gain["difference"] == pytest.approx(

@@ -28,6 +28,7 @@ BaselineName = Literal[
     "cosine",
     "knn",
     "logistic",
+    "logistic-tuned",
     "calibration",
     "protonet-adapter",
 ]
@@ -406,7 +407,8 @@ class BaselineSettings:
     """Nearest centroids and neighbors: distances are divided by this, with the ProtoNet adapter by
     a tenth of it, before the softmax; changes no decision."""
     inverse_penalty: float = 1.0
-    """Logistic regression: C of scikit-learn, the weight of the loss against the penalty."""
+    """Logistic regression: C of scikit-learn, the weight of the loss against the penalty; the one
+    that is tuned chooses its own."""
     tolerance: float = 1e-5
     """Logistic regression: largest entry of the mean loss's gradient at which it has converged."""
     max_iterations: int = 1000

@@ -22,6 +22,7 @@ BASELINES: Mapping[BaselineName, Callable[[BaselineSettings, BaseFeaturesSource]
     "cosine": partial(SimpleShot, transformation="un", distance="cosine"),
     "knn": NearestNeighbor,
     "logistic": LogisticRegression,
+    "logistic-tuned": LogisticRegression,  # with C chosen on validation classes
     "calibration": DistributionCalibration,
     "protonet-adapter": ProtoNetAdapter,
 }

@@ -30,6 +30,8 @@ from vsm.settings import BaselineName, BaselineSettings
 from vsm.system.devices import Placement, choose_placement
 from vsm.system.progress import NULL_PROGRESS, Progress
 
+PENALTIES, TUNING_EPISODES = (0.1, 1.0, 10.0, 100.0, 1000.0), 200
+
 
 @dataclass(frozen=True)
 class MeasuredRun:
@@ -257,10 +259,41 @@ def measure_baseline(
             f"batch_norm: the baseline {name} needs features that do not depend on the episode; "
             "leave transductive batch norm out"
         )
+    if name == "logistic-tuned":
+        settings = _with_best_penalty(subject, protocol, settings)
+    evaluation = _evaluate_baseline(subject, name, protocol, settings, progress)
+    return MeasuredRun(subject.trained, protocol, evaluation, name, settings)
+
+
+def _with_best_penalty(
+    subject: ModelOnData, protocol: EpisodeProtocol, settings: BaselineSettings
+) -> BaselineSettings:
+    """Choose C of logistic regression by its accuracy on episodes of validation classes."""
+    if "validation" not in subject.dataset.splits:
+        raise EpisodeError(
+            "baselines: logistic-tuned chooses C on validation classes, which these data do not "
+            "have; use logistic, or leave out --split all"
+        )
+    way = min(protocol.way, len(subject.dataset.classes("validation")))
+    tried = replace(protocol, split="validation", way=way, episodes=TUNING_EPISODES, seed=0)
+    candidates = [replace(settings, inverse_penalty=penalty) for penalty in PENALTIES]
+    scores = [
+        _evaluate_baseline(subject, "logistic", tried, one).accuracy.mean for one in candidates
+    ]
+    return candidates[scores.index(max(scores))]
+
+
+def _evaluate_baseline(
+    subject: ModelOnData,
+    name: BaselineName,
+    protocol: EpisodeProtocol,
+    settings: BaselineSettings,
+    progress: Progress = NULL_PROGRESS,
+) -> Evaluation:
     sampler = protocol.sampler(subject.dataset)
     baseline = BASELINES[name](settings, lambda: subject.base_features)
     shape = (protocol.way, protocol.shot, protocol.queries, subject.trained.model.num_features)
-    evaluation = evaluate_classifier(
+    return evaluate_classifier(
         baseline.fit_predict,
         subject.embedder(sampler),
         sampler,
@@ -269,7 +302,6 @@ def measure_baseline(
         baseline.elements_per_task(*shape),
         progress,
     )
-    return MeasuredRun(subject.trained, protocol, evaluation, name, settings)
 
 
 def paired_differences(measured: Sequence[MeasuredRun]) -> list[Difference]:
