@@ -382,7 +382,7 @@ def feature_model(width: int = WIDTH) -> FewShotModel:
 
 
 @pytest.mark.parametrize("how", READINGS)
-def test_the_score_of_none_of_these_is_a_ratio_of_dense_densities(how: Reading) -> None:
+def test_the_score_of_none_of_these_is_a_difference_of_dense_distances(how: Reading) -> None:
     features, class_ids = classes_of(8)
     memory, dense = read(features, class_ids, how)
     model, shots = feature_model(), (1, 4)
@@ -397,8 +397,11 @@ def test_the_score_of_none_of_these_is_a_ratio_of_dense_densities(how: Reading) 
     for n, part in enumerate(rows.split(shots)):
         prior_mean = dense.prior_mean(part.numpy(), how)
         for b, query in enumerate(asked):
-            expected = dense.log_marginal(query.numpy())
-            expected -= dense.log_density(query.numpy(), part.numpy(), prior_mean)
+            mean, covariance = dense.conditioned(part.numpy(), prior_mean)
+            apart = query.numpy() - mean[WIDTH:]
+            expected = apart @ np.linalg.inv(covariance[WIDTH:, WIDTH:]) @ apart / 2
+            apart = query.numpy() - dense.grand_mean
+            expected -= apart @ np.linalg.inv(dense.within + dense.between) @ apart / 2
             assert scores[0, b, n].item() == pytest.approx(expected, rel=1e-3, abs=2e-3)
 
 

@@ -288,6 +288,14 @@ def test_an_encoder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
         assert "\n" not in str(told.value)
 
 
+def test_a_path_in_a_name_is_right_in_any_folder(
+    dinov2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(dinov2.parent)
+    assert open_encoder(f"hf:{dinov2.name}").source == f"hf:{dinov2}"
+    assert open_encoder("efficientnet-lite0").source == "efficientnet-lite0"
+
+
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for package in ("transformers", "transformers.utils", "timm", "onnxruntime"):
         monkeypatch.setitem(sys.modules, package, None)

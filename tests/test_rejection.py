@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,6 +185,33 @@ def test_as_many_of_new_classes_are_answered_as_was_asked(coverage: float) -> No
         answers = classifier.predict(features[~fitted & known], reject=coverage)
         answered.append(np.mean(answers != -1))
     assert abs(np.mean(answered) - coverage) < 0.08  # about three standard errors over 40 tasks
+
+
+def many_features(classes: int, each: int, seed: int) -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
+    """Rows of more features than there are classes, which differ most where members do least."""
+    random = torch.Generator().manual_seed(seed)
+    width = 300
+    between, within = (torch.linspace(a, b, width) for a, b in ((0.5, 0.02), (0.5, 2.0)))
+    means = between * torch.randn(classes, width, generator=random)
+    noise = within * torch.randn(classes * each, width, generator=random)
+    return means.repeat_interleave(each, 0) + noise, np.arange(classes).repeat(each)
+
+
+def test_thresholds_of_some_classes_hold_for_a_memory_of_all() -> None:
+    """Folds of the classes are measured with the others, and the memory in the end holds all."""
+    classifier = FewShotClassifier().learn_memory(*many_features(30, 20, seed=0))
+    assert classifier.memory is not None
+    assert classifier.memory.memory.how.uses_memory  # type: ignore[attr-defined]  # Gaussian
+    answered, rejected = [], []
+    for seed in range(1, 11):
+        features, class_ids = many_features(10, 20, seed)
+        known, fitted = class_ids < 5, np.arange(200) % 20 < 2
+        classifier.fit(features[known & fitted], class_ids[known & fitted])
+        answers = classifier.predict(features, reject=0.9)
+        answered.append(np.mean(answers[known & ~fitted] != -1))
+        rejected.append(np.mean(answers[~known] == -1))
+    assert 0.87 < np.mean(answered) < 0.98
+    assert np.mean(rejected) > 0.1
 
 
 def test_answers_that_are_given_stay_the_same_and_are_saved(tmp_path: Path) -> None:

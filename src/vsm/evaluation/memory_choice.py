@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import torch
@@ -59,12 +59,14 @@ class ClassFeatures(NamedTuple):
         """Mean of the rows, each scaled to length one ``[D]``."""
         return F.normalize(self.features, dim=-1).mean(0)
 
-    def halves(self, seed: int) -> "list[tuple[ClassFeatures, ClassFeatures]]":
-        """Deal the classes to two halves, and return each with the other."""
+    def folds(self, count: int, seed: int) -> "list[tuple[ClassFeatures, ClassFeatures]]":
+        """Deal the classes to equal parts; return all but each part, and that part."""
         order = uniform(generator(seed, "halves"), len(self.sizes)).argsort().tolist()
-        middle = len(order) // 2
-        halves = [self.only(sorted(part)) for part in (order[:middle], order[middle:])]
-        return [(halves[0], halves[1]), (halves[1], halves[0])]
+        ends = [part * len(order) // count for part in range(count + 1)]
+        return [
+            (self.only(sorted(order[:start] + order[end:])), self.only(sorted(order[start:end])))
+            for start, end in reversed(list(pairwise(ends)))
+        ]
 
     def usable(self, shot: int) -> Tensor:
         """Return the positions of classes that have a query besides K support images."""
@@ -167,7 +169,7 @@ def choose_reading(
         known: the classes that are remembered.
         validation: other classes, where the encoder was trained on the remembered ones.
         settings: what is set is taken as it is.
-        seed: of the episodes and halves.
+        seed: of the episodes and folds.
         center: of the features; unset: that of the remembered classes.
     """
     left_out = "remembered classes that were left out, one half of them at a time"
@@ -187,13 +189,15 @@ def held_out_trials(
     center: Tensor | None = None,
     most_way: int = MOST_WAY,
     count: int = EPISODES,
+    folds: int = 2,
 ) -> list[Trial]:
     """Set up statistics of known classes, and episodes of classes that are none of them.
 
-    Without validation classes, both halves of the known ones are tried on each other. Every K that
-    all trials have enough classes and images for has episodes; without any there is no trial.
+    Without validation classes, each of ``folds`` parts of the known ones is tried with the others.
+    Every K that all trials have enough classes and images for has episodes; without any there is no
+    trial.
     """
-    pairs = known.halves(seed) if validation is None else [(known, validation)]
+    pairs = known.folds(folds, seed) if validation is None else [(known, validation)]
     shapes = {shot: shape for shot in shots if (shape := _shape(pairs, shot, most_way)) is not None}
     if not shapes:
         return []

@@ -1,9 +1,13 @@
 """When to answer "none of these": conformal thresholds from classes that are known.
 
-With the Gaussian memory the score of a query x for class n is how much more likely x is as a member
-of some class never met than of n,
+With the Gaussian memory the score of a query x for class n is how much nearer x lies to n than to a
+class never met, in squared Mahalanobis distances (Ren et al. 2021 call it relative):
 
-    s_n(x) = log N(x; g, W + B) − log p(x | n).
+    s_n(x) = ½ [ |x − m_n|² in units of W + P_n − |x − g|² in units of W + B ].
+
+That is a log ratio of densities without determinants. These are the same for all queries and all
+classes of one K, so that thresholds for that K can make up for them; but they depend on what is
+remembered, and thresholds are measured with memories of fewer classes.
 
 With other memories it is its distance to the class's prototype, averaged over the samples of it,
 against its distances to all that is remembered and is none of the classes:
@@ -146,15 +150,15 @@ def rejection_scores(
     slots: Tensor | None,
     slot_mask: Tensor | None = None,
 ) -> Tensor:
-    """Score projected queries by densities if the memory is Gaussian, else by distances.
+    """Score projected queries by what is remembered if it is Gaussian, else by plain distances.
 
     Arguments and result are those of :func:`class_scores`; ``slots`` count for distances alone.
     """
     if inferred.gaussian is None:
         return class_scores(model, inferred.prototypes, queries, slots, slot_mask)
     assert isinstance(memory, GaussianMemory)
-    marginal = memory.reader.to(queries.device).log_marginal(queries)  # [T, B]
-    return marginal.unsqueeze(-1) - inferred.gaussian.log_prob(queries)
+    never_met = memory.reader.to(queries.device).marginal_squares(queries)  # [T, B]
+    return 0.5 * (inferred.gaussian.squares(queries) - never_met.unsqueeze(-1))
 
 
 @torch.no_grad()

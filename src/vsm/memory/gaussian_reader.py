@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from vsm.memory.addressing import masked_softmax
 from vsm.memory.recall import SupportSet
 from vsm.probability import DiagonalGaussian
-from vsm.probability.mixture import pairwise_log_prob
+from vsm.probability.mixture import pairwise_log_prob, pairwise_squares
 
 FLAT = 1e4
 """Variance between classes, in that within them, where no two classes are remembered."""
@@ -56,8 +56,15 @@ class GaussianPrototypes(NamedTuple):
 
         ∫ N(h; z, I) N(z; m, v) dz = N(h; m, I + v).
         """
-        spread = self.gaussian.variance.log1p()
-        return pairwise_log_prob(queries, DiagonalGaussian(self.gaussian.mean, spread))
+        return pairwise_log_prob(queries, self._predictive)
+
+    def squares(self, queries: Tensor) -> Tensor:
+        """Squared Mahalanobis distances of ``queries [T, B, D]`` to each class: ``[T, B, N]``."""
+        return pairwise_squares(queries, self._predictive)
+
+    @property
+    def _predictive(self) -> DiagonalGaussian:
+        return DiagonalGaussian(self.gaussian.mean, self.gaussian.variance.log1p())
 
 
 class GaussianReader(NamedTuple):
@@ -123,6 +130,10 @@ class GaussianReader(NamedTuple):
     def marginal_scores(self, queries: Tensor) -> Tensor:
         """Score ``queries [..., D]`` in a class never met, as :meth:`GaussianPrototypes.scores`."""
         return self.log_marginal(queries) + 0.5 * (1 - self.noise) * self.ratios.log1p().sum()
+
+    def marginal_squares(self, queries: Tensor) -> Tensor:
+        """Squared Mahalanobis distances of ``queries [..., D]`` to a class never met."""
+        return (queries.square() / (1 + self.ratios)).sum(-1)
 
     def log_marginal(self, queries: Tensor) -> Tensor:
         """Log density of projected ``queries [..., D]`` in a class never met: N(h; g, W + B)."""

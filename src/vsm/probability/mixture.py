@@ -137,9 +137,14 @@ def pairwise_log_prob(values: Tensor, components: DiagonalGaussian) -> Tensor:
 
     Values ``[..., L, D]`` and components ``[..., C, D]`` give ``[..., L, C]``.
     """
+    constants = (components.log_variance + LOG_TWO_PI).sum(-1)
+    return -0.5 * (pairwise_squares(values, components) + constants.unsqueeze(-2))
+
+
+def pairwise_squares(values: Tensor, components: DiagonalGaussian) -> Tensor:
+    """Squared Mahalanobis distances, Σ_d (x_d − m_d)² / σ_d², of the same shapes."""
     center = _center(components.mean, -2).unsqueeze(-2)
     values, means = values - center, components.mean - center
     precision = components.precision
     squares = values.square() @ precision.mT - 2 * values @ (means * precision).mT
-    constants = (means.square() * precision + components.log_variance + LOG_TWO_PI).sum(-1)
-    return -0.5 * (squares + constants.unsqueeze(-2))
+    return squares + (means.square() * precision).sum(-1).unsqueeze(-2)

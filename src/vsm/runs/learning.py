@@ -75,6 +75,7 @@ class EncoderWeights(NamedTuple):
     preprocessing: Preprocessing | None = None
 
 
+MOST_FOLDS = 5  # of classes, in which thresholds are measured
 CROP_PADDING = 32  # pixels that TensorFlow's evaluation of these networks cuts off
 
 NO_ENCODER = EncoderWeights(ModelSettings(), {}, None, None)
@@ -136,8 +137,8 @@ def open_encoder(
 def _resolved(name: str) -> str:
     """Return the name of an encoder; a path in it becomes one that is right in any folder."""
     kind, _, place = name.partition(":")
-    path = Path(place).expanduser()
-    return f"{kind}:{path.resolve()}" if is_frozen_encoder(name) and path.exists() else name
+    is_there = bool(place) and is_frozen_encoder(name) and Path(place).expanduser().exists()
+    return f"{kind}:{Path(place).expanduser().resolve()}" if is_there else name
 
 
 def frozen_preprocessing(name: str) -> Preprocessing:
@@ -251,9 +252,20 @@ def learn_from_features(
 def _thresholds(
     model: FewShotModel, known: ClassFeatures, choice: Choice, center: Tensor | None
 ) -> Thresholds | None:
-    """Measure thresholds on remembered classes, each half with the statistics of the other."""
+    """Measure thresholds on remembered classes, in folds, each with the statistics of the others.
+
+    Folds are just large enough for the largest tasks, since the memory in the end holds all.
+    """
+    folds = min(max(2, len(known.sizes) // WAYS[-1]), MOST_FOLDS)
     trials = held_out_trials(
-        known, None, SHOTS, model.settings.seed, center, most_way=WAYS[-1], count=2 * EPISODES
+        known,
+        None,
+        SHOTS,
+        model.settings.seed,
+        center,
+        most_way=WAYS[-1],
+        count=2 * EPISODES,
+        folds=folds,
     )
     if not trials:
         return None
