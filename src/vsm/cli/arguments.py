@@ -18,6 +18,19 @@ def add_json_argument(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
 
 
+def add_support_argument(parser: ArgumentParser) -> None:
+    """Declare the examples of every class."""
+    parser.add_argument(
+        "--support",
+        type=Path,
+        nargs="+",
+        action="extend",
+        required=True,
+        help="A folder with a folder of examples per class, or a CSV file with the columns path "
+        "and label; several are taken together.",
+    )
+
+
 def add_backbone_argument(parser: ArgumentParser) -> None:
     """Declare the backbone that may be imported."""
     parser.add_argument(

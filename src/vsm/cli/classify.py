@@ -3,13 +3,18 @@
 import csv
 import importlib.util
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
-from vsm.cli.arguments import add_backbone_argument, add_json_argument, add_memory_argument
+from vsm.cli.arguments import (
+    add_backbone_argument,
+    add_json_argument,
+    add_memory_argument,
+    add_support_argument,
+)
 from vsm.cli.output import print_json, print_table, progress_bar
 from vsm.errors import SettingsError
 
@@ -27,16 +32,15 @@ Answer = dict[str, Any]
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare examples, questions and the model."""
-    parser.add_argument(
-        "--support", type=Path, required=True, help="A folder with a folder of examples per class."
-    )
+    add_support_argument(parser)
     parser.add_argument(
         "--query",
         type=Path,
         nargs="+",
         action="extend",
         required=True,
-        help="Pictures to classify, or folders.",
+        help="Pictures to classify, folders, or CSV files with a column path; if such a file also "
+        "has a column label, the accuracy is told.",
     )
     parser.add_argument(
         "--model",
@@ -73,12 +77,12 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         raise SettingsError("csv: goes to a file and --json to the screen; give one of them")
 
     from vsm.classify import FewShotClassifier
-    from vsm.data.folder import images_below, labeled_images
+    from vsm.data.folder import labeled_images_of
     from vsm.errors import DataError
     from vsm.system.files import write_text
 
-    examples, labels = labeled_images(parsed.support)
-    queries = [image for given in parsed.query for image in images_below(given)]
+    examples, labels = labeled_images_of(parsed.support)
+    queries, truth = _queries(parsed.query)
     if not queries:
         raise DataError(f"query: there are no images in {parsed.query[0]}; give files or folders")
     classifier = FewShotClassifier.from_pretrained(
@@ -94,16 +98,54 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     with progress_bar("classify", len(queries), quiet) as bar:
         embedded = classifier.embed(queries, bar)
     answers = _answers(classifier, embedded, parsed)
+    told = _accuracy(answers, truth)
     if parsed.csv is not None:
         write_text(parsed.csv, _as_csv(queries, answers))
         print(f"{parsed.csv}: {len(answers):,} answers")
+        _print_accuracy(told)
     elif parsed.json:
         pairs = zip(queries, answers, strict=True)
         listed = [{"picture": str(query), **answer} for query, answer in pairs]
         classes = list(answers[0]["probabilities"])
-        print_json({"model": parsed.model, "classes": classes, "answers": listed})
+        print_json({"model": parsed.model, "classes": classes, **told, "answers": listed})
     else:
         _print(_short_names(queries, parsed.query), answers, parsed.explain)
+        _print_accuracy(told)
+
+
+def _queries(given: Sequence[Path]) -> tuple[list[Path], list[str | None]]:
+    """Return the pictures to classify, and of each the label that a table gives it, if any."""
+    from vsm.data.folder import images_below
+    from vsm.data.tables import is_table, read_table
+
+    queries: list[Path] = []
+    truth: list[str | None] = []
+    for source in given:
+        pictures, labels = (
+            read_table(source, "optional") if is_table(source) else (images_below(source), None)
+        )
+        queries += pictures
+        truth += labels or [None] * len(pictures)
+    return queries, truth
+
+
+def _accuracy(answers: Sequence[Answer], truth: Sequence[str | None]) -> dict[str, float]:
+    """Return the share of the labels that were answered, and their number, if there are labels.
+
+    Of a class without examples, "none of these" is the right answer.
+    """
+    right = [
+        answer["prediction"] == label
+        or not {answer["prediction"], label} & answer["probabilities"].keys()
+        for answer, label in zip(answers, truth, strict=True)
+        if label is not None
+    ]
+    return {"accuracy": sum(right) / len(right), "labels": len(right)} if right else {}
+
+
+def _print_accuracy(told: Mapping[str, float]) -> None:
+    if told:
+        print(f"accuracy: {told['accuracy']:.1%} of {told['labels']:,} labels")
 
 
 def _check(

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare the pile and where the findings go."""
-    parser.add_argument("folder", type=Path, help="A folder with a folder of pictures per class.")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        help="A folder with a folder of pictures per class, or a CSV file with the columns path "
+        "and label.",
+    )
     parser.add_argument(
         "--model",
         type=str | None,
@@ -59,13 +64,14 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     with progress_bar("embed", len(pictures), quiet=parsed.json) as bar:
         features = embedded_files(trained, pictures, bar)
     found = review(trained, features, labels, parsed.duplicate)
-    write_text(parsed.output, review_html(found, pictures, parsed.folder, parsed.number))
+    root = parsed.folder if parsed.folder.is_dir() else parsed.folder.parent
+    write_text(parsed.output, review_html(found, pictures, root, parsed.number))
     if parsed.csv is not None:
-        write_text(parsed.csv, review_csv(found, pictures, parsed.folder))
+        write_text(parsed.csv, review_csv(found, pictures, root))
     if parsed.json:
         print_json(_as_dict(found, pictures, model, parsed.number))
         return
-    _print(found, pictures, parsed.folder, min(parsed.number, 10))
+    _print(found, pictures, root, min(parsed.number, 10))
     print(f"{parsed.output}: the page, with thumbnails")
 
 
@@ -89,9 +95,11 @@ def _as_dict(found: "Review", pictures: Sequence[Path], model: str, number: int)
 
 
 def _print(found: "Review", pictures: Sequence[Path], root: Path, number: int) -> None:
+    from vsm.classify.pages import name_below
+
     rows = [
         [
-            str(pictures[one.picture].relative_to(root)),
+            name_below(pictures[one.picture], root),
             str(one.suggestion),
             f"{one.probability:.1%}",
         ]

@@ -7,11 +7,13 @@ small, else 84×84.
 """
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from vsm.data.dataset import SPLITS, Split
 from vsm.data.images import ImageFormat, decode_files, inspect, is_image_name
 from vsm.data.preparation import ClassLists, Preparation, dealt
+from vsm.data.tables import is_table, read_table
 from vsm.errors import DataError
 
 LARGEST_SIDE = 84
@@ -79,8 +81,13 @@ def read(path: Path) -> Preparation:
 def labeled_images(path: Path) -> tuple[list[Path], list[str]]:
     """Return the image files of all class folders of ``path``, and the class of each.
 
-    There may be any number of classes, and no splits: this is for examples, not for training.
+    There may be any number of classes, and no splits: this is for examples, not for training. A
+    table of paths and labels does as well, see :mod:`vsm.data.tables`.
     """
+    if is_table(path):
+        listed_images, labels = read_table(path, "required")
+        assert labels is not None
+        return listed_images, labels
     images: list[Path] = []
     for folder in _folders(path):
         found = _images(folder)
@@ -92,8 +99,26 @@ def labeled_images(path: Path) -> tuple[list[Path], list[str]]:
     return images, [image.parent.name for image in images]
 
 
+def labeled_images_of(sources: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Return what :func:`labeled_images` finds in all of ``sources``, every file once."""
+    found: dict[Path, tuple[Path, str, Path]] = {}
+    for source in sources:
+        for image, label in zip(*labeled_images(source), strict=True):
+            _, before, first = found.setdefault(image.resolve(), (image, label, source))
+            if before != label:
+                raise DataError(
+                    f"{image} is {label!r} in {source}, but {before!r} in {first}; keep one of them"
+                )
+    return [image for image, _, _ in found.values()], [label for _, label, _ in found.values()]
+
+
 def images_below(path: Path) -> list[Path]:
-    """Return ``path`` itself if it is a file, or all image files in it and in its folders."""
+    """Return ``path`` itself if it is a file, or all image files in it and in its folders.
+
+    Of a table of pictures, see :mod:`vsm.data.tables`, it returns those that it lists.
+    """
+    if is_table(path):
+        return read_table(path, "ignored").pictures
     if path.is_file():
         return [path]
     if not path.is_dir():
