@@ -2,5 +2,13 @@
 
 from vsm.classify.classifier import NONE_OF_THESE, FewShotClassifier
 from vsm.classify.explanation import Explanation, Recalled, Uncertainty
+from vsm.classify.suggestion import Suggestion
 
-__all__ = ["NONE_OF_THESE", "Explanation", "FewShotClassifier", "Recalled", "Uncertainty"]
+__all__ = [
+    "NONE_OF_THESE",
+    "Explanation",
+    "FewShotClassifier",
+    "Recalled",
+    "Suggestion",
+    "Uncertainty",
+]

@@ -14,6 +14,7 @@ from vsm.classify.explanation import Explanation
 from vsm.classify.fitted import Examples, FittedClasses, fit_classes
 from vsm.classify.inputs import Labels, as_labels, not_fitted
 from vsm.classify.saving import Saved, read_classifier, write_classifier
+from vsm.classify.suggestion import Suggestion, suggest
 from vsm.data.preprocessing import as_features
 from vsm.errors import ClassifierError
 from vsm.evaluation.memory_choice import ClassFeatures
@@ -130,7 +131,7 @@ class FewShotClassifier:
         Args:
             images: paths, Pillow images, arrays ``[H, W(, C)]`` or tensors ``[C, H, W]``, in any
                 mixture, or one array of them; rows of features ``[n, D]`` if the encoder is None
-                or takes features.
+                or takes features; or what :meth:`embed` returned.
             y: a label for each, all strings or all integers.
         """
         trained = self.encoder or _means_of_features(images)
@@ -211,6 +212,18 @@ class FewShotClassifier:
         predictions = self.predict(embedded, reject).tolist()
         pairs = zip(explained, predictions, strict=True)
         return [replace(one, prediction=prediction) for one, prediction in pairs]
+
+    def suggest(self, images: Any, number: int = 20) -> list[Suggestion]:
+        """Choose the pictures whose labels would help most, the most useful first.
+
+        They are chosen together: none is nearly the same as another. Nothing is remembered.
+
+        Args:
+            images: without labels, given as in :meth:`predict`.
+            number: how many to choose; fewer if there are fewer.
+        """
+        fitted = self._require_fitted()
+        return suggest(fitted, self.embed(images).features, number, self._temperature(fitted))
 
     def remember(self) -> Changes:
         """Consolidate the examples of the fitted classes into the long-term memory.
@@ -351,7 +364,7 @@ def _embedded(
     trained: TrainedModel, images: Any, labels: Labels
 ) -> tuple[Tensor, npt.NDArray[Any]]:
     """Embed examples and check their labels."""
-    features = trained.embed(images)
+    features = images.features if isinstance(images, Embedded) else trained.embed(images)
     if not len(features):
         raise ClassifierError("images: expected at least one example, got none")
     return features, as_labels(labels, len(features))

@@ -119,9 +119,9 @@ class FittedClasses:
     def accepted(self, features: Tensor, coverage: float) -> npt.NDArray[np.bool_]:
         """Tell which embedded pictures ``[n, D]`` are near enough to one of the classes ``[n]``."""
         limits = self.trained.thresholds().at(coverage, self.shots)
-        model, slots, memory = self.trained.model, self._other_slots(), self._memory
+        model, slots, memory = self.trained.model, self._other_slots(), self.gaussian_memory
         scores = [
-            rejection_scores(model, memory, self.inferred, self._projected(part), slots)[0].cpu()
+            rejection_scores(model, memory, self.inferred, self.projected(part), slots)[0].cpu()
             for part in self._parts(features, 1 if slots is None else len(slots))
         ]
         return (torch.cat(scores) <= limits).any(-1).numpy()
@@ -140,7 +140,7 @@ class FittedClasses:
     def _explained(
         self, features: Tensor, temperature: float, num_recalled: int
     ) -> list[Explanation]:
-        log_probabilities, queries = self._log_probabilities(features), self._projected(features)
+        log_probabilities, queries = self._log_probabilities(features), self.projected(features)
         labels, model = self.examples.labels, self.trained.model
         distances = mean_distance(queries, self.inferred.prototypes, model.classifier.distance)[0]
         std, uncertainty = self._uncertainty(queries, log_probabilities)
@@ -196,7 +196,7 @@ class FittedClasses:
     def _moved(self) -> dict[Any, Moved] | None:
         """Tell how far the memory moved each prototype, and along which learned directions."""
         found = self.inferred.gaussian
-        if found is None or self._memory is None or not len(self._memory):
+        if found is None or self.gaussian_memory is None or not len(self.gaussian_memory):
             return None
         support = self.inferred.support_mean
         assert support is not None
@@ -212,19 +212,19 @@ class FittedClasses:
         return dict(zip(self.examples.labels, moved, strict=True))
 
     @property
-    def _memory(self) -> GaussianMemory | None:
+    def gaussian_memory(self) -> GaussianMemory | None:
         """The memory, if it holds class statistics."""
         memory = None if self.recalled is None else self.recalled.memory
         return memory if isinstance(memory, GaussianMemory) else None
 
-    def _projected(self, features: Tensor) -> Tensor:
+    def projected(self, features: Tensor) -> Tensor:
         """Map embedded pictures ``[n, D]`` to where the prototypes are: ``[1, n, D]``."""
-        return self.trained.model.project(features, self._memory).unsqueeze(0)
+        return self.trained.model.project(features, self.gaussian_memory).unsqueeze(0)
 
     @torch.inference_mode()
     def _log_probabilities(self, features: Tensor) -> Tensor:
         """Eq. 1 for every sample of the prototypes: ``[n, D]`` to ``[1, n, N, L]``."""
-        return self.trained.model.classify(self._projected(features), self.inferred)
+        return self.trained.model.classify(self.projected(features), self.inferred)
 
     def _calibrated(self, log_probabilities: Tensor, temperature: float) -> Tensor:
         """Average over samples, and calibrate: ``[1, n, N, L]`` to probabilities ``[n, N]``."""

@@ -1,0 +1,190 @@
+"""Which unlabeled pictures to label next, and why.
+
+A label is worth most where it explains many pictures that nothing explains yet. Every picture u of
+the pile is explained by the class in which it is most likely, with the score max_n s(u | n), and
+would be explained by a picture x that has a label by s(u | x), the score in a class of which x is
+the only example; both are predictive densities in closed form. So the pictures X to label are those
+of the largest
+
+    Σ_u max(max_n s(u | n), max_{x ∈ X} s(u | x))
+
+It is submodular, and choosing the best picture again and again comes within 1 − 1/e of the best
+choice (Nemhauser et al. 1978). What X is like decides its worth, not what its labels will be: a
+picture that stands for many is chosen before an odd one, pictures of classes without examples
+before those of known ones, and never two that are nearly the same.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vsm.classify.fitted import FittedClasses
+from vsm.errors import ClassifierError
+from vsm.memory import GaussianReader, SupportSet
+from vsm.seeding import generator
+
+MOST_EXPLAINED = 4096
+"""Pictures that a choice is judged by; of a larger pile so many are drawn."""
+CANDIDATES_AT_ONCE, STALE_AT_ONCE = 512, 64
+SURE = 0.8  # probability from which one class is named alone
+
+
+class Suggestion(NamedTuple):
+    """A picture whose label would help.
+
+    Attributes:
+        picture: its position.
+        classes: the most probable labels, two if there are.
+        probabilities: theirs.
+        novelty: probability that it is of a class never met, if that counts as one more class.
+        stands_for: pictures that it explains better than all classes and all earlier suggestions.
+        pictures: so many were looked at.
+        gain: by how much it explains them better, in nats.
+    """
+
+    picture: int
+    classes: tuple[Any, ...]
+    probabilities: tuple[float, ...]
+    novelty: float
+    stands_for: int
+    pictures: int
+    gain: float
+
+    @property
+    def is_novel(self) -> bool:
+        """Whether it is more likely of a class never met than of all classes together."""
+        return self.novelty > 0.5
+
+    @property
+    def reason(self) -> str:
+        """One line for people."""
+        first, *others = [
+            (f"{label!r}", f"{probability:.0%}")
+            for label, probability in zip(self.classes, self.probabilities, strict=True)
+        ]
+        if self.is_novel:
+            what = f"unlike all classes so far ({self.novelty:.0%}), nearest {first[0]}"
+        elif not others:
+            what = f"probably {first[0]}"
+        elif self.probabilities[0] >= SURE:
+            what = f"probably {first[0]} ({first[1]})"
+        else:
+            [second] = others
+            what = f"{first[0]} or {second[0]} ({first[1]} / {second[1]})"
+        return f"{what}; stands for {self.stands_for:,} of {self.pictures:,} pictures"
+
+
+class Choice(NamedTuple):
+    """A chosen candidate: its position, what it explains better, and by how much."""
+
+    place: int
+    stands_for: int
+    gain: float
+
+
+def suggest(
+    fitted: FittedClasses, features: Tensor, number: int, temperature: float
+) -> list[Suggestion]:
+    """Choose pictures to label, the most useful first.
+
+    Args:
+        fitted: the classes as they are known now.
+        features: of the pictures without labels ``[n, D]``.
+        number: how many to choose; fewer if there are fewer.
+        temperature: of the probabilities.
+    """
+    if number < 1:
+        raise ClassifierError(f"number: expected at least 1, got {number}")
+    if not len(features):
+        raise ClassifierError("images: there are no pictures to choose from, got none")
+    found = fitted.inferred.gaussian
+    if found is None or fitted.gaussian_memory is None:
+        raise ClassifierError(
+            f"model: {fitted.trained.name} has no Gaussian memory, which suggestions need; learn "
+            "one with vsm memory learn"
+        )
+    with torch.inference_mode():
+        reader = fitted.gaussian_memory.reader.to(features.device)
+        rows = fitted.projected(features)[0]
+        explained = rows[drawn(len(rows), fitted.seed).to(rows.device)]
+        chosen = cover(
+            lambda places: alone(reader, rows[places.to(rows.device)], explained).cpu(),
+            found.scores(explained.unsqueeze(0))[0].amax(-1).cpu(),
+            len(rows),
+            number,
+        )
+        places = torch.tensor([one.place for one in chosen], device=features.device)
+        classes = found.scores(rows[places].unsqueeze(0))[0].logsumexp(-1)
+        novelty = (reader.marginal_scores(rows[places]) - classes).sigmoid().tolist()
+    probabilities = torch.from_numpy(fitted.probabilities(features[places], temperature))
+    best = probabilities.topk(min(2, probabilities.shape[-1]), dim=-1)
+    labels = fitted.examples.labels
+    return [
+        Suggestion(
+            one.place,
+            tuple(labels[n] for n in best.indices[row].tolist()),
+            tuple(best.values[row].tolist()),
+            novelty[row],
+            one.stands_for,
+            len(explained),
+            one.gain,
+        )
+        for row, one in enumerate(chosen)
+    ]
+
+
+def drawn(count: int, seed: int) -> Tensor:
+    """Return the positions of the pictures that a choice is judged by, rising."""
+    if count <= MOST_EXPLAINED:
+        return torch.arange(count)
+    return torch.randperm(count, generator=generator(seed, "suggest"))[:MOST_EXPLAINED].sort()[0]
+
+
+def alone(reader: GaussianReader, candidates: Tensor, rows: Tensor) -> Tensor:
+    """Score ``rows [m, D]`` in classes that have one example each, ``candidates [k, D]``.
+
+    All are projected. It is a log density for a softmax over classes: ``[k, m]``.
+    """
+    found = reader.infer(SupportSet.of(candidates.view(1, len(candidates), 1, -1)))
+    return found.scores(rows.unsqueeze(0))[0].mT
+
+
+def cover(
+    scores: Callable[[Tensor], Tensor], explained: Tensor, count: int, number: int
+) -> list[Choice]:
+    """Choose candidates one after the other by how much better they explain m pictures.
+
+    Gains only fall as others are chosen. So those of before are bounds, and only candidates whose
+    bound is the largest are looked at again (Minoux 1978), which changes no choice.
+
+    Args:
+        scores: of the m pictures for k candidates ``[k]``: ``[k, m]``.
+        explained: their scores without any candidate ``[m]``.
+        count: of candidates.
+        number: of them to choose.
+    """
+
+    def gains(places: Tensor) -> Tensor:
+        return (scores(places) - explained).clamp_min(0).sum(-1)
+
+    bounds = torch.cat([gains(part) for part in torch.arange(count).split(CANDIDATES_AT_ONCE)])
+    chosen: list[Choice] = []
+    fresh = torch.ones(count, dtype=torch.bool)
+    for _ in range(min(number, count)):
+        while True:
+            order = bounds.sort(descending=True, stable=True).indices[:STALE_AT_ONCE]
+            if fresh[order[0]]:
+                break
+            stale = order[~fresh[order]]
+            bounds[stale] = torch.minimum(bounds[stale], gains(stale))
+            fresh[stale] = True
+        place = order[:1]
+        [row] = scores(place)
+        chosen.append(Choice(int(place), int((row > explained).sum()), bounds[place].item()))
+        explained = torch.maximum(explained, row)
+        fresh[:] = False
+        bounds[[one.place for one in chosen]] = -1.0  # below all gains
+        fresh[[one.place for one in chosen]] = True
+    return chosen
