@@ -119,3 +119,31 @@ def test_planted_mistakes_are_counted(
     assert title == "20% wrong, precision at their number (2 draws):"
     assert len(rows) == 3
     assert all(re.search(r": \d+\.\d% ± \d+\.\d%$", row) for row in rows)
+
+
+def test_labels_are_asked_for_and_measured(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tiny_dataset: ImageDataset,
+) -> None:
+    monkeypatch.setenv("VSM_DATA", str(tmp_path / "data"))
+    data = f"folder:{write_folders(tmp_path / 'pictures', tiny_dataset, 10)}#1"
+    words = ["--data", data, "--encoder", "cifar-fs-vsm", "--output", str(tmp_path / "run")]
+    assert main(["memory", "learn", *words, "--json"]) == 0
+    capsys.readouterr()
+    example = runpy.run_path(str(EXAMPLES / "suggested_labels.py"))
+    small = ["--split", "train", "--held-out", "3", "--number", "2", "--rounds", "2"]
+    example["main"]([str(tmp_path / "run"), data, *small, "--draws", "2"])
+    counted, *lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\d+ pictures of \d classes that the memory has not met", counted)
+    for table in (lines[:7], lines[7:]):
+        assert re.fullmatch(r"start with one label of .* \(2 draws\):", table[0])
+        rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table[3:6]]
+        labels = [int(row[0]) for row in rows]
+        assert labels == [labels[0], labels[0] + 2, labels[0] + 4]
+        assert len({rows[0][place] for place in (1, 2, 4)}) == 1  # the same start for all
+        for row in rows:
+            apart = float(row[3].split()[0])
+            assert apart == pytest.approx(float(row[2]) - float(row[1]), abs=0.11)
+        assert re.fullmatch(r"unlike all classes so far.*: \d+ of \d+, \d+ of \d+", table[6])

@@ -1,0 +1,161 @@
+"""Are labels that `vsm suggest` asks for worth more than others? Ask for some, and measure.
+
+The memory must not have met the classes: learn it of part of a folder, and label pictures of the
+others, a few at a time, as suggested, at random, or where the answer is least certain:
+
+    vsm memory learn --encoder efficientnet-lite0 --data folder:photos#1 --output runs/part
+    python examples/suggested_labels.py runs/part folder:photos#1
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import vsm
+from vsm.classify.classifier import Embedded
+from vsm.data import FeatureDataset
+from vsm.data.dataset import SPLITS, Split
+from vsm.evaluation.statistics import student_quantile
+from vsm.runs.embedding import open_data
+from vsm.runs.trained_model import TrainedModel
+
+METHODS = ("random", "vsm suggest", "least certain")
+Ids = npt.NDArray[np.int64]
+
+
+class Pictures(NamedTuple):
+    """Features ``[n, D]`` and the true class of each ``[n]``."""
+
+    features: torch.Tensor
+    classes: Ids
+
+
+class Draw(NamedTuple):
+    """Positions of pictures that have a label, that may get one, and that are asked about."""
+
+    labeled: Ids
+    pool: Ids
+    held_out: Ids
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print accuracies against the number of labels, with paired differences over draws."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("run", help="a run whose memory holds the training classes alone")
+    parser.add_argument("data", help="the same data, like folder:photos#1")
+    parser.add_argument("--split", choices=SPLITS, default="test", help="its classes are labeled")
+    parser.add_argument("--classes", type=int, default=20, help="of a draw, at most")
+    parser.add_argument("--pictures", type=int, default=60, help="of a class, at most")
+    parser.add_argument("--held-out", type=int, default=10, help="of them to ask about")
+    parser.add_argument("--number", type=int, default=20, help="labels of a round")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--draws", type=int, default=20)
+    asked = parser.parse_args(arguments)
+    trained = vsm.load(asked.run)
+    pictures = opened(trained, asked.data, asked.split)
+    for share, start in ((1.0, "one label of every class"), (0.5, "one label of half the classes")):
+        measured, novel = [], []
+        for seed in range(asked.draws):
+            draw = drawn(pictures, share, seed, asked)
+            found = [
+                labeled_by(method, trained, pictures, draw, asked.number, asked.rounds, seed)
+                for method in METHODS
+            ]
+            measured.append([accuracies for accuracies, _ in found])
+            novel.append(found[1][1])
+        report(start, len(draw.labeled), asked.number, 100 * np.array(measured))
+        counted = [f"{right} of {called}" for called, right in np.sum(novel, 0)]
+        print(f"unlike all classes so far, and of a class without label: {', '.join(counted)}")
+
+
+def opened(trained: TrainedModel, data: str, split: Split) -> Pictures:
+    """Embed the pictures of a split."""
+    dataset = open_data(trained.model, trained.preprocessing, None, data)
+    assert isinstance(dataset, FeatureDataset)
+    ids = [dataset.image_ids(one) for one in dataset.classes(split)]
+    encoded = torch.from_numpy(np.asarray(dataset.features[np.concatenate(ids)]))
+    with torch.no_grad():
+        features = trained.model.adapt(encoded)
+    print(f"{len(features):,} pictures of {len(ids)} classes that the memory has not met")
+    return Pictures(features, np.repeat(np.arange(len(ids)), [len(one) for one in ids]))
+
+
+def drawn(pictures: Pictures, share: float, seed: int, asked: argparse.Namespace) -> Draw:
+    """Deal pictures; a share of the classes gets one label each."""
+    random = np.random.default_rng(seed)
+    classes = random.permutation(np.unique(pictures.classes))[: asked.classes]
+    parts: list[list[Ids]] = [[], [], []]
+    for place, one in enumerate(classes):
+        ids = random.permutation(np.flatnonzero(pictures.classes == one))[: asked.pictures]
+        first = asked.held_out + (place < share * len(classes))
+        parts[0].append(ids[asked.held_out : first])
+        parts[1].append(ids[first:])
+        parts[2].append(ids[: asked.held_out])
+    return Draw(*(np.concatenate(part) for part in parts))
+
+
+def labeled_by(
+    method: str,
+    trained: TrainedModel,
+    pictures: Pictures,
+    draw: Draw,
+    number: int,
+    rounds: int,
+    seed: int,
+) -> tuple[list[float], list[tuple[int, int]]]:
+    """Label ``number`` pictures a round; return the accuracy before and after every round.
+
+    Also of how many suggestions of a round it was said that they are unlike all classes so far, and
+    how many of these are of a class that had no label.
+    """
+    random = np.random.default_rng(seed)
+    labeled, pool, _ = draw
+    found, told = [], []
+    for left in range(rounds, -1, -1):
+        known = pictures.classes[labeled]
+        classifier = vsm.FewShotClassifier(trained).fit(rows(pictures, labeled), known)
+        truth = pictures.classes[draw.held_out]
+        found.append(classifier.score(rows(pictures, draw.held_out), truth))
+        if not left:
+            break
+        if method == "random":
+            chosen = random.permutation(len(pool))[:number]
+        elif method == "vsm suggest":
+            suggested = classifier.suggest(rows(pictures, pool), number)
+            chosen = np.array([one.picture for one in suggested])
+            novel = pool[[one.picture for one in suggested if one.is_novel]]
+            told.append((len(novel), int((~np.isin(pictures.classes[novel], known)).sum())))
+        else:
+            best = np.sort(classifier.predict_proba(rows(pictures, pool)), 1)
+            chosen = np.argsort(best[:, -1] - best[:, -2], kind="stable")[:number]
+        labeled, pool = np.append(labeled, pool[chosen]), np.delete(pool, chosen)
+    return found, told
+
+
+def rows(pictures: Pictures, ids: Ids) -> Embedded:
+    """Return what a classifier takes in place of pictures."""
+    return Embedded(pictures.features[torch.from_numpy(ids)])
+
+
+def report(start: str, labels: int, number: int, measured: npt.NDArray[np.float64]) -> None:
+    """Print percent by round, from ``[draws, methods, rounds + 1]``."""
+    draws = len(measured)
+    print(f"start with {start}, held-out accuracy in percent ({draws} draws):")
+    print("| labels | random | vsm suggest | − random | least certain | − random |")
+    print("|---:|---:|---:|---:|---:|---:|")
+    for place in range(measured.shape[-1]):
+        values = measured[..., place]
+        cells = [f"{values[:, 0].mean():.1f}"]
+        for method in (1, 2):
+            apart = values[:, method] - values[:, 0]
+            error = student_quantile(draws - 1) * apart.std(ddof=1) / draws**0.5
+            cells += [f"{values[:, method].mean():.1f}", f"{apart.mean():+.1f} ± {error:.1f}"]
+        print(f"| {labels + place * number} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
