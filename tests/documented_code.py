@@ -26,7 +26,7 @@ MARKS_OF = {
     "python": ("", "shrunk", "file"),
     "sh": ("", "shrunk", "parsed"),
     "yaml": ("file",),
-    "text": ("output", "shown"),
+    "text": ("output", "shown", "file"),
 }
 WITH_A_REASON = ("shrunk", "parsed", "file", "shown")
 

@@ -271,7 +271,10 @@ def test_the_readmes_api_is_ten_lines() -> None:
         ("```ruby\nputs 1\n```", r"page:1: nothing runs a block of 'ruby'"),
         ("words\n\n    indented = 1\n", r"page:3: indented code is not run"),
         ("```{code-block} python\n1\n```", r"nothing runs a block of '\{code-block\} python'"),
-        ("```text\nlayout\n```", r"a block of text needs one of the marks output, shown, got"),
+        (
+            "```text\nlayout\n```",
+            r"a block of text needs one of the marks output, shown, file, got",
+        ),
         ("```yaml\na: 1\n```", r"a block of yaml needs one of the marks file, got \(none\)"),
         ("<!-- block: shown: why -->\n```python\n1\n```", r"marks \(none\), shrunk, file, got sh"),
         ("<!-- block: parsed -->\n```\nvsm demo\n```", r"the mark 'parsed' lacks its reason"),
