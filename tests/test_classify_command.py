@@ -171,7 +171,7 @@ def test_mistakes_are_one_line_and_exit_with_two(
     assert "give one of them" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["classify", "memory"])
+@pytest.mark.parametrize("command", ["classify", "memory", "suggest"])
 def test_help_needs_no_torch(command: str) -> None:
     script = (
         "import sys; from vsm.cli import main\n"

@@ -119,7 +119,7 @@ class FittedClasses:
     def accepted(self, features: Tensor, coverage: float) -> npt.NDArray[np.bool_]:
         """Tell which embedded pictures ``[n, D]`` are near enough to one of the classes ``[n]``."""
         limits = self.trained.thresholds().at(coverage, self.shots)
-        model, slots, memory = self.trained.model, self._other_slots(), self.gaussian_memory
+        model, slots, memory = self.trained.model, self._other_slots(), self._memory
         scores = [
             rejection_scores(model, memory, self.inferred, self.projected(part), slots)[0].cpu()
             for part in self._parts(features, 1 if slots is None else len(slots))
@@ -196,7 +196,7 @@ class FittedClasses:
     def _moved(self) -> dict[Any, Moved] | None:
         """Tell how far the memory moved each prototype, and along which learned directions."""
         found = self.inferred.gaussian
-        if found is None or self.gaussian_memory is None or not len(self.gaussian_memory):
+        if found is None or self._memory is None or not len(self._memory):
             return None
         support = self.inferred.support_mean
         assert support is not None
@@ -212,14 +212,14 @@ class FittedClasses:
         return dict(zip(self.examples.labels, moved, strict=True))
 
     @property
-    def gaussian_memory(self) -> GaussianMemory | None:
+    def _memory(self) -> GaussianMemory | None:
         """The memory, if it holds class statistics."""
         memory = None if self.recalled is None else self.recalled.memory
         return memory if isinstance(memory, GaussianMemory) else None
 
     def projected(self, features: Tensor) -> Tensor:
         """Map embedded pictures ``[n, D]`` to where the prototypes are: ``[1, n, D]``."""
-        return self.trained.model.project(features, self.gaussian_memory).unsqueeze(0)
+        return self.trained.model.project(features, self._memory).unsqueeze(0)
 
     @torch.inference_mode()
     def _log_probabilities(self, features: Tensor) -> Tensor:

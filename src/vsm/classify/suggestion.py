@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vsm.classify.fitted import FittedClasses
 from vsm.errors import ClassifierError
-from vsm.memory import GaussianReader, SupportSet
+from vsm.memory import GaussianMemory, GaussianReader, SupportSet
 from vsm.seeding import generator
 
 MOST_EXPLAINED = 4096
@@ -100,13 +100,14 @@ def suggest(
     if not len(features):
         raise ClassifierError("images: there are no pictures to choose from, got none")
     found = fitted.inferred.gaussian
-    if found is None or fitted.gaussian_memory is None:
+    memory = None if fitted.recalled is None else fitted.recalled.memory
+    if found is None or not isinstance(memory, GaussianMemory):
         raise ClassifierError(
             f"model: {fitted.trained.name} has no Gaussian memory, which suggestions need; learn "
             "one with vsm memory learn"
         )
     with torch.inference_mode():
-        reader = fitted.gaussian_memory.reader.to(features.device)
+        reader = memory.reader.to(features.device)
         rows = fitted.projected(features)[0]
         explained = rows[drawn(len(rows), fitted.seed).to(rows.device)]
         chosen = cover(
