@@ -101,6 +101,7 @@ TINY_PLAN = Plan(
     classifier=TINY_CLASSIFIER,
     models=("glyphs-5w1s",),
     queries=(3,),
+    photographs=(("photos-vsm", 1),),
     slots=(6, 9),
     pairs=2,
     evaluation_pairs=1,
@@ -622,7 +623,7 @@ def test_a_benchmark_that_is_stopped_goes_on_from_what_was_measured(
     first = rounds_of_seconds(monkeypatch, fail_after=4)
     with pytest.raises(Interrupted, match="stopped and saved after 4 jobs; the same command goes"):
         run_jobs(plan.jobs, store, launcher)
-    assert [store.state(job) for job in plan.jobs] == ["done"] * 4 + ["waiting"] * 8
+    assert [store.state(job) for job in plan.jobs] == ["done"] * 4 + ["waiting"] * 9
     kept = [store.outcome(job) for job in plan.jobs[:4]]
     second = rounds_of_seconds(monkeypatch)
     outcome = run_jobs(plan.jobs, store, launcher)
@@ -678,7 +679,7 @@ def test_bench_full_writes_a_page_and_measures_again_only_when_asked(
 ) -> None:
     monkeypatch.setattr(speed, "describe_machine", lambda _: plan.machine)
     measured = rounds_of_seconds(monkeypatch)
-    for words, total in (([], 19), ([], 19), (["--again"], 38)):
+    for words, total in (([], 20), ([], 20), (["--again"], 40)):
         with redirect_stdout(io.StringIO()) as output:
             assert main(["bench", "--full", "--output", str(tmp_path), "--json", *words]) == 0
         assert len(measured) == total

@@ -195,6 +195,7 @@ class Plan:
         evaluation: the episodes; their shot is set to each of ``SHOTS``.
         classifier: what the classifiers of the shipped ``models`` are asked; its queries are set to
             each of ``queries``.
+        photographs: models of large encoders, and so few pictures that these are asked.
         slots: sizes of the memory whose cost is measured.
         pairs: turns of a training step.
         warm_up: turns of a training step, a recall or a consolidation that do not count.
@@ -206,6 +207,7 @@ class Plan:
     classifier: ClassifierWorkload = field(default_factory=ClassifierWorkload)
     models: tuple[str, ...] = ("cifar-fs-vsm", "glyphs-5w1s", "omniglot-vsm")
     queries: tuple[int, ...] = (100, 1_000)
+    photographs: tuple[tuple[str, int], ...] = (("photos-vsm", 75),)
     slots: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     pairs: int = 20
     evaluation_pairs: int = 3
@@ -243,6 +245,17 @@ class Plan:
                 )
                 for queries in self.queries
                 for model in self.models
+            ),
+            *(
+                Group(
+                    f"classifier, {model}, {queries:,} photographs",
+                    replace(self.classifier, model=model, queries=queries),
+                    {work: [work] for work in CLASSIFIER_WORKS},
+                    ratios=CLASSIFIER_RATIOS,
+                    suffix=f"_{model}_{queries}",
+                    **(memories | {"warm_up": min(1, self.warm_up)}),
+                )
+                for model, queries in self.photographs
             ),
             *(_statistics(width, usual) for width in STATISTICS_WIDTHS),
             *(
