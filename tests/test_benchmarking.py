@@ -627,7 +627,7 @@ def test_a_benchmark_that_is_stopped_goes_on_from_what_was_measured(
     kept = [store.outcome(job) for job in plan.jobs[:4]]
     second = rounds_of_seconds(monkeypatch)
     outcome = run_jobs(plan.jobs, store, launcher)
-    assert (len(outcome.skipped), len(outcome.done), outcome.failed) == (4, 8, [])
+    assert (len(outcome.skipped), len(outcome.done), outcome.failed) == (4, 9, [])
     assert [one.recipe() for one in first + second] == [
         group.recipe() for group in plan.plan.groups()
     ]
