@@ -1,6 +1,7 @@
 """Any model on any pictures: embedded as the model wants them, and never twice."""
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,37 @@ def test_a_cache_that_is_damaged_or_cannot_be_written_is_done_without(
     cache.put({b"key": np.ones(3, np.float32)})
     assert cache.get([b"key"]) == {}
     assert cache.problem is not None
+
+
+def test_a_cache_on_a_full_disk_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected = EmbeddingCache._connected
+
+    def without_room(cache: EmbeddingCache) -> sqlite3.Connection | None:
+        database = connected(cache)
+        assert database is not None
+        database.execute("PRAGMA max_page_count = 4")  # SQLite says that the disk is full
+        return database
+
+    cache = EmbeddingCache(tmp_path / "cache.sqlite")
+    cache.put({b"kept": np.ones(3, np.float32)})
+    monkeypatch.setattr(EmbeddingCache, "_connected", without_room)
+    cache.put({bytes([n]): np.zeros(1280, np.float32) for n in range(50)})
+    assert cache.problem is not None
+    assert "full" in cache.problem
+    monkeypatch.undo()
+    again = EmbeddingCache(tmp_path / "cache.sqlite")
+    assert list(again.get([b"kept", bytes([0])])) == [b"kept"]  # all of a part or nothing
+
+
+def test_a_picture_that_vanishes_while_its_folder_is_read_is_named(
+    trained: TrainedModel, pictures: Path, tmp_path: Path
+) -> None:
+    files = [tmp_path / "there.png", tmp_path / "gone.png"]
+    files[0].write_bytes((pictures / "class0" / "0.png").read_bytes())
+    with pytest.raises(DataError, match=r"gone\.png: cannot be read"):
+        embedder_of(trained).files(files)
 
 
 def test_a_feature_whose_bits_changed_in_the_cache_is_not_believed(tmp_path: Path) -> None:
