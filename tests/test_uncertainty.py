@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[1]
         (
             "docs/results.md",
             [
-                *("gaussian-cifar-fs", "gaussian-backbones", "gaussian-omniglot"),
-                *("gaussian-glyphs", "photos"),
+                *("gaussian-cifar-fs", "gaussian-backbones", "gaussian-calibration"),
+                *("gaussian-omniglot", "gaussian-glyphs", "photos", "photos-calibration"),
                 *("cifar-fs", "cifar-fs-addressing", "omniglot"),
             ],
         ),
