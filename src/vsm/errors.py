@@ -31,6 +31,24 @@ class MemoryFileError(VsmError):
     """A memory cannot be changed or used as asked: another encoder's, or an unknown class."""
 
 
+class StoreError(VsmError):
+    """A store cannot be opened or used as asked: another encoder's, or of another version."""
+
+
+class NotStoredError(StoreError):
+    """A store does not hold what was asked for."""
+
+
+class StoreFullError(StoreError):
+    """A store holds as much as it may already."""
+
+
+class StoreUnavailableError(StoreError):
+    """A store cannot be reached or written now; it may be later."""
+
+    exit_code = 1
+
+
 class ClassifierError(VsmError, ValueError):
     """A classifier was given examples, labels or queries that it cannot use."""
 

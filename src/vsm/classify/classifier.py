@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vsm.classify.explanation import Explanation
+from vsm.classify.explanation import Explanation, Recalled
 from vsm.classify.fitted import Examples, FittedClasses, fit_classes
 from vsm.classify.inputs import Labels, as_labels, not_fitted
 from vsm.classify.saving import Saved, read_classifier, write_classifier
@@ -94,6 +94,29 @@ class FewShotClassifier:
         placement = choose_placement(device, "float32")
         trained = load(source, memory=memory, backbone=backbone, placement=placement)
         return cls(trained, temperature=temperature, seed=seed)
+
+    @classmethod
+    def of_examples(
+        cls,
+        trained: TrainedModel,
+        examples: Examples,
+        recalled: NamedMemory | None,
+        *,
+        temperature: float | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """Fit to examples that are embedded already.
+
+        Args:
+            trained: the encoder; its memory is what later fits recall.
+            examples: of every class.
+            recalled: the memory that these classes recall.
+            temperature: as in the constructor.
+            seed: as in the constructor.
+        """
+        classifier = cls(trained, temperature=temperature, seed=seed)
+        classifier._fit(trained, recalled, examples)
+        return classifier
 
     def learn_memory(
         self,
@@ -224,6 +247,10 @@ class FewShotClassifier:
         """
         fitted = self._require_fitted()
         return suggest(fitted, self.embed(images).features, number, self._temperature(fitted))
+
+    def recalled(self, num_recalled: int = 5) -> dict[Any, list[Recalled]]:
+        """Name the remembered classes that each fitted class recalled, most weight first."""
+        return self._require_fitted().recalled_classes(num_recalled)
 
     def remember(self) -> Changes:
         """Consolidate the examples of the fitted classes into the long-term memory.

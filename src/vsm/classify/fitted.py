@@ -137,6 +137,19 @@ class FittedClasses:
             for explained in self._explained(part, temperature, num_recalled)
         ]
 
+    def recalled_classes(self, most: int) -> dict[Any, list[Recalled]]:
+        """Name the remembered classes that each fitted class recalled, most weight first."""
+        recollection, labels = self.inferred.recollection, self.examples.labels
+        if recollection is None or self.recalled is None or not self.recalled.names:
+            return {label: [] for label in labels}
+        names, weights = self.recalled.names, recollection.weights[0].cpu()  # [N, A]
+        best = weights.topk(min(most, len(names)), dim=-1)
+        rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        found = (
+            [Recalled(names[a], w) for w, a in zip(*row, strict=True) if w > 0] for row in rows
+        )
+        return dict(zip(labels, found, strict=True))
+
     def _explained(
         self, features: Tensor, temperature: float, num_recalled: int
     ) -> list[Explanation]:
@@ -145,7 +158,7 @@ class FittedClasses:
         distances = mean_distance(queries, self.inferred.prototypes, model.classifier.distance)[0]
         std, uncertainty = self._uncertainty(queries, log_probabilities)
         shared: dict[str, Any] = {
-            "recalled": self._recalled(num_recalled),
+            "recalled": self.recalled_classes(num_recalled),
             "memory_strength": self._memory_strength(),
             "moved": self._moved(),
             "shots": dict(zip(labels, map(len, self.examples.support), strict=True)),
@@ -249,19 +262,6 @@ class FittedClasses:
         known = self.recalled.added | {str(label) for label in self.examples.labels}
         kept = [slot for slot, name in enumerate(self.recalled.names) if name not in known]
         return slots[kept].to(self.trained.model.device) if slots is not None and kept else None
-
-    def _recalled(self, most: int) -> dict[Any, list[Recalled]]:
-        """Name the remembered classes that each fitted class recalled, most weight first."""
-        recollection, labels = self.inferred.recollection, self.examples.labels
-        if recollection is None or self.recalled is None or not self.recalled.names:
-            return {label: [] for label in labels}
-        names, weights = self.recalled.names, recollection.weights[0].cpu()  # [N, A]
-        best = weights.topk(min(most, len(names)), dim=-1)
-        rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        found = (
-            [Recalled(names[a], w) for w, a in zip(*row, strict=True) if w > 0] for row in rows
-        )
-        return dict(zip(labels, found, strict=True))
 
 
 @torch.inference_mode()

@@ -75,6 +75,24 @@ def inspect(path: Path) -> tuple[bool, int, int]:
         return image.mode in GRAY_MODES, image.height, image.width
 
 
+def size_of(data: bytes, name: str) -> tuple[int, int]:
+    """Return (height, width) from the header of an image file's contents; nothing is decoded."""
+    with _reporting(name), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        return image.height, image.width
+
+
+def thumbnail(data: bytes, name: str, side: int) -> bytes:
+    """Return a small PNG of an image file's contents, upright, without its metadata."""
+    with _reporting(name), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        opened.draft(None, (2 * side, 2 * side))
+        image = ImageOps.exif_transpose(opened)
+        image = _opaque(image, 1 if image.mode in GRAY_MODES else 3)
+        image.thumbnail((side, side))
+        content = io.BytesIO()
+        image.save(content, "PNG", exif=b"", icc_profile=None)
+        return content.getvalue()
+
+
 def decode(data: bytes, name: str, form: ImageFormat) -> Pixels:
     """Decode one image file to uint8 ``[side, side, channels]``; ``name`` is for messages."""
     with _reporting(name), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
@@ -87,12 +105,7 @@ def form_image(image: Image.Image, name: str, form: ImageFormat) -> Pixels:
     with _reporting(name):
         if form.upright:
             image = ImageOps.exif_transpose(image)
-        if image.mode.startswith("I"):  # 16 bits become 8
-            image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
-        if image.has_transparency_data:  # on white
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        image = image.convert("L" if form.channels == 1 else "RGB")
+        image = _opaque(image, form.channels)
         if form.ink and not (form.any_paper and np.asarray(image).mean() < DARK):
             image = ImageChops.invert(image)  # as ImageOps.invert, but without a table per image
         if form.crop is not None:
@@ -101,6 +114,16 @@ def form_image(image: Image.Image, name: str, form: ImageFormat) -> Pixels:
             scaling = Image.Resampling[(form.resampling or "lanczos").upper()]
             image = image.resize((form.side, form.side), scaling)
         return np.asarray(image).reshape(form.shape)
+
+
+def _opaque(image: Image.Image, channels: int) -> Image.Image:
+    """Return a picture of 8 bits in gray or color; what is transparent becomes white."""
+    if image.mode.startswith("I"):  # 16 bits become 8
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+    if image.has_transparency_data:  # on white
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("L" if channels == 1 else "RGB")
 
 
 def _middle(image: Image.Image, share: float, side: int, resampling: str) -> Image.Image:

@@ -166,12 +166,15 @@ class TrainedModel:
     def embed(self, inputs: Any, progress: Progress = NULL_PROGRESS) -> Tensor:
         """Map pictures, or rows of features, to features ``[n, D]`` on the model's device."""
         if self.preprocessing is None:
-            samples = as_features(inputs, self.model.num_features)
-        else:
-            listed = as_list(inputs)
-            if not listed:
-                return torch.zeros(0, self.model.num_features, device=self.model.device)
-            samples = self.preprocessing.pixels(listed, progress)
+            return self.embed_samples(as_features(inputs, self.model.num_features))
+        listed = as_list(inputs)
+        if not listed:
+            return torch.zeros(0, self.model.num_features, device=self.model.device)
+        return self.embed_samples(self.preprocessing.pixels(listed, progress))
+
+    @torch.no_grad()
+    def embed_samples(self, samples: Tensor) -> Tensor:
+        """Do the same with what is prepared already: pixels uint8 ``[n, C, H, W]``, or features."""
         parts = []
         with evaluation_mode(self.model):
             for part in samples.split(EMBEDDING_BATCH):
