@@ -28,6 +28,7 @@ ALLOWED = {
     "pretraining": "system backbones data model evaluation runs",
     "training": "system data nn memory model objective evaluation runs",
     "classify": "system data nn memory model evaluation runs",
+    "stores": "memory",
     "export": "system nn memory runs",
     "benchmarking": "system backbones data memory model evaluation runs training classify",
     "experiments": "system data nn memory model baselines evaluation runs pretraining training "

@@ -252,6 +252,17 @@ class FewShotClassifier:
         """Name the remembered classes that each fitted class recalled, most weight first."""
         return self._require_fitted().recalled_classes(num_recalled)
 
+    def prototypes(self) -> Tensor:
+        """Return the inferred prototype of each of ``classes_``, the mean of its samples ``[N, D]``.
+
+        They are where :meth:`coordinates` maps pictures to.
+        """
+        return self._require_fitted().inferred.prototypes[0].mean(1)
+
+    def coordinates(self, images: Any) -> Tensor:
+        """Map pictures to the coordinates in which prototypes are inferred ``[n, D]``."""
+        return self._require_fitted().projected(self.embed(images).features)
+
     def remember(self) -> Changes:
         """Consolidate the examples of the fitted classes into the long-term memory.
 

@@ -121,7 +121,7 @@ class FittedClasses:
         limits = self.trained.thresholds().at(coverage, self.shots)
         model, slots, memory = self.trained.model, self._other_slots(), self._memory
         scores = [
-            rejection_scores(model, memory, self.inferred, self.projected(part), slots)[0].cpu()
+            rejection_scores(model, memory, self.inferred, self._projected(part), slots)[0].cpu()
             for part in self._parts(features, 1 if slots is None else len(slots))
         ]
         return (torch.cat(scores) <= limits).any(-1).numpy()
@@ -153,7 +153,7 @@ class FittedClasses:
     def _explained(
         self, features: Tensor, temperature: float, num_recalled: int
     ) -> list[Explanation]:
-        log_probabilities, queries = self._log_probabilities(features), self.projected(features)
+        log_probabilities, queries = self._log_probabilities(features), self._projected(features)
         labels, model = self.examples.labels, self.trained.model
         distances = mean_distance(queries, self.inferred.prototypes, model.classifier.distance)[0]
         std, uncertainty = self._uncertainty(queries, log_probabilities)
@@ -231,13 +231,17 @@ class FittedClasses:
         return memory if isinstance(memory, GaussianMemory) else None
 
     def projected(self, features: Tensor) -> Tensor:
-        """Map embedded pictures ``[n, D]`` to where the prototypes are: ``[1, n, D]``."""
-        return self.trained.model.project(features, self._memory).unsqueeze(0)
+        """Map embedded pictures ``[n, D]`` to where the prototypes are ``[n, D]``."""
+        return self.trained.model.project(features, self._memory)
+
+    def _projected(self, features: Tensor) -> Tensor:
+        """Do the same for one task: ``[1, n, D]``."""
+        return self.projected(features).unsqueeze(0)
 
     @torch.inference_mode()
     def _log_probabilities(self, features: Tensor) -> Tensor:
         """Eq. 1 for every sample of the prototypes: ``[n, D]`` to ``[1, n, N, L]``."""
-        return self.trained.model.classify(self.projected(features), self.inferred)
+        return self.trained.model.classify(self._projected(features), self.inferred)
 
     def _calibrated(self, log_probabilities: Tensor, temperature: float) -> Tensor:
         """Average over samples, and calibrate: ``[1, n, N, L]`` to probabilities ``[n, N]``."""

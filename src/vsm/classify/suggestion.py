@@ -108,7 +108,7 @@ def suggest(
         )
     with torch.inference_mode():
         reader = memory.reader.to(features.device)
-        rows = fitted.projected(features)[0]
+        rows = fitted.projected(features)
         explained = rows[drawn(len(rows), fitted.seed).to(rows.device)]
         chosen = cover(
             lambda places: alone(reader, rows[places.to(rows.device)], explained).cpu(),

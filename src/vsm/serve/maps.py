@@ -1,0 +1,73 @@
+"""Maps: classes of the memory, prototypes and examples of a task, in two dimensions.
+
+With class statistics these are the two directions that tell remembered classes apart best; with
+other memories, the principal axes of what is shown.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vsm.classify.classifier import Embedded
+from vsm.memory import GaussianMemory
+from vsm.memory.named import NamedMemory
+from vsm.serve.fitting import FittedTask
+
+Places = list[tuple[str, float, float]]
+
+
+class TaskPlaces(NamedTuple):
+    """Names with their places."""
+
+    prototypes: Places
+    examples: Places
+    recalled: Places
+
+
+def memory_places(memory: NamedMemory) -> dict[str, tuple[float, float]]:
+    """Return the place of every remembered class."""
+    if not memory.names:
+        return {}
+    slots = memory.slots
+    if isinstance(slots, GaussianMemory):
+        points = _first_two(slots.reader.slots)
+    else:
+        points = _principal(slots.content)
+    return {name: (x, y) for name, (x, y) in zip(memory.names, points.tolist(), strict=True)}
+
+
+def task_places(fitted: FittedTask) -> TaskPlaces:
+    """Return where a task's prototypes, its examples and the classes they recalled are."""
+    classifier, support = fitted.classifier, fitted.support
+    memory = classifier.memory
+    prototypes = classifier.prototypes()
+    examples = classifier.coordinates(Embedded(support.features))
+    names = list(dict.fromkeys(one.name for found in fitted.recalled.values() for one in found))
+    slots = prototypes[:0]
+    is_gaussian = memory is not None and isinstance(memory.memory, GaussianMemory)
+    if memory is not None and names:
+        known = memory.slots
+        rows = known.reader.slots if isinstance(known, GaussianMemory) else known.content
+        slots = rows[[memory.places[name] for name in names]].to(prototypes)
+    together = torch.cat([prototypes, examples.to(prototypes), slots])
+    points = _first_two(together) if is_gaussian else _principal(together)
+    parts = points.split([len(prototypes), len(examples), len(names)])
+    labels = [map(str, classifier.classes_.tolist()), support.ids, names]
+    return TaskPlaces(
+        *(
+            [(name, x, y) for name, (x, y) in zip(named, part.tolist(), strict=True)]
+            for named, part in zip(labels, parts, strict=True)
+        )
+    )
+
+
+def _first_two(points: Tensor) -> Tensor:
+    padded = torch.nn.functional.pad(points, (0, max(0, 2 - points.shape[1])))
+    return padded[:, :2].double()
+
+
+def _principal(points: Tensor) -> Tensor:
+    centered = (points - points.mean(0)).double()
+    _, _, axes = torch.linalg.svd(centered, full_matrices=False)
+    return _first_two(centered @ axes[:2].mT)

@@ -1,0 +1,84 @@
+"""Run the application: checks of address and token, the socket, signals."""
+
+import ipaddress
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from vsm.errors import SettingsError
+from vsm.serve.app import create_app
+from vsm.serve.gate import Access
+from vsm.serve.service import Service
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+SHORTEST_TOKEN = 16
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file, or say what is wrong with it."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except UnicodeDecodeError:
+        raise SettingsError(f"token_file: {path} is not plain ASCII text") from None
+    if len(token) < SHORTEST_TOKEN or not token.isprintable() or " " in token:
+        raise SettingsError(
+            f"token_file: {path} must hold at least {SHORTEST_TOKEN} characters without spaces, as "
+            "`openssl rand -hex 32` makes them"
+        )
+    return token
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches ``host``."""
+    try:
+        found = [entry[4][0] for entry in socket.getaddrinfo(host, None)]
+    except OSError as error:
+        raise SettingsError(f"host: {host} is unknown ({error.strerror})") from error
+    return all(ipaddress.ip_address(str(one).partition("%")[0]).is_loopback for one in found)
+
+
+def checked_access(host: str, token: str | None, insecure: bool) -> Access:
+    """Return who may ask; an open server without a token is refused."""
+    local = is_loopback(host)
+    if not local and token is None and not insecure:
+        raise SettingsError(
+            f"host: everyone who reaches {host} could use and change this server; give "
+            "--token-file, or --insecure if that is meant"
+        )
+    names = frozenset((*LOOPBACK_NAMES, host)) if local and token is None else None
+    return Access(token, names)
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Listen, or say that the address is taken; port 0 takes a free one."""
+    if not 0 <= port < 65536:
+        raise SettingsError(f"port: expected 0 to 65535, got {port}")
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, f"{host}:{port}") from error
+
+
+def run(service: Service, access: Access, listening: socket.socket) -> None:
+    """Serve until SIGTERM or Ctrl-C; what is under way is finished."""
+    config = uvicorn.Config(
+        create_app(service, access),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        timeout_graceful_shutdown=int(service.limits.seconds) + 5,
+    )
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    print(f"vsm serve: http://{shown}:{port}, {service.store!r}", file=sys.stderr, flush=True)
+    # uvicorn stops on SIGTERM and then raises it once more, for whoever handled it before.
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        uvicorn.Server(config).run([listening])
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,173 @@
+"""The one thread that uses the model; requests that come at about the same time share a batch."""
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vsm.errors import StoreUnavailableError
+from vsm.runs.trained_model import TrainedModel
+from vsm.serve.answers import Answer, Question, answer_all
+from vsm.serve.fitting import Classifiers, FittedTask
+from vsm.serve.limits import Limits
+from vsm.serve.problems import Problem, logger
+
+
+class Job(NamedTuple):
+    """Work for the model, and where its result goes.
+
+    Attributes:
+        result: the features ``[n, D]`` without a task; the fitted task without a question; else
+            the answers.
+        pixels: uint8 ``[n, H, W, C]``; None if there are none to embed.
+        task: the task that is asked.
+        question: what is asked of it.
+    """
+
+    result: "Future[Any]"
+    pixels: npt.NDArray[np.uint8] | None = None
+    task: str | None = None
+    question: Question | None = None
+
+    @property
+    def count(self) -> int:
+        """Pictures to embed."""
+        return 0 if self.pixels is None else len(self.pixels)
+
+
+class Worker:
+    """Takes jobs from any thread and does them in batches, first come, first served.
+
+    A batch begins with the oldest job and takes in what comes within a few milliseconds, or what
+    came while the batch before was worked on, up to a number of pictures.
+    """
+
+    def __init__(self, trained: TrainedModel, classifiers: Classifiers, limits: Limits) -> None:
+        self.trained, self.classifiers = trained, classifiers
+        self.most, self.wait = limits.batch, limits.batch_milliseconds / 1000
+        self.batches = self.pictures = 0
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._next: Job | None = None
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="vsm-model", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish what was submitted, then end."""
+        self._is_stopping = True
+        self._jobs.put(None)
+        self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether jobs are worked on."""
+        return self._thread.is_alive() and not self._is_stopping
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that no batch has taken in yet."""
+        return self._jobs.qsize()
+
+    def embed(self, pixels: npt.NDArray[np.uint8]) -> "Future[Tensor]":
+        """Embed pictures ``[n, H, W, C]``."""
+        return self._submit(Job(Future(), pixels))
+
+    def fitted(self, task: str) -> "Future[FittedTask]":
+        """Return a task's classifier as it is now."""
+        return self._submit(Job(Future(), None, task))
+
+    def classify(
+        self, task: str, pixels: npt.NDArray[np.uint8], question: Question
+    ) -> "Future[list[Answer]]":
+        """Answer a question about pictures."""
+        return self._submit(Job(Future(), pixels, task, question))
+
+    def _submit(self, job: Job) -> "Future[Any]":
+        if not self.is_alive:
+            raise StoreUnavailableError("server: it is shutting down; ask again in a moment")
+        self._jobs.put(job)
+        return job.result
+
+    def _run(self) -> None:
+        while (batch := self._take()) is not None:
+            wanted = [job for job in batch if job.result.set_running_or_notify_cancel()]
+            try:
+                self._work(wanted)
+            except Exception as error:
+                logger.error("a batch failed", exc_info=error)
+                for job in wanted:
+                    if not job.result.done():
+                        job.result.set_exception(error)
+
+    def _take(self) -> list[Job] | None:
+        """Wait for a batch; None at the end."""
+        first = self._next or self._jobs.get()
+        self._next = None
+        if first is None:
+            return None
+        batch, count = [first], first.count
+        deadline = time.monotonic() + self.wait
+        while count < self.most:
+            left = deadline - time.monotonic()
+            try:
+                job = self._jobs.get(timeout=left) if left > 0 else self._jobs.get_nowait()
+            except queue.Empty:
+                break
+            if job is None or count + job.count > self.most:
+                self._put_back(job)
+                break
+            batch.append(job)
+            count += job.count
+        return batch
+
+    def _put_back(self, job: Job | None) -> None:
+        """Keep what did not fit for the next batch; the end comes after all else anyway."""
+        if job is None:
+            self._jobs.put(None)
+        else:
+            self._next = job
+
+    def _work(self, batch: Sequence[Job]) -> None:
+        embedded = self._embed([job for job in batch if job.count])
+        tasks = self.classifiers.of([job.task for job in batch if job.task is not None])
+        asked: dict[str, list[Job]] = {}
+        for job in batch:
+            if job.task is None:
+                job.result.set_result(embedded[id(job)])
+            elif isinstance(found := tasks[job.task], Exception):
+                job.result.set_exception(found)
+            elif job.question is None:
+                job.result.set_result(found)
+            else:
+                asked.setdefault(job.task, []).append(job)
+        for task, jobs in asked.items():
+            fitted = tasks[task]
+            assert isinstance(fitted, FittedTask)
+            questions = [job.question for job in jobs if job.question is not None]
+            answers = answer_all(fitted, questions, [embedded[id(job)] for job in jobs])
+            for job, answer in zip(jobs, answers, strict=True):
+                if isinstance(answer, Problem):
+                    job.result.set_exception(answer)
+                else:
+                    job.result.set_result(answer)
+
+    def _embed(self, jobs: Sequence[Job]) -> dict[int, Tensor]:
+        """Embed the pictures of all jobs at once."""
+        if not jobs:
+            return {}
+        pixels = np.concatenate([job.pixels for job in jobs if job.pixels is not None])
+        self.batches += 1
+        self.pictures += len(pixels)
+        features = self.trained.embed_samples(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+        parts = features.split([job.count for job in jobs])
+        return {id(job): part for job, part in zip(jobs, parts, strict=True)}
