@@ -33,8 +33,9 @@ ALLOWED = {
     "benchmarking": "system backbones data memory model evaluation runs training classify",
     "experiments": "system data nn memory model baselines evaluation runs pretraining training "
     "classify benchmarking",
+    "serve": "data memory runs classify stores",
     "cli": "system data memory evaluation runs pretraining training classify export benchmarking "
-    "experiments",
+    "experiments stores serve",
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -53,6 +54,7 @@ WITHOUT_TORCH = [
     "vsm.runs.shipped",
     "vsm.settings",
     "vsm.cli.main",
+    "vsm.cli.serve",
 ]
 
 

@@ -253,7 +253,7 @@ class FewShotClassifier:
         return self._require_fitted().recalled_classes(num_recalled)
 
     def prototypes(self) -> Tensor:
-        """Return the inferred prototype of each of ``classes_``, the mean of its samples ``[N, D]``.
+        """Return the prototype of each of ``classes_``, the mean of its samples ``[N, D]``.
 
         They are where :meth:`coordinates` maps pictures to.
         """

@@ -25,6 +25,7 @@ COMMANDS = {
     "classify": "classify your own pictures by a few examples of each class",
     "review": "find wrong labels, outliers and near duplicates in a folder of labeled pictures",
     "suggest": "choose the unlabeled pictures whose labels would help most, and say why",
+    "serve": "answer over HTTP, with tasks and memory in a store that lasts",
     "memory": "show, grow, cut, join and export what is remembered",
     "export": "write a trained model as ONNX, for programs without Python",
     "reproduce": "the paper's tables and figures, one command each, and a report",

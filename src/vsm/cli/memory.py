@@ -1,6 +1,7 @@
 """``vsm memory``."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 TARGET = "A run directory, or a memory file."
 SOURCE = "A run directory, a name that vsm models lists, or a memory file."
+STORE = "An SQLite file that ends in .sqlite, or postgresql://…"
 SHOWN = 40  # rows for people
 FEW_IMAGES = 50  # so few are embedded before a bar could be read
 
@@ -60,9 +62,21 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     merging.add_argument("--overwrite", action="store_true", help="Replace what is there.")
     add_json_argument(merging)
 
-    exporting = add_action(actions, "export", "Write slots as .npz or .csv.")
-    exporting.add_argument("target", type=Path, help=SOURCE)
-    exporting.add_argument("output", type=Path, help="Ends in .npz or .csv.")
+    exporting = add_action(
+        actions, "export", "Write slots as .npz or .csv, or what a store holds as a memory file."
+    )
+    exporting.add_argument("target", type=str, help=f"{SOURCE[:-1]}; or a store. {STORE}")
+    exporting.add_argument("output", type=Path, help="Ends in .npz, .csv or .safetensors.")
+
+    importing = add_action(actions, "import", "Put a memory file into a store of vsm serve.")
+    importing.add_argument("source", type=Path, help=SOURCE)
+    importing.add_argument("--store", type=str, required=True, help=STORE)
+    importing.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="Replace the memory that is there; unset: join both, as merge does.",
+    )
+    add_json_argument(importing)
 
 
 def _add_learn_arguments(actions: Any) -> None:
@@ -106,7 +120,7 @@ def _add_learn_arguments(actions: Any) -> None:
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Learn, show, add, forget, merge or export."""
+    """Learn, show, add, forget, merge, export or import."""
     parsed = parser.parse_args(arguments)
     actions = {
         "learn": _learn,
@@ -115,6 +129,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         "forget": _forget,
         "merge": _merge,
         "export": _export,
+        "import": _import,
     }
     actions[parsed.action](parsed[parsed.action])
 
@@ -313,7 +328,41 @@ def _tell(chosen: jsonargparse.Namespace, done: str, after: "NamedMemory") -> No
 
 def _export(chosen: jsonargparse.Namespace) -> None:
     from vsm.runs.memory_files import read_memory
+    from vsm.stores import is_store
 
-    memory = read_memory(chosen.target)
-    memory.export(chosen.output)
+    stored = is_store(chosen.target)
+    memory = _stored(chosen.target) if stored else read_memory(Path(chosen.target))
+    if chosen.output.suffix == ".safetensors":
+        memory.write(chosen.output)
+    else:
+        memory.export(chosen.output)
     print(f"{chosen.output}: {len(memory.memory):,} slots")
+
+
+def _stored(target: str) -> "NamedMemory":
+    """Return the memory that a store holds."""
+    from vsm.errors import StoreError
+    from vsm.stores import open_store
+
+    with closing(open_store(target, create=False)) as store:
+        memory = store.memory().named
+    if memory is None:
+        raise StoreError(f"store: {target.rpartition('@')[2]} holds no memory")
+    return memory
+
+
+def _import(chosen: jsonargparse.Namespace) -> None:
+    from vsm.runs.memory_files import read_memory
+    from vsm.stores import open_store
+
+    memory = read_memory(chosen.source)
+    with closing(open_store(chosen.store)) as store:
+        if store.encoder() is None:
+            store.bind(memory.encoder, memory)
+            after = store.memory().named
+        elif chosen.overwrite:
+            after = store.replace_memory(memory).named
+        else:
+            after = store.change_memory(lambda known: known.merge(memory)).named
+    assert after is not None
+    _tell(chosen, f"{store!r}: {chosen.source}", after)

@@ -1,5 +1,6 @@
 """A fitted task and embedded pictures to answers as plain values."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -79,6 +80,15 @@ def _answers(
             "recalled": [one._asdict() for one in fitted.recalled[best["label"]]],
         }
         if explanation is not None:
-            answer["explanation"] = explanation.as_dict()
+            answer["explanation"] = _finite(explanation.as_dict())
         answers.append(answer)
     return answers
+
+
+def _finite(value: Any) -> Any:
+    """Return plain values with null in place of numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -22,7 +22,9 @@ PAGE = FilePath(str(package_files("vsm.serve") / "page"))
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     "4XX": {
         "description": "Refused; the detail says why.",
-        "content": {"application/problem+json": {"schema": schemas.ProblemBody.model_json_schema()}},
+        "content": {
+            "application/problem+json": {"schema": schemas.ProblemBody.model_json_schema()}
+        },
     }
 }
 Files = Annotated[list[UploadFile], File(description="Pictures.")]
@@ -215,11 +217,11 @@ def _memory_routes(service: Service) -> APIRouter:
         near: Annotated[str | None, Query(description="Sort by distance to this class.")] = None,
         offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
         limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 1000,
-        map: Annotated[bool, Query(description="Add places in the plane.")] = False,  # noqa: A002
+        map: Annotated[bool, Query(description="Add places in the plane.")] = False,
     ) -> JSONResponse:
         version, total, found = await service.classes(search, near, offset, limit, map)
         listed = [
-            one._asdict() | ({} if place is None else {"x": place[0], "y": place[1]})
+            asdict(one) | ({} if place is None else {"x": place[0], "y": place[1]})
             for one, place in found
         ]
         return JSONResponse({"version": version, "total": total, "classes": listed})

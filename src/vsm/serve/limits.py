@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 
 from vsm.errors import SettingsError
 
+LEAST = {"seconds": 0.001, "batch_milliseconds": 0.0}  # others: 1
 MOST_PIXELS = 89_478_485  # from where on Pillow warns of decompression bombs
 
 
@@ -37,10 +38,10 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name == "batch_milliseconds" else 1
-            if field.name == "seconds":
-                least = 0.001
+            least = LEAST.get(field.name, 1)
             if not least <= value < float("inf"):
                 raise SettingsError(f"limits.{field.name}: must be at least {least}, got {value}")
         if self.pixels > MOST_PIXELS:
-            raise SettingsError(f"limits.pixels: must be at most {MOST_PIXELS:,}, got {self.pixels}")
+            raise SettingsError(
+                f"limits.pixels: must be at most {MOST_PIXELS:,}, got {self.pixels}"
+            )

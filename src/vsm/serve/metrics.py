@@ -14,13 +14,13 @@ class Metrics:
         self.under_way = 0
         self._answers: Counter[tuple[str, str, int]] = Counter()
         self._buckets: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKETS) + 1))
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answer; ``route`` is the pattern of its address, of which there are few."""
         self._answers[method, route, status] += 1
         self._buckets[route][bisect_left(BUCKETS, seconds)] += 1
-        self._seconds[route] += seconds  # type: ignore[assignment] - a sum, not a count
+        self._seconds[route] += seconds
 
     def text(self, others: Mapping[str, tuple[str, str, float]]) -> str:
         """Return all as text; ``others`` are more values by name: kind, purpose, value."""

@@ -37,7 +37,7 @@ class Job(NamedTuple):
     question: Question | None = None
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """Pictures to embed."""
         return 0 if self.pixels is None else len(self.pixels)
 
@@ -115,7 +115,7 @@ class Worker:
         self._next = None
         if first is None:
             return None
-        batch, count = [first], first.count
+        batch, count = [first], first.size
         deadline = time.monotonic() + self.wait
         while count < self.most:
             left = deadline - time.monotonic()
@@ -123,11 +123,11 @@ class Worker:
                 job = self._jobs.get(timeout=left) if left > 0 else self._jobs.get_nowait()
             except queue.Empty:
                 break
-            if job is None or count + job.count > self.most:
+            if job is None or count + job.size > self.most:
                 self._put_back(job)
                 break
             batch.append(job)
-            count += job.count
+            count += job.size
         return batch
 
     def _put_back(self, job: Job | None) -> None:
@@ -138,7 +138,7 @@ class Worker:
             self._next = job
 
     def _work(self, batch: Sequence[Job]) -> None:
-        embedded = self._embed([job for job in batch if job.count])
+        embedded = self._embed([job for job in batch if job.size])
         tasks = self.classifiers.of([job.task for job in batch if job.task is not None])
         asked: dict[str, list[Job]] = {}
         for job in batch:
@@ -169,5 +169,5 @@ class Worker:
         self.batches += 1
         self.pictures += len(pixels)
         features = self.trained.embed_samples(torch.from_numpy(pixels).permute(0, 3, 1, 2))
-        parts = features.split([job.count for job in jobs])
+        parts = features.split([job.size for job in jobs])
         return {id(job): part for job, part in zip(jobs, parts, strict=True)}

@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -85,7 +86,8 @@ class StoredMemory(NamedTuple):
     named: NamedMemory | None
 
 
-class Remembered(NamedTuple):
+@dataclass(frozen=True)
+class Remembered:
     """A class of the memory as it is listed.
 
     Attributes:

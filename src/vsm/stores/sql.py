@@ -69,7 +69,9 @@ class SqlStore:
             if found is None:
                 head = head_of(memory)
                 marks = ", ".join("?" * (3 + len(head)))
-                connection.change(f"INSERT INTO vsm_memory ({HEAD}) VALUES ({marks})", 1, *encoder, *head)
+                connection.change(
+                    f"INSERT INTO vsm_memory ({HEAD}) VALUES ({marks})", 1, *encoder, *head
+                )
                 self._write_classes(connection, None, memory)
             elif found.fingerprint != encoder.fingerprint:
                 raise StoreError(
@@ -101,7 +103,9 @@ class SqlStore:
                 "SELECT COUNT(*), COALESCE(MAX(place), 0) FROM vsm_tasks"
             )
             if count >= most:
-                raise StoreFullError(f"tasks: there are {count} already, of at most {most}; delete one")
+                raise StoreFullError(
+                    f"tasks: there are {count} already, of at most {most}; delete one"
+                )
             connection.change(
                 "INSERT INTO vsm_tasks (id, place, name, created, version) VALUES (?, ?, ?, ?, ?)",
                 *(task.id, place + 1, task.name, task.created, task.version),
@@ -115,7 +119,7 @@ class SqlStore:
             counts: dict[str, dict[str, int]] = {}
             for task, label, count in connection.rows(f"{COUNTS} GROUP BY task, label"):
                 counts.setdefault(task, {})[label] = count
-        return [Task(*row, dict(sorted(counts.get(row[0], {}).items()))) for row in found]
+        return [Task._make((*row, dict(sorted(counts.get(row[0], {}).items())))) for row in found]
 
     def task(self, task: str) -> Task:
         """See :class:`vsm.stores.Store`."""
@@ -125,7 +129,8 @@ class SqlStore:
             counts = connection.rows(f"{COUNTS} WHERE task = ? GROUP BY task, label", task)
         if not found:
             raise _no_task(task)
-        return Task(*found[0], dict(sorted((label, count) for _, label, count in counts)))
+        classes = dict(sorted((label, count) for _, label, count in counts))
+        return Task._make((*found[0], classes))
 
     def delete_task(self, task: str) -> None:
         """See :class:`vsm.stores.Store`."""
@@ -150,9 +155,9 @@ class SqlStore:
                     f"the limit of {most}; delete some, or begin another task"
                 )
             rows = [
-                (id_, task, place + n, label, one.file, now, 0, self.database.vector(one.embedding))
-                + (one.thumbnail, one.original)
+                (id_, task, place + n, label, one.file, now, 0, vector, one.thumbnail, one.original)
                 for n, (id_, one) in enumerate(zip(ids, examples, strict=True), 1)
+                for vector in [self.database.vector(one.embedding)]
             ]
             connection.change_many(
                 "INSERT INTO vsm_examples (id, task, place, label, file, created, remembered, "
@@ -170,7 +175,7 @@ class SqlStore:
                 "ORDER BY place",
                 task,
             )
-        return [Example(*rest, bool(remembered)) for *rest, remembered in rows]
+        return [Example._make((*rest, bool(remembered))) for *rest, remembered in rows]
 
     def support(self, task: str) -> Support:
         """See :class:`vsm.stores.Store`."""
@@ -280,13 +285,18 @@ class SqlStore:
                 f"SELECT {LISTED} FROM vsm_classes {where} ORDER BY {order} LIMIT ? OFFSET ?",
                 *(pattern, *values, limit, offset),
             )
-        return total, [Remembered(*row[:3], bool(row[3]), bool(row[4])) for row in rows]
+        return total, [
+            Remembered(name, count, last_update, bool(added), bool(picture))
+            for name, count, last_update, added, picture in rows
+        ]
 
     def class_thumbnail(self, name: str) -> bytes:
         """See :class:`vsm.stores.Store`."""
         with self._pool.single() as connection:
-            found = [] if name_problem(name) else connection.rows(
-                "SELECT thumbnail FROM vsm_classes WHERE name = ?", name
+            found = (
+                []
+                if name_problem(name)
+                else connection.rows("SELECT thumbnail FROM vsm_classes WHERE name = ?", name)
             )
         if not found or found[0][0] is None:
             raise NotStoredError(f"class: there is no picture of {name!r} in the memory")
@@ -350,9 +360,9 @@ class SqlStore:
         rows = connection.rows(f"SELECT {ROW} FROM vsm_classes ORDER BY place")
         events = connection.rows("SELECT event FROM vsm_events ORDER BY place")
         named = memory_of(
-            Head(*head[:-1], bytes(head[-1])),
+            Head._make((*head[:-1], bytes(head[-1]))),
             EncoderIdentity(name, fingerprint),
-            [ClassRow(*row[:-2], bytes(row[-2]), bytes(row[-1])) for row in rows],
+            [ClassRow._make((*row[:-2], bytes(row[-2]), bytes(row[-1]))) for row in rows],
             [json.loads(event) for (event,) in events],
         )
         return self._keep(StoredMemory(version, named))
@@ -391,9 +401,9 @@ class SqlStore:
         [[place]] = connection.rows("SELECT COALESCE(MAX(place), 0) FROM vsm_classes")
         changed = [row for name, row in new.items() if old.get(name) != row]
         values = [
-            (*row, row.name.casefold(), place + n, int(row.name in added))
-            + (self.database.vector(row.mean(dtype)),)
+            (*row, row.name.casefold(), place + n, int(row.name in added), vector)
             for n, row in enumerate(changed, 1)
+            for vector in [self.database.vector(row.mean(dtype))]
         ]
         connection.change_many(INSERT_CLASS, values)
         events = after.provenance[0 if before is None else len(before.provenance) :]

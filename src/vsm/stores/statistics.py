@@ -27,7 +27,7 @@ class ClassRow(NamedTuple):
 
     name: str
     class_id: int
-    count: int
+    images: int
     last_update: int
     freedom: int
     content: bytes
@@ -104,7 +104,7 @@ def memory_of(
     fields = {
         "content": _stacked([row.content for row in rows], head),
         "class_ids": _integers(row.class_id for row in rows),
-        "counts": _integers(row.count for row in rows),
+        "counts": _integers(row.images for row in rows),
         "last_update": _integers(row.last_update for row in rows),
     }
     memory: SlotMemory
