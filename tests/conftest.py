@@ -3,12 +3,14 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from store_helpers import new_database, running_postgres
 from tiny import make_dataset, make_settings
 from vsm.data import ImageDataset
 from vsm.settings import RunSettings
@@ -54,3 +56,21 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
             pixels = (pattern + random.integers(0, 55, (16, 16))).astype(np.uint8)
             Image.fromarray(pixels).save(folder / f"class{number:02}" / f"{drawing}.png")
     return f"folder:{folder}"
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A PostgreSQL that these tests started, or the reason why there is none."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a new store of each kind can be."""
+    if request.param == "sqlite":
+        return str(tmp_path / "store.sqlite")
+    server = request.getfixturevalue("postgres")
+    if isinstance(server, str):
+        pytest.skip(server)
+    return new_database(server)

@@ -7,7 +7,7 @@ from importlib.resources import files as package_files
 from pathlib import Path as FilePath
 from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, File, Form, Query, Response, UploadFile
+from fastapi import FastAPI, File, Form, Query, Response, UploadFile
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
@@ -53,32 +53,33 @@ def create_app(service: Service, access: Access | None = None) -> Gate:
         responses=PROBLEMS,
     )
     add_problem_handlers(app)
-    app.include_router(_state_routes(service, metrics))
-    app.include_router(_task_routes(service))
-    app.include_router(_memory_routes(service))
+    _add_answer_routes(
+        app, service
+    )  # first, since they are asked most and routes are tried in turn
+    _add_task_routes(app, service)
+    _add_memory_routes(app, service)
+    _add_state_routes(app, service, metrics)
     app.mount("/page", StaticFiles(directory=PAGE), "page")
     return Gate(app, service.limits, access or Access(), metrics)
 
 
-def _state_routes(service: Service, metrics: Metrics) -> APIRouter:
-    router = APIRouter(tags=["server"])
-
-    @router.get("/", include_in_schema=False)
+def _add_state_routes(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
         return FileResponse(PAGE / "index.html")
 
-    @router.get("/healthz", summary="The process answers")
+    @app.get("/healthz", summary="The process answers")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    @router.get("/readyz", summary="The model works and the store answers")
+    @app.get("/readyz", summary="The model works and the store answers")
     async def readyz() -> dict[str, str]:
         if not service.worker.is_alive:
             raise Problem(503, "worker", "worker: the model does not work; restart the server")
         await service.stored(service.store.check)
         return {"status": "ready"}
 
-    @router.get("/metrics", response_class=PlainTextResponse, summary="Counters for Prometheus")
+    @app.get("/metrics", response_class=PlainTextResponse, summary="Counters for Prometheus")
     async def counters() -> PlainTextResponse:
         worker = service.worker
         others = {
@@ -89,7 +90,7 @@ def _state_routes(service: Service, metrics: Metrics) -> APIRouter:
         }
         return PlainTextResponse(metrics.text(others), media_type="text/plain; version=0.0.4")
 
-    @router.get("/v1/model", response_model=schemas.ModelBody, summary="The model and the limits")
+    @app.get("/v1/model", response_model=schemas.ModelBody, summary="The model and the limits")
     async def model() -> JSONResponse:
         trained, form = service.trained, service.form
         return JSONResponse(
@@ -106,59 +107,11 @@ def _state_routes(service: Service, metrics: Metrics) -> APIRouter:
             }
         )
 
-    return router
 
-
-def _task_routes(service: Service) -> APIRouter:
-    router, store = APIRouter(prefix="/v1/tasks", tags=["tasks"]), service.store
-
-    @router.post("", status_code=201, response_model=schemas.TaskId, summary="Create a task")
-    async def create(task: schemas.NewTask) -> JSONResponse:
-        made = await service.stored(store.create_task, task.name, service.limits.tasks)
-        return JSONResponse({"id": made.id, "name": made.name}, 201)
-
-    @router.get("", response_model=schemas.TaskList, summary="List tasks")
-    async def tasks() -> JSONResponse:
-        found = await service.stored(store.tasks)
-        return JSONResponse({"tasks": [one._asdict() for one in found]})
-
-    @router.get("/{task}", response_model=schemas.TaskBody, summary="Show a task")
-    async def task(task: str) -> JSONResponse:
-        found = await service.stored(store.task, task)
-        examples = await service.stored(store.examples, task)
-        listed = [one._asdict() for one in examples]
-        return JSONResponse({**found._asdict(), "examples": listed})
-
-    @router.delete("/{task}", status_code=204, summary="Delete a task and its examples")
-    async def delete(task: str) -> Response:
-        await service.stored(store.delete_task, task)
-        return Response(status_code=204)
-
-    @router.post(
-        "/{task}/examples",
-        status_code=201,
-        response_model=schemas.AddedExamples,
-        summary="Add examples of a class: all files, or none",
+def _add_answer_routes(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/v1/tasks/{task}/classify", response_model=schemas.Answers, summary="Classify pictures"
     )
-    async def add_examples(
-        task: str, label: Annotated[str, Form(description="The class.")], files: Files
-    ) -> JSONResponse:
-        ids = await service.add_examples(task, label, files)
-        return JSONResponse({"label": label, "examples": ids}, 201)
-
-    @router.delete("/{task}/examples/{example}", status_code=204, summary="Delete an example")
-    async def delete_example(task: str, example: str) -> Response:
-        await service.stored(store.delete_example, task, example)
-        return Response(status_code=204)
-
-    @router.get(
-        "/{task}/examples/{example}/thumbnail", response_class=Response, summary="A small PNG"
-    )
-    async def thumbnail(task: str, example: str) -> Response:
-        content = await service.stored(store.thumbnail, task, example)
-        return Response(content, media_type="image/png")
-
-    @router.post("/{task}/classify", response_model=schemas.Answers, summary="Classify pictures")
     async def classify(
         task: str,
         files: Files,
@@ -175,8 +128,8 @@ def _task_routes(service: Service) -> APIRouter:
     ) -> JSONResponse:
         return JSONResponse({"answers": await service.classify(task, files, reject, explain)})
 
-    @router.post(
-        "/{task}/remember",
+    @app.post(
+        "/v1/tasks/{task}/remember",
         response_model=schemas.RememberedBody,
         summary="Let the memory take in the task's examples, each once",
     )
@@ -185,7 +138,9 @@ def _task_routes(service: Service) -> APIRouter:
         told = {name: list(names) for name, names in changes._asdict().items()}
         return JSONResponse({**told, "classes": classes})
 
-    @router.get("/{task}/map", response_model=schemas.TaskMap, summary="Prototypes in a plane")
+    @app.get(
+        "/v1/tasks/{task}/map", response_model=schemas.TaskMap, summary="Prototypes in a plane"
+    )
     async def task_map(task: str) -> JSONResponse:
         places = await service.task_map(task)
         return JSONResponse(
@@ -195,8 +150,8 @@ def _task_routes(service: Service) -> APIRouter:
             }
         )
 
-    @router.get(
-        "/{task}/export",
+    @app.get(
+        "/v1/tasks/{task}/export",
         response_class=Response,
         summary="The classifier as a file that FewShotClassifier.load opens",
     )
@@ -205,13 +160,61 @@ def _task_routes(service: Service) -> APIRouter:
         headers = {"Content-Disposition": f'attachment; filename="{task}.vsm"'}
         return Response(content, media_type="application/octet-stream", headers=headers)
 
-    return router
+
+def _add_task_routes(app: FastAPI, service: Service) -> None:
+    store = service.store
+
+    @app.post("/v1/tasks", status_code=201, response_model=schemas.TaskId, summary="Create a task")
+    async def create(task: schemas.NewTask) -> JSONResponse:
+        made = await service.stored(store.create_task, task.name, service.limits.tasks)
+        return JSONResponse({"id": made.id, "name": made.name}, 201)
+
+    @app.get("/v1/tasks", response_model=schemas.TaskList, summary="List tasks")
+    async def tasks() -> JSONResponse:
+        found = await service.stored(store.tasks)
+        return JSONResponse({"tasks": [one._asdict() for one in found]})
+
+    @app.get("/v1/tasks/{task}", response_model=schemas.TaskBody, summary="Show a task")
+    async def task(task: str) -> JSONResponse:
+        found = await service.stored(store.task, task)
+        examples = await service.stored(store.examples, task)
+        listed = [one._asdict() for one in examples]
+        return JSONResponse({**found._asdict(), "examples": listed})
+
+    @app.delete("/v1/tasks/{task}", status_code=204, summary="Delete a task and its examples")
+    async def delete(task: str) -> Response:
+        await service.stored(store.delete_task, task)
+        return Response(status_code=204)
+
+    @app.post(
+        "/v1/tasks/{task}/examples",
+        status_code=201,
+        response_model=schemas.AddedExamples,
+        summary="Add examples of a class: all files, or none",
+    )
+    async def add_examples(
+        task: str, label: Annotated[str, Form(description="The class.")], files: Files
+    ) -> JSONResponse:
+        ids = await service.add_examples(task, label, files)
+        return JSONResponse({"label": label, "examples": ids}, 201)
+
+    @app.delete("/v1/tasks/{task}/examples/{example}", status_code=204, summary="Delete an example")
+    async def delete_example(task: str, example: str) -> Response:
+        await service.stored(store.delete_example, task, example)
+        return Response(status_code=204)
+
+    @app.get(
+        "/v1/tasks/{task}/examples/{example}/thumbnail",
+        response_class=Response,
+        summary="A small PNG",
+    )
+    async def thumbnail(task: str, example: str) -> Response:
+        content = await service.stored(store.thumbnail, task, example)
+        return Response(content, media_type="image/png")
 
 
-def _memory_routes(service: Service) -> APIRouter:
-    router = APIRouter(prefix="/v1/memory", tags=["memory"])
-
-    @router.get("", response_model=schemas.MemoryBody, summary="List remembered classes")
+def _add_memory_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/memory", response_model=schemas.MemoryBody, summary="List remembered classes")
     async def memory(
         search: Annotated[str, Query(max_length=200, description="A part of the name.")] = "",
         near: Annotated[str | None, Query(description="Sort by distance to this class.")] = None,
@@ -226,14 +229,14 @@ def _memory_routes(service: Service) -> APIRouter:
         ]
         return JSONResponse({"version": version, "total": total, "classes": listed})
 
-    @router.delete("/{name:path}", response_model=schemas.Forgotten, summary="Forget a class")
+    @app.delete(
+        "/v1/memory/{name:path}", response_model=schemas.Forgotten, summary="Forget a class"
+    )
     async def forget(name: str) -> JSONResponse:
         exact, classes = await service.forget(name)
         return JSONResponse({"name": name, "exact": exact, "classes": classes})
 
-    @router.get("/{name:path}/thumbnail", response_class=Response, summary="A small PNG")
+    @app.get("/v1/memory/{name:path}/thumbnail", response_class=Response, summary="A small PNG")
     async def thumbnail(name: str) -> Response:
         content = await service.stored(service.store.class_thumbnail, name)
         return Response(content, media_type="image/png")
-
-    return router

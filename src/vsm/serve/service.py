@@ -19,13 +19,14 @@ from vsm.serve.answers import Answer, Question
 from vsm.serve.fitting import Classifiers
 from vsm.serve.limits import Limits
 from vsm.serve.maps import TaskPlaces, memory_places, task_places
-from vsm.serve.pictures import Pictures, Upload, decode_uploads, read_uploads
+from vsm.serve.pictures import Pictures, Upload, decode_small, decode_uploads, read_uploads
 from vsm.serve.problems import Problem
 from vsm.serve.worker import Worker
 from vsm.stores import NewExample, Remembered, Store
 from vsm.stores.contract import name_problem
 
 STORE_THREADS = 8
+SMALL_BYTES = 16_384  # of uploads that are decoded sooner than a thread would be found for them
 Result = TypeVar("Result")
 
 
@@ -83,7 +84,7 @@ class Service:
         _check_label(label)
         await self.stored(self.store.task, task)  # says at once if there is none
         uploads, pictures = await self._decoded(files, thumbnails=True)
-        features = await asyncio.wrap_future(self.worker.embed(pictures.pixels))
+        features = await self.worker.embed(pictures.pixels)
         examples = [
             NewExample(upload.name, row, small, upload.content if self.keep_originals else None)
             for upload, row, small in zip(
@@ -99,7 +100,7 @@ class Service:
         """Answer for every file."""
         _, pictures = await self._decoded(files, thumbnails=False)
         question = Question(pictures.names, reject, explain)
-        return await asyncio.wrap_future(self.worker.classify(task, pictures.pixels, question))
+        return await self.worker.classify(task, pictures.pixels, question)
 
     async def remember(self, task: str) -> tuple[Changes, int]:
         """Let the memory take in a task's examples; return the changes and how many classes."""
@@ -140,12 +141,12 @@ class Service:
 
     async def task_map(self, task: str) -> TaskPlaces:
         """Return where a task's prototypes and examples are."""
-        fitted = await asyncio.wrap_future(self.worker.fitted(task))
+        fitted = await self.worker.fitted(task)
         return await self.stored(task_places, fitted)
 
     async def export(self, task: str) -> bytes:
         """Return a task's classifier as the file that ``FewShotClassifier.load`` reads."""
-        fitted = await asyncio.wrap_future(self.worker.fitted(task))
+        fitted = await self.worker.fitted(task)
         return await self.stored(_saved, fitted.classifier.save)
 
     def can_reject(self) -> bool:
@@ -162,6 +163,10 @@ class Service:
         self, files: Sequence[UploadFile], thumbnails: bool
     ) -> tuple[list[Upload], Pictures]:
         uploads = await read_uploads(files, self.limits)
+        if sum(len(upload.content) for upload in uploads) <= SMALL_BYTES:
+            decoded = decode_small(uploads, self.form, self.limits, thumbnails)
+            if decoded is not None:
+                return uploads, decoded
         loop = asyncio.get_running_loop()
         pictures = await loop.run_in_executor(
             self._decoding, decode_uploads, uploads, self.form, self.limits, thumbnails

@@ -1,10 +1,10 @@
 """The one thread that uses the model; requests that come at about the same time share a batch."""
 
+import asyncio
 import queue
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from vsm.runs.trained_model import TrainedModel
 from vsm.serve.answers import Answer, Question, answer_all
 from vsm.serve.fitting import Classifiers, FittedTask
 from vsm.serve.limits import Limits
-from vsm.serve.problems import Problem, logger
+from vsm.serve.problems import logger
 
 
 class Job(NamedTuple):
@@ -31,7 +31,7 @@ class Job(NamedTuple):
         question: what is asked of it.
     """
 
-    result: "Future[Any]"
+    result: "asyncio.Future[Any]"
     pixels: npt.NDArray[np.uint8] | None = None
     task: str | None = None
     question: Question | None = None
@@ -43,7 +43,7 @@ class Job(NamedTuple):
 
 
 class Worker:
-    """Takes jobs from any thread and does them in batches, first come, first served.
+    """Takes jobs from an event loop and does them in batches, first come, first served.
 
     A batch begins with the oldest job and takes in what comes within a few milliseconds, or what
     came while the batch before was worked on, up to a number of pictures.
@@ -78,21 +78,21 @@ class Worker:
         """Jobs that no batch has taken in yet."""
         return self._jobs.qsize()
 
-    def embed(self, pixels: npt.NDArray[np.uint8]) -> "Future[Tensor]":
+    def embed(self, pixels: npt.NDArray[np.uint8]) -> "asyncio.Future[Tensor]":
         """Embed pictures ``[n, H, W, C]``."""
-        return self._submit(Job(Future(), pixels))
+        return self._submit(Job(_future(), pixels))
 
-    def fitted(self, task: str) -> "Future[FittedTask]":
+    def fitted(self, task: str) -> "asyncio.Future[FittedTask]":
         """Return a task's classifier as it is now."""
-        return self._submit(Job(Future(), None, task))
+        return self._submit(Job(_future(), None, task))
 
     def classify(
         self, task: str, pixels: npt.NDArray[np.uint8], question: Question
-    ) -> "Future[list[Answer]]":
+    ) -> "asyncio.Future[list[Answer]]":
         """Answer a question about pictures."""
-        return self._submit(Job(Future(), pixels, task, question))
+        return self._submit(Job(_future(), pixels, task, question))
 
-    def _submit(self, job: Job) -> "Future[Any]":
+    def _submit(self, job: Job) -> "asyncio.Future[Any]":
         if not self.is_alive:
             raise StoreUnavailableError("server: it is shutting down; ask again in a moment")
         self._jobs.put(job)
@@ -100,14 +100,16 @@ class Worker:
 
     def _run(self) -> None:
         while (batch := self._take()) is not None:
-            wanted = [job for job in batch if job.result.set_running_or_notify_cancel()]
+            wanted = [job for job in batch if not job.result.cancelled()]
+            if not wanted:
+                continue
             try:
-                self._work(wanted)
+                outcomes = self._work(wanted)
             except Exception as error:
                 logger.error("a batch failed", exc_info=error)
-                for job in wanted:
-                    if not job.result.done():
-                        job.result.set_exception(error)
+                outcomes = [error] * len(wanted)
+            loop = wanted[0].result.get_loop()
+            loop.call_soon_threadsafe(_deliver, wanted, outcomes)  # once, as it wakes the loop
 
     def _take(self) -> list[Job] | None:
         """Wait for a batch; None at the end."""
@@ -137,17 +139,17 @@ class Worker:
         else:
             self._next = job
 
-    def _work(self, batch: Sequence[Job]) -> None:
+    def _work(self, batch: Sequence[Job]) -> list[Any]:
+        """Return the result of each job, or the error."""
         embedded = self._embed([job for job in batch if job.size])
         tasks = self.classifiers.of([job.task for job in batch if job.task is not None])
+        outcomes: dict[int, Any] = {}
         asked: dict[str, list[Job]] = {}
         for job in batch:
             if job.task is None:
-                job.result.set_result(embedded[id(job)])
-            elif isinstance(found := tasks[job.task], Exception):
-                job.result.set_exception(found)
-            elif job.question is None:
-                job.result.set_result(found)
+                outcomes[id(job)] = embedded[id(job)]
+            elif job.question is None or isinstance(tasks[job.task], Exception):
+                outcomes[id(job)] = tasks[job.task]
             else:
                 asked.setdefault(job.task, []).append(job)
         for task, jobs in asked.items():
@@ -155,11 +157,8 @@ class Worker:
             assert isinstance(fitted, FittedTask)
             questions = [job.question for job in jobs if job.question is not None]
             answers = answer_all(fitted, questions, [embedded[id(job)] for job in jobs])
-            for job, answer in zip(jobs, answers, strict=True):
-                if isinstance(answer, Problem):
-                    job.result.set_exception(answer)
-                else:
-                    job.result.set_result(answer)
+            outcomes |= {id(job): answer for job, answer in zip(jobs, answers, strict=True)}
+        return [outcomes[id(job)] for job in batch]
 
     def _embed(self, jobs: Sequence[Job]) -> dict[int, Tensor]:
         """Embed the pictures of all jobs at once."""
@@ -171,3 +170,18 @@ class Worker:
         features = self.trained.embed_samples(torch.from_numpy(pixels).permute(0, 3, 1, 2))
         parts = features.split([job.size for job in jobs])
         return {id(job): part for job, part in zip(jobs, parts, strict=True)}
+
+
+def _future() -> "asyncio.Future[Any]":
+    return asyncio.get_running_loop().create_future()
+
+
+def _deliver(jobs: Sequence[Job], outcomes: Sequence[Any]) -> None:
+    """Hand results over, in the event loop; who has given up waiting gets none."""
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        if job.result.done():
+            continue
+        if isinstance(outcome, Exception):
+            job.result.set_exception(outcome)
+        else:
+            job.result.set_result(outcome)

@@ -8,6 +8,7 @@ import psycopg
 from pgvector import Vector
 from pgvector.psycopg import register_vector
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.types import TypeInfo
 
 from vsm.errors import StoreError
 from vsm.stores.connections import Connection, Database
@@ -27,8 +28,12 @@ class PostgresConnection(Connection):
         self._raw = psycopg.connect(
             address, autocommit=True, connect_timeout=10, options=f"{given} {OPTIONS}".strip()
         )
-        if psycopg.types.TypeInfo.fetch(self._raw, "vector") is not None:
-            register_vector(self._raw)
+        try:
+            if TypeInfo.fetch(self._raw, "vector") is not None:
+                register_vector(self._raw)
+        except BaseException:
+            self._raw.close()
+            raise
 
     def register(self) -> None:
         """Let vectors pass, once the extension is there."""

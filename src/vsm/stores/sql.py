@@ -57,7 +57,11 @@ class SqlStore:
         self._pool = Pool(database)
         self._known: StoredMemory | None = None
         self._guard = threading.Lock()
-        migrate(self._pool)
+        try:
+            migrate(self._pool)
+        except BaseException:
+            self._pool.close()
+            raise
 
     def __repr__(self) -> str:
         return f"store {self.database.name}"
