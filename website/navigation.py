@@ -5,7 +5,7 @@ NOTES = "design/README"
 
 SECTIONS = {
     "Begin": ["tutorial-practitioners", "tutorial-researchers", "memory"],
-    "Your own data": ["classifier", "models", "data", "encoders", "export"],
+    "Your own data": ["classifier", "serving", "models", "data", "encoders", "export"],
     "Research": ["pretraining", "baselines", "studies", "reproduction", "scaling", "benchmarks"],
     "Findings": ["results", "uncertainty", "smoke/report"],
     "Reference": ["commands", "api", "equations", NOTES],
