@@ -277,6 +277,7 @@ def huge_png(width: int, height: int) -> bytes:
         ("../../etc/passwd", b"x", 422, "files[1]: passwd: unreadable"),
         ("large.png", bytes(200_000), 413, "large.png has 200,000 bytes, expected at most 100,000"),
     ],
+    ids=["text", "empty", "cut", "bomb", "larger bomb", "path", "large"],
 )
 def test_a_bad_file_is_refused_by_name_and_nothing_is_stored(
     tmp_path: Path, name: str, content: bytes, status: int, told: str

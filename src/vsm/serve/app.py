@@ -94,7 +94,7 @@ def _add_state_routes(app: FastAPI, service: Service, metrics: Metrics) -> None:
         trained, form = service.trained, service.form
         return JSONResponse(
             {
-                "name": trained.name,
+                "name": FilePath(trained.name).name,
                 "encoder": str(trained.encoder),
                 "method": trained.settings.method,
                 "side": form.side,

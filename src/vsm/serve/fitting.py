@@ -70,7 +70,8 @@ class Classifiers:
             )
         trained = self._model_now()
         recalled = _without_own(trained.memory, support)
-        classifier = FewShotClassifier.of_examples(trained, _examples(support), recalled)
+        examples = _examples(support, trained)
+        classifier = FewShotClassifier.of_examples(trained, examples, recalled)
         self.fits += 1
         return FittedTask(versions, classifier, support, classifier.recalled(RECALLED_SHOWN))
 
@@ -85,9 +86,9 @@ class Classifiers:
         return self._model[1]
 
 
-def _examples(support: Support) -> Examples:
+def _examples(support: Support, trained: TrainedModel) -> Examples:
     """Return the examples of a task; what was remembered of a class comes first."""
-    features, labels = support.features, np.asarray(support.labels)
+    features, labels = support.features.to(trained.model.device), np.asarray(support.labels)
     examples = Examples().add(features, labels)
     pairs = list(zip(support.labels, support.remembered, strict=True))
     done = tuple(sum(yes for label, yes in pairs if label == one) for one in examples.labels)

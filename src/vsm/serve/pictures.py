@@ -15,7 +15,6 @@ from vsm.serve.problems import Problem
 
 THUMBNAIL_SIDE = 96
 LONGEST_FILE_NAME = 200
-SMALL_PIXELS = 128 * 128
 
 
 class Upload(NamedTuple):
@@ -60,18 +59,6 @@ def decode_uploads(
     """Decode files, all of whose headers are within the limits."""
     for upload in uploads:
         _check_header(upload, limits)
-    return _decoded(uploads, form, thumbnails)
-
-
-def decode_small(
-    uploads: Sequence[Upload], form: ImageFormat, limits: Limits, thumbnails: bool
-) -> Pictures | None:
-    """Do the same if all files together are small, also when they are decoded; else nothing."""
-    pixels = sum(_check_header(upload, limits) for upload in uploads)
-    return _decoded(uploads, form, thumbnails) if pixels <= SMALL_PIXELS else None
-
-
-def _decoded(uploads: Sequence[Upload], form: ImageFormat, thumbnails: bool) -> Pictures:
     pixels, small = [], []
     for upload in uploads:
         try:
@@ -90,8 +77,7 @@ def shown_name(name: str | None) -> str:
     return kept.strip()[:LONGEST_FILE_NAME] or "picture"
 
 
-def _check_header(upload: Upload, limits: Limits) -> int:
-    """Return how many pixels a file has, or refuse it."""
+def _check_header(upload: Upload, limits: Limits) -> None:
     if not upload.content:
         raise Problem(422, upload.field, f"{upload.field}: {upload.name} is empty")
     try:
@@ -105,7 +91,6 @@ def _check_header(upload: Upload, limits: Limits) -> int:
             f"{upload.field}: {upload.name} has {width:,} × {height:,} pixels, expected at most "
             f"{limits.pixels:,}; scale it down",
         )
-    return height * width
 
 
 def _unreadable(upload: Upload, error: Exception) -> Problem:

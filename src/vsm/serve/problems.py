@@ -71,6 +71,9 @@ def as_problem(error: VsmError) -> Problem:
     if status == 500:
         logger.error("unexpected %s", error, exc_info=error)
         return Problem(500, None, "the server failed; its log says more")
+    if isinstance(error, StoreUnavailableError):  # whose name and reason are not for clients
+        logger.warning("%s", error)
+        return Problem(503, "store", "store: cannot be used now; ask again in a moment")
     text = str(error)
     field = FIELD.match(text)
     return Problem(status, field[1] if field else None, text)

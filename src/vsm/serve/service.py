@@ -19,14 +19,13 @@ from vsm.serve.answers import Answer, Question
 from vsm.serve.fitting import Classifiers
 from vsm.serve.limits import Limits
 from vsm.serve.maps import TaskPlaces, memory_places, task_places
-from vsm.serve.pictures import Pictures, Upload, decode_small, decode_uploads, read_uploads
+from vsm.serve.pictures import Pictures, Upload, decode_uploads, read_uploads
 from vsm.serve.problems import Problem
 from vsm.serve.worker import Worker
 from vsm.stores import NewExample, Remembered, Store
 from vsm.stores.contract import name_problem
 
 STORE_THREADS = 8
-SMALL_BYTES = 16_384  # of uploads that are decoded sooner than a thread would be found for them
 Result = TypeVar("Result")
 
 
@@ -163,10 +162,6 @@ class Service:
         self, files: Sequence[UploadFile], thumbnails: bool
     ) -> tuple[list[Upload], Pictures]:
         uploads = await read_uploads(files, self.limits)
-        if sum(len(upload.content) for upload in uploads) <= SMALL_BYTES:
-            decoded = decode_small(uploads, self.form, self.limits, thumbnails)
-            if decoded is not None:
-                return uploads, decoded
         loop = asyncio.get_running_loop()
         pictures = await loop.run_in_executor(
             self._decoding, decode_uploads, uploads, self.form, self.limits, thumbnails

@@ -12,12 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vsm.errors import StoreUnavailableError
 from vsm.runs.trained_model import TrainedModel
 from vsm.serve.answers import Answer, Question, answer_all
 from vsm.serve.fitting import Classifiers, FittedTask
 from vsm.serve.limits import Limits
-from vsm.serve.problems import logger
+from vsm.serve.problems import Problem, logger
 
 
 class Job(NamedTuple):
@@ -94,7 +93,7 @@ class Worker:
 
     def _submit(self, job: Job) -> "asyncio.Future[Any]":
         if not self.is_alive:
-            raise StoreUnavailableError("server: it is shutting down; ask again in a moment")
+            raise Problem(503, "server", "server: it is shutting down; ask again in a moment")
         self._jobs.put(job)
         return job.result
 
