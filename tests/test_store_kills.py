@@ -101,8 +101,8 @@ def test_killed_writers_lose_nothing_that_was_acknowledged(
             time.sleep(0.002)
         time.sleep(wait.uniform(0, LONGEST))
         assert process.poll() is None, process.communicate()
-        process.kill()
-        process.communicate(20)
+        with process:  # which waits until it is gone
+            process.kill()
         with contextlib.closing(open_store(store_target)) as store:
             wait_for_the_database(store)
             acknowledged = check(store, log)["acknowledged"]
