@@ -29,7 +29,7 @@ from vsm.stores import Store, open_store
 LIMITS = Limits(files=3, examples=40, tasks=8, file_bytes=20_000, request_bytes=40_000)
 SECONDS = 10.0
 OPERATIONS = 18
-EXAMPLES = int(os.environ.get("VSM_FUZZ", "40"))
+EXAMPLES = int(os.environ.get("VSM_FUZZ", "30"))
 
 
 @dataclass
