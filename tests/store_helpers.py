@@ -90,6 +90,17 @@ def quickened(server: Any) -> Any:
     return server
 
 
+def bare_database(server: Any) -> str:
+    """Make a database as it is at first, without extensions, and return its address."""
+    import psycopg  # noqa: PLC0415 - as above
+
+    name = f"vsm_{uuid.uuid4().hex}"
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    address: str = server.get_uri(database=name)
+    return address
+
+
 def new_database(server: Any) -> str:
     """Make an empty schema, which takes less time than a database, and return its address."""
     import psycopg  # noqa: PLC0415 - as above

@@ -6,12 +6,13 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from store_helpers import ENCODER, WIDTH, same, small_memory, some_examples, take_in
+from store_helpers import ENCODER, WIDTH, bare_database, same, small_memory, some_examples, take_in
 from vsm.cli import main
 from vsm.errors import (
     MemoryFileError,
@@ -293,7 +294,11 @@ def test_tables_of_a_newer_version_are_refused(store_target: str) -> None:
         open_store(store_target)
 
 
-def test_several_servers_that_start_at_once_migrate_once(store_target: str) -> None:
+def test_several_servers_that_start_at_once_migrate_once(
+    request: pytest.FixtureRequest, store_target: str
+) -> None:
+    if store_target.startswith("postgresql"):
+        store_target = bare_database(request.getfixturevalue("postgres"))
     opened, errors = [], []
 
     def start() -> None:
@@ -315,6 +320,22 @@ def test_several_servers_that_start_at_once_migrate_once(store_target: str) -> N
         assert connection.rows("SELECT version FROM vsm_schema") == [(1,)]
     for store in opened:
         store.close()
+
+
+def test_who_waited_while_another_migrated_knows_vectors_too(
+    postgres: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isinstance(postgres, str):
+        pytest.skip(postgres)
+    target = bare_database(postgres)
+    from vsm.stores.postgres import PostgresDatabase  # noqa: PLC0415 - an extra
+
+    early = PostgresDatabase(target).connect()
+    open_store(target).close()  # brings the extension
+    monkeypatch.setattr(PostgresDatabase, "connect", lambda _: early)
+    with contextlib.closing(open_store(target)) as store:
+        store.bind(ENCODER, small_memory())
+        assert store.classes(near="ash", limit=1)[0] == 3
 
 
 def test_a_store_that_is_closed_or_gone_says_so(store_target: str) -> None:

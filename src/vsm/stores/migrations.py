@@ -73,8 +73,7 @@ def migrate(pool: Pool) -> None:
                 f"store: {database.name} has tables of version {found}, but this vsm knows only "
                 f"those up to {len(STEPS)}; use the vsm that wrote it, or a newer one"
             )
-        if found < len(STEPS):
-            database.prepare(connection)
+        database.prepare(connection)  # also where another process migrated while this one waited
         for number, step in enumerate(STEPS[found:], found + 1):
             for statement in step:
                 connection.change(statement.format_map(database.types))
