@@ -61,7 +61,7 @@ def reader_of(classifier: vsm.FewShotClassifier, **changes: Any) -> GaussianRead
 
 
 def rows_of(classifier: vsm.FewShotClassifier, features: torch.Tensor) -> torch.Tensor:
-    return classifier._require_fitted().projected(features)[0]
+    return classifier._require_fitted().projected(features)
 
 
 def plain_score(reader: GaussianReader, query: list[float], members: list[list[float]]) -> float:

@@ -52,10 +52,12 @@ class Examples:
         """Return these and more examples ``[n, D]`` with their labels ``[n]``."""
         known = zip(self.support, self.remembered, strict=True)
         held = dict(zip(self.labels, known, strict=True))
-        names, counts = np.unique(labels, return_counts=True)
-        order = torch.from_numpy(np.argsort(labels, kind="stable")).to(features.device)
-        parts = features[order].split(counts.tolist())
-        for label, rows in zip(names.tolist(), parts, strict=True):
+        places: dict[Any, list[int]] = {}
+        for place, label in enumerate(labels.tolist()):
+            places.setdefault(label, []).append(place)
+        order = torch.tensor([place for found in places.values() for place in found])
+        parts = features[order.to(features.device)].split(list(map(len, places.values())))
+        for label, rows in zip(places, parts, strict=True):
             before, done = held.get(label, (None, 0))
             held[label] = (rows if before is None else torch.cat([before, rows]), done)
         ordered = sorted(held)
@@ -319,9 +321,11 @@ def _with_remembered(
 
     A slot of the very examples that are fitted tells nothing new, and is not counted.
     """
-    slots, added, content = memory.slots, memory.added, _content(memory)
-    shots = [len(rows) for rows in examples.support]
+    added, shots = memory.added, [len(rows) for rows in examples.support]
     counted = [0] * len(shots)
+    if added.isdisjoint(map(str, examples.labels)):
+        return support, tuple(counted)
+    slots, content = memory.slots, _content(memory)
     means = support.mean.clone()
     for n, label in enumerate(map(str, examples.labels)):
         if label in added:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from vsm.memory.addressing import masked_softmax
 from vsm.memory.recall import SupportSet
 from vsm.probability import DiagonalGaussian
+from vsm.probability.gaussian import LOG_TWO_PI
 from vsm.probability.mixture import pairwise_log_prob, pairwise_squares
 
 FLAT = 1e4
@@ -48,8 +49,10 @@ class GaussianPrototypes(NamedTuple):
         always. So this is a·log N(h; m, a(I + v)), but for a constant: the density of the noise as
         it is, to the power a.
         """
-        determinants = self.gaussian.variance.log1p().sum(-1)  # [T, N]
-        return self.log_prob(queries) + 0.5 * (1 - self.noise) * determinants.unsqueeze(-2)
+        predictive = self._predictive
+        determinants = predictive.log_variance.sum(-1)  # [T, N]
+        constants = self.noise * determinants + queries.shape[-1] * LOG_TWO_PI
+        return -0.5 * (pairwise_squares(queries, predictive) + constants.unsqueeze(-2))
 
     def log_prob(self, queries: Tensor) -> Tensor:
         """Log predictive density of ``queries [T, B, D]`` in each class: ``[T, B, N]``.
@@ -73,6 +76,7 @@ class GaussianReader(NamedTuple):
     Attributes:
         grand_mean: g, the weighted mean of the class means ``[D]``.
         rotation: A ``[D, D]``; its rows are sorted by falling e.
+        offset: −A·g ``[D]``.
         ratios: e ``[D]``, the variance between classes in that within them, by direction.
         slots: class means in these coordinates ``[A, D]``.
         cosine_scales: factors on inner products with slots of length one ``[A]``: the addressing
@@ -83,6 +87,7 @@ class GaussianReader(NamedTuple):
 
     grand_mean: Tensor
     rotation: Tensor
+    offset: Tensor
     ratios: Tensor
     slots: Tensor
     cosine_scales: Tensor
@@ -98,7 +103,7 @@ class GaussianReader(NamedTuple):
 
     def project(self, features: Tensor) -> Tensor:
         """Map normalized features ``[..., D]`` to the coordinates in which they are read."""
-        return (features - self.grand_mean) @ self.rotation.mT
+        return F.linear(features, self.rotation, self.offset)
 
     def infer(self, support: SupportSet, slot_mask: Tensor | None = None) -> GaussianPrototypes:
         """Infer prototypes from projected support by Bayes' rule.
@@ -112,10 +117,10 @@ class GaussianReader(NamedTuple):
         """
         weights = self._address(support.mean, slot_mask)
         prior = self.rho * (weights @ self.slots)  # the grand mean is zero here
-        shot = support.shot
-        gain = shot * self.ratios / (shot * self.ratios + 1)
-        mean = torch.lerp(prior, support.mean, gain)
-        log_variance = self.ratios.log() - (shot * self.ratios).log1p()
+        evidence = support.shot * self.ratios  # K·e
+        total = evidence + 1
+        mean = torch.lerp(prior, support.mean, evidence / total)
+        log_variance = (self.ratios / total).log()
         gaussian = DiagonalGaussian(mean, log_variance.expand_as(mean))
         return GaussianPrototypes(gaussian, prior, weights, self.noise)
 
@@ -141,7 +146,7 @@ class GaussianReader(NamedTuple):
         return DiagonalGaussian(torch.zeros_like(spread), spread).log_prob(queries)
 
 
-MOVED = ("grand_mean", "rotation", "ratios", "slots", "cosine_scales")
+MOVED = ("grand_mean", "rotation", "offset", "ratios", "slots", "cosine_scales")
 
 
 class Decomposition(NamedTuple):
@@ -212,6 +217,7 @@ class Decomposition(NamedTuple):
         return GaussianReader(
             self.grand_mean.float(),
             (self.rotation / scale).float(),
+            (self.rotation @ self.grand_mean / -scale).float(),
             ratios.float(),
             slots,
             addressing_scale / slots.norm(dim=-1).clamp_min(1e-12),

@@ -65,4 +65,6 @@ class PrototypeClassifier(nn.Module):
 
 def predictive(log_probabilities: Tensor) -> Tensor:
     """Average the L probability vectors: log-probabilities ``[T, B, N, L]`` to ``[T, B, N]``."""
+    if log_probabilities.shape[-1] == 1:
+        return log_probabilities[..., 0]
     return torch.logsumexp(log_probabilities, -1) - math.log(log_probabilities.shape[-1])
