@@ -159,12 +159,7 @@ class GaussianMemory(SlotMemory):
         features = F.normalize(features, dim=-1)
         if normalization == "l2n":
             return features
-        center = self._single_center if features.dtype == torch.float32 else self.center
-        return F.normalize(features - center.to(features), dim=-1)
-
-    @cached_property
-    def _single_center(self) -> Tensor:
-        return self.center.float()
+        return F.normalize(features - self.center.to(features), dim=-1)
 
     @property
     def within(self) -> Tensor:
