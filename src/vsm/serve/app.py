@@ -237,5 +237,5 @@ def _add_memory_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/memory/{name:path}/thumbnail", response_class=Response, summary="A small PNG")
     async def thumbnail(name: str) -> Response:
-        content = await service.stored(service.store.class_thumbnail, name)
+        content = await service.stored(service.class_thumbnail, name)
         return Response(content, media_type="image/png")

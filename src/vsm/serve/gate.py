@@ -35,6 +35,7 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
 }
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="vsm", Basic realm="vsm", charset="UTF-8"'}
+SCRIPT_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="vsm"'}  # the page asks for the token itself
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,10 @@ class Access:
             return problem_response(403, "host", f"host: this server is not called {host!r}")
         if self.token is not None and not _same(_given_token(headers), self.token):
             told = "token: expected Authorization: Bearer TOKEN"
-            return problem_response(401, "token", told, CHALLENGE)
+            is_script = headers.get("sec-fetch-dest") == "empty"
+            return problem_response(
+                401, "token", told, SCRIPT_CHALLENGE if is_script else CHALLENGE
+            )
         origin = headers.get("origin")
         if method not in READING and origin is not None and urlsplit(origin).netloc != host:
             return problem_response(403, "origin", "origin: pages of other sites may not ask this")

@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from vsm.errors import ClassifierError, NotStoredError, SettingsError
 from vsm.memory.named import Changes, NamedMemory
 from vsm.runs.trained_model import TrainedModel
 from vsm.serve.answers import Answer, Question
+from vsm.serve.drawings import draws_classes_of, is_drawn, picture_of
 from vsm.serve.fitting import Classifiers
 from vsm.serve.limits import Limits
 from vsm.serve.maps import TaskPlaces, memory_places, task_places
@@ -56,6 +58,7 @@ class Service:
         self.limits = limits or Limits()
         self.keep_originals = keep_originals
         self.form = trained.preprocessing.form
+        self._draws = draws_classes_of(trained)
         self.classifiers = Classifiers(trained, store, self.limits.fitted_tasks)
         self.worker = Worker(trained, self.classifiers, self.limits)
         decoders = min(4, os.cpu_count() or 1)
@@ -136,7 +139,22 @@ class Service:
         places: dict[str, tuple[float, float]] = {}
         if with_map and stored.named is not None:
             places = await self.stored(memory_places, stored.named)
+        if self._draws:
+            found = [
+                replace(one, has_thumbnail=one.has_thumbnail or is_drawn(one.name)) for one in found
+            ]
         return stored.version, total, [(one, places.get(one.name)) for one in found]
+
+    def class_thumbnail(self, name: str) -> bytes:
+        """Return the PNG of a remembered class: the stored one, or else a drawing of it."""
+        try:
+            return self.store.class_thumbnail(name)
+        except NotStoredError:
+            memory = self.store.memory().named if self._draws and is_drawn(name) else None
+            drawn = picture_of(name) if memory is not None and name in memory.places else None
+            if drawn is None:
+                raise
+            return drawn
 
     async def task_map(self, task: str) -> TaskPlaces:
         """Return where a task's prototypes and examples are."""

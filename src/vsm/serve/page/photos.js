@@ -1,0 +1,196 @@
+// Photographs: columns of classes that take pictures, and pictures to classify.
+
+import { AnswerView, coverageControls, explainAnswer, letters } from "./answers.js";
+import { byId, cross, make, plural, say, telling } from "./dom.js";
+import { exampleList } from "./draw.js";
+import { addExamples, classes, classify, colorOf, eachBatch, listen, state } from "./state.js";
+
+let pasting = null; // the place that was used last takes what is pasted
+const fresh = new Set(); // classes without pictures yet
+const problems = new Map(); // label → what went wrong there
+const queries = []; // {file, address, element, view, answer}
+
+export function startPhotos(taskName) {
+  const drawCoverage = coverageControls(byId("photos-coverage"));
+  const add = (label, files) => addTo(label, files, taskName);
+  const drawColumns = () => showColumns(add);
+  const queryDrop = byId("query-drop");
+  takeFiles(queryDrop, queryDrop, "Drop or paste pictures here, or", "pictures to classify", addQueries);
+  document.addEventListener("paste", (event) => {
+    const files = filesOf(event.clipboardData);
+    if (!files.length || byId("photos").hidden) return;
+    event.preventDefault();
+    (pasting?.isConnected ? pasting : queryDrop).take(files);
+  });
+  // A file that misses its place would be opened in place of the page.
+  for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault());
+
+  listen("task", () => {
+    drawColumns();
+    askAll();
+  });
+  listen("memory", () => askAll());
+  listen("model", drawCoverage);
+  listen("reject", () => {
+    drawCoverage();
+    askAll();
+  });
+  listen("opened", () => {
+    fresh.clear();
+    problems.clear();
+  });
+  drawCoverage();
+  drawColumns();
+}
+
+const filesOf = (data) => [...(data?.files ?? [])];
+
+// Lets a place take dropped, pasted and chosen files.
+function takeFiles(place, box, text, what, take) {
+  const input = make("input", { type: "file", multiple: true, accept: "image/*,.ppm,.pgm,.tif,.tiff", "aria-label": `Choose ${what}` });
+  input.addEventListener("change", () => {
+    place.take([...input.files]);
+    input.value = "";
+  });
+  box.replaceChildren(make("span", {}, text), make("label", { class: "choose" }, "Choose files", input));
+  place.take = async (files) => {
+    if (!files.length) return;
+    pasting = place;
+    box.classList.add("busy");
+    await take(files);
+    box.classList.remove("busy");
+  };
+  place.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    place.classList.add("over");
+  });
+  place.addEventListener("dragleave", (event) => {
+    if (!place.contains(event.relatedTarget)) place.classList.remove("over");
+  });
+  place.addEventListener("drop", (event) => {
+    event.preventDefault();
+    place.classList.remove("over");
+    place.take(filesOf(event.dataTransfer));
+  });
+  for (const kind of ["focusin", "pointerdown"]) place.addEventListener(kind, () => (pasting = place));
+}
+
+async function addTo(label, files, taskName) {
+  problems.delete(label);
+  fresh.add(label);
+  try {
+    await addExamples(label, files, taskName);
+  } catch (error) {
+    problems.set(label, error.message);
+  }
+  if (classes().has(label)) fresh.delete(label);
+  showColumns((other, more) => addTo(other, more, taskName));
+}
+
+function showColumns(add) {
+  const box = byId("columns");
+  const active = document.activeElement?.closest?.(".column")?.dataset.label;
+  const found = classes();
+  for (const label of fresh) if (!found.has(label)) found.set(label, []);
+  const columns = [...found].map(([label, examples]) => column(label, examples, add));
+  if (!box.lastChild) box.append(newColumn(box, add));
+  while (box.children.length > 1) box.firstChild.remove(); // the last stays, with what is being typed
+  box.lastChild.before(...columns);
+  const again = columns.find((one) => one.dataset.label === active);
+  again?.querySelector("input")?.focus();
+}
+
+function column(label, examples, add) {
+  const notice = make("div", { class: "notice", role: "alert", hidden: true });
+  const drop = make("div", { class: "drop" });
+  const count = make("span", {}, examples.length ? plural(examples.length, "picture") : "empty");
+  const place = make(
+    "section",
+    { class: "column", "data-label": label, "aria-label": `Class ${label}` },
+    make("header", {}, make("span", { class: "name", title: label }, label), count),
+    exampleList(label, examples, notice),
+    drop,
+    notice,
+  );
+  place.style.setProperty("--own", colorOf(label));
+  takeFiles(place, drop, "Drop or paste, or", `pictures of ${label}`, (files) => add(label, files));
+  say(notice, problems.get(label));
+  return place;
+}
+
+function newColumn(box, add) {
+  const input = make("input", { id: "new-class", maxlength: 200, autocomplete: "off", placeholder: "Its name" });
+  const notice = make("div", { class: "notice", role: "alert", hidden: true });
+  const onsubmit = (event) => {
+    event.preventDefault();
+    const label = input.value.trim();
+    if (!label) {
+      say(notice, "Name the class first.");
+      return;
+    }
+    fresh.add(label);
+    input.value = "";
+    say(notice, null);
+    showColumns(add);
+    const made = [...box.children].find((one) => one.dataset.label === label);
+    made?.querySelector("input")?.focus();
+  };
+  const form = make("form", { onsubmit }, make("label", { for: "new-class" }, "New class"), input);
+  form.append(make("button", { type: "submit", class: "primary" }, "Add class"), notice);
+  return make("section", { class: "column fresh", "aria-label": "New class" }, form);
+}
+
+async function addQueries(files) {
+  await telling(byId("query-notice"), async () => {
+    if (!classes().size) throw new Error("There are no classes yet: add pictures of some above.");
+    const refused = await eachBatch(files, async (batch) => {
+      const answers = await classify(batch);
+      batch.forEach((file, place) => queries.unshift(queryOf(file, answers[place])));
+    });
+    byId("queries").replaceChildren(...queries.map((one) => one.element));
+    if (refused.length) throw new Error(refused.join("\n"));
+  });
+}
+
+function queryOf(file, answer) {
+  const address = URL.createObjectURL(file);
+  const image = make("img", { class: "picture", alt: "", src: address });
+  image.addEventListener("error", () => image.replaceWith(letters(file.name))); // a format that browsers do not show
+  const place = make("div");
+  const notice = make("div", { class: "notice", role: "alert", hidden: true });
+  const query = { file, view: new AnswerView(place, { sorted: true }) };
+  const explain = () =>
+    telling(notice, async () => {
+      const [found] = await classify([file], { explain: true });
+      await explainAnswer(found);
+    });
+  const remove = () => {
+    queries.splice(queries.indexOf(query), 1);
+    query.element.remove();
+    URL.revokeObjectURL(address);
+  };
+  const foot = make("div", { class: "file" }, make("span", { title: file.name }, file.name));
+  foot.append(make("button", { type: "button", class: "quiet", "aria-label": `Explain ${file.name}`, onclick: explain }, "Explain"));
+  query.element = make("li", { class: "query" }, image, place, foot, notice, cross(`Remove ${file.name}`, remove));
+  query.view.show(answer);
+  return query;
+}
+
+// Answers again when classes, the memory or the coverage have changed.
+let waiting = null;
+function askAll() {
+  clearTimeout(waiting);
+  waiting = setTimeout(() => {
+    if (!queries.length) return;
+    if (!classes().size) {
+      for (const query of queries) query.view.wait("No classes.");
+      return;
+    }
+    telling(byId("query-notice"), async () => {
+      const asked = [...queries];
+      const answers = [];
+      await eachBatch(asked.map((one) => one.file), async (batch) => answers.push(...(await classify(batch))));
+      if (answers.length === asked.length) asked.forEach((one, place) => one.view.show(answers[place]));
+    });
+  }, 150);
+}
