@@ -34,8 +34,10 @@ SECURITY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-CHALLENGE = {"WWW-Authenticate": 'Bearer realm="vsm", Basic realm="vsm", charset="UTF-8"'}
-SCRIPT_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="vsm"'}  # the page asks for the token itself
+# Chromium reads one challenge per header, so each has its own. Basic makes a browser ask; requests
+# of our page, which asks itself, have a header of ours and are answered without it.
+PROGRAMS, BROWSERS = 'Bearer realm="vsm"', 'Basic realm="vsm", charset="UTF-8"'
+PAGE_HEADER = "x-vsm-page"
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,10 @@ class Access:
             return problem_response(403, "host", f"host: this server is not called {host!r}")
         if self.token is not None and not _same(_given_token(headers), self.token):
             told = "token: expected Authorization: Bearer TOKEN"
-            is_script = headers.get("sec-fetch-dest") == "empty"
-            return problem_response(
-                401, "token", told, SCRIPT_CHALLENGE if is_script else CHALLENGE
-            )
+            refusal = problem_response(401, "token", told, {"WWW-Authenticate": PROGRAMS})
+            if PAGE_HEADER not in headers:
+                refusal.headers.append("WWW-Authenticate", BROWSERS)
+            return refusal
         origin = headers.get("origin")
         if method not in READING and origin is not None and urlsplit(origin).netloc != host:
             return problem_response(403, "origin", "origin: pages of other sites may not ask this")

@@ -124,7 +124,7 @@ const noneRow = (none) =>
     "div",
     { class: none ? "bar nothing yes" : "bar nothing" },
     make("span", {}, "none of these"),
-    make("span", {}, none ? "too far from all classes" : "near enough to a class"),
+    make("span", {}, none ? "too far from all" : "near enough"),
   );
 
 // Whether and at what coverage "none of these" may be the answer; all such controls are alike.
@@ -155,14 +155,13 @@ export function coverageControls(place) {
   return draw;
 }
 
-export function explainAnswer(answer, image) {
+export function explainAnswer(answer) {
   const { explanation } = answer;
   const label = explanation.prediction;
   const title = answer.label === null ? `None of these; nearest is ${label}` : `Why ${label}?`;
   const tiles = make("ul", { class: "tiles" });
   recalledTiles(tiles, (explanation.recalled[label] ?? []).slice(0, 6));
   return dialog(title, () => [
-    ...(image ? [image] : []),
     ...uncertaintyPart(explanation.uncertainty),
     ...movedPart(explanation, label),
     make("h3", {}, `What ${label} recalled from memory`),

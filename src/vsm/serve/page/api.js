@@ -27,14 +27,14 @@ function askForToken(wasWrong) {
 }
 
 async function send(method, path, { json, form, signal } = {}) {
-  const headers = {};
+  const headers = { "x-vsm-page": "1" }; // then the browser leaves asking for a token to us
   const token = sessionStorage.getItem(KEY);
   if (token) headers.authorization = `Bearer ${token}`;
   if (json !== undefined) headers["content-type"] = "application/json";
   const body = form ?? (json === undefined ? undefined : JSON.stringify(json));
   let answer;
   try {
-    answer = await fetch(path, { method, headers, body, signal, redirect: "error" });
+    answer = await fetch(location.origin + path, { method, headers, body, signal, redirect: "error" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem(0, "The server does not answer. Is it still running?");
@@ -86,18 +86,17 @@ export function picture(path) {
     coming.catch(() => pictures.delete(path));
     pictures.set(path, coming);
     if (pictures.size > KEPT) {
-      const [oldest, address] = pictures.entries().next().value;
-      pictures.delete(oldest);
-      address.then(URL.revokeObjectURL, () => {});
+      drop(pictures.keys().next().value);
     }
   }
   return pictures.get(path);
 }
 
+// Gives a picture back, once whatever still shows it has been drawn anew.
 export function drop(path) {
   const address = pictures.get(path);
   pictures.delete(path);
-  address?.then(URL.revokeObjectURL, () => {});
+  address?.then((found) => setTimeout(() => URL.revokeObjectURL(found), 10_000), () => {});
 }
 
 export const exampleThumbnail = (task, example) => `/v1/tasks/${task}/examples/${example}/thumbnail`;

@@ -36,6 +36,7 @@ function show(name) {
     tab.tabIndex = one === view ? 0 : -1;
   }
   writeAddress();
+  store.tell("view");
 }
 
 function startTabs() {
@@ -50,8 +51,8 @@ function startTabs() {
 }
 
 function drawModel() {
-  const remembered = state.model.remembers ? ` · ${plural(state.total, "class", "classes")} remembered` : " · no memory";
-  byId("model").replaceChildren(make("b", {}, state.model.name), remembered);
+  const remembered = state.model.remembers ? `${plural(state.total, "class", "classes")} remembered` : "no memory";
+  byId("model").replaceChildren(make("b", {}, state.model.name), " ", make("span", {}, remembered));
   document.body.classList.toggle("is-ink", state.model.ink);
 }
 
@@ -133,7 +134,6 @@ async function start() {
     show(name);
     const known = state.tasks.find((one) => one.id === id) ?? state.tasks.at(-1);
     await store.openTask(known?.id);
-    store.tell("memory");
     document.body.dataset.ready = "yes";
   });
   document.addEventListener("visibilitychange", () => {

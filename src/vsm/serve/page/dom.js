@@ -71,10 +71,10 @@ export function toast(text, { action = null, act = null, seconds = 6, ended = nu
 }
 
 // A dialog that resolves with what `close` was called with; null if it was left.
-export function dialog(title, build) {
+export function dialog(title, build, kind = null) {
   return new Promise((resolve) => {
     const before = document.activeElement;
-    const box = make("dialog", { "aria-label": title });
+    const box = make("dialog", { "aria-label": title, class: kind });
     let result = null;
     const close = (value = null) => {
       result = value;

@@ -49,7 +49,7 @@ export function startDraw(taskName) {
   const everything = () => {
     drawClasses();
     asking.ask();
-    telling(byId("ask-notice"), () => map.update());
+    map.update().catch((error) => say(byId("ask-notice"), error));
   };
   listen("task", everything);
   listen("memory", everything);

@@ -5,8 +5,9 @@ import { make, plural } from "./dom.js";
 import { classes, colorOf, state } from "./state.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const MARGIN = { x: 64, y: 36 };
+const TIGHT = { left: 15, right: 15, top: 15, bottom: 15 };
 const MILLISECONDS = 700;
+const LONGEST = 18; // characters of a name
 const ROOM = 23; // pixels that a small drawing needs around its middle
 const STRETCH = 2; // of the wider axis, at most
 
@@ -18,19 +19,20 @@ export function shape(tag, attributes = {}, ...children) {
 }
 
 // Returns a function from places to pixels; one axis may be stretched against the other.
-function fitting(points, width, height) {
+function fitting(points, width, height, margin) {
   const range = (axis) => {
     const values = points.map((point) => point[axis]);
     return [Math.min(...values), Math.max(...values)];
   };
   const [left, right] = range("x");
   const [top, bottom] = range("y");
-  const across = (width - 2 * MARGIN.x) / Math.max(right - left, 1e-3);
-  const down = (height - 2 * MARGIN.y) / Math.max(bottom - top, 1e-3);
+  const [inner, outer] = [width - margin.left - margin.right, height - margin.top - margin.bottom];
+  const across = inner / Math.max(right - left, 1e-3);
+  const down = outer / Math.max(bottom - top, 1e-3);
   const [scaleX, scaleY] = [Math.min(across, STRETCH * down), Math.min(down, STRETCH * across)];
   return ({ x, y }) => ({
-    x: width / 2 + scaleX * (x - (left + right) / 2),
-    y: height / 2 - scaleY * (y - (top + bottom) / 2),
+    x: margin.left + inner / 2 + scaleX * (x - (left + right) / 2),
+    y: margin.top + outer / 2 - scaleY * (y - (top + bottom) / 2),
   });
 }
 
@@ -79,7 +81,9 @@ export class TaskMap {
     if (!this.nodes.size) this.near.replaceChildren();
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const { prototypes, examples, recalled } = this.latest;
-    const toPixels = fitting([...prototypes, ...examples, ...recalled], width, height);
+    const longest = Math.max(...prototypes.map((one) => Math.min(LONGEST, one.name.length)));
+    const margin = { left: 30, right: Math.min(width / 2, 60 + 8 * longest), top: 32, bottom: 32 };
+    const toPixels = fitting([...prototypes, ...examples, ...recalled], width, height, margin);
     const labels = new Map(this.task.examples.map((one) => [one.id, one.label]));
     const wanted = new Map();
     for (const one of recalled) wanted.set(`r ${one.name}`, { kind: "recalled", label: one.name, ...toPixels(one) });
@@ -120,7 +124,7 @@ export class TaskMap {
   #makeRoom() {
     const nodes = [...this.nodes.values()];
     const boxes = nodes.flatMap(({ kind, label, to }) =>
-      kind === "prototype" ? [[to.x - ROOM, to.x + 62 + 8 * Math.min(18, label.length), to.y - ROOM, to.y + ROOM]] : [],
+      kind === "prototype" ? [[to.x - ROOM, to.x + 74 + 8 * Math.min(LONGEST, label.length), to.y - ROOM, to.y + ROOM]] : [],
     );
     for (const { kind, element, to } of nodes) {
       if (kind !== "recalled") continue;
@@ -184,7 +188,7 @@ function drawn({ kind, label }) {
     x = 54;
   }
   const text = shape("text", { x, y: 5 });
-  text.textContent = label.length > 18 ? `${label.slice(0, 17)}…` : label;
+  text.textContent = label.length > LONGEST ? `${label.slice(0, LONGEST - 1)}…` : label;
   return [...parts, text];
 }
 
@@ -226,18 +230,17 @@ export class MemoryMap {
     const listed = [...state.remembered.values()].filter((one) => Number.isFinite(one.x));
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.setAttribute("aria-label", `Map of ${plural(listed.length, "remembered class", "remembered classes")}.`);
-    const toPixels = fitting(listed, width + 2 * MARGIN.x - 30, height + 2 * MARGIN.y - 30);
+    const toPixels = fitting(listed, width, height, TIGHT);
     this.points.clear();
     const radius = listed.length > 2000 ? 2.5 : 3.5;
     for (const one of listed.toSorted((a, b) => a.added - b.added)) {
       const { x, y } = toPixels(one);
-      const place = { cx: x - MARGIN.x + 15, cy: y - MARGIN.y + 15 };
-      const point = shape("circle", { class: "point", ...place, r: one.added ? 5 : radius });
+      const point = shape("circle", { class: "point", cx: x, cy: y, r: one.added ? 5 : radius });
       point.classList.toggle("added", one.added);
       const title = shape("title");
       title.textContent = one.name;
       point.append(title);
-      this.points.set(one.name, { point, x: place.cx, y: place.cy });
+      this.points.set(one.name, { point, x, y });
     }
     this.svg.replaceChildren(...[...this.points.values()].map((one) => one.point));
     this.mark(this.matches ?? new Set(), this.chosen ?? null);

@@ -2,7 +2,7 @@
 
 import { call, classAddress, drop, get } from "./api.js";
 import { classPicture, nameLines } from "./answers.js";
-import { byId, confirm, make, plural, telling, toast } from "./dom.js";
+import { byId, confirm, dialog, make, plural, telling, toast } from "./dom.js";
 import { MemoryMap } from "./maps.js";
 import { listen, loadMemory, loadModel, openTask, state } from "./state.js";
 
@@ -26,10 +26,18 @@ export function startMemory() {
     shown += 2 * PAGE;
     drawList();
   });
-  listen("memory", () => {
+  let stale = true; // pictures are fetched only if somebody looks
+  const drawAll = () => {
+    if (byId("memory").hidden || !stale) return;
+    stale = false;
     if (chosen !== null && !state.remembered.has(chosen)) choose(null);
     search();
     map.update();
+  };
+  listen("view", drawAll);
+  listen("memory", () => {
+    stale = true;
+    drawAll();
   });
 }
 
@@ -56,7 +64,7 @@ function drawList() {
   byId("memory-count").textContent = found
     ? `${total.toLocaleString("en")} of ${plural(state.total, "class", "classes")}`
     : plural(total, "class", "classes");
-  byId("memory-list").replaceChildren(...all.slice(0, shown).map(tile));
+  byId("memory-list").replaceChildren(...all.slice(0, shown).map((name) => tile(name)));
   if (!all.length) {
     const text = state.total ? "No remembered class has this in its name." : "Nothing is remembered yet.";
     byId("memory-list").append(make("li", { class: "blank" }, text));
@@ -66,32 +74,44 @@ function drawList() {
   map.mark(new Set(found?.names ?? []), chosen);
 }
 
-function tile(name) {
+function tile(name, counted = true) {
   const one = state.remembered.get(name);
   const button = make(
     "button",
     { type: "button", class: "pick", "aria-pressed": String(name === chosen), onclick: () => choose(name) },
     classPicture(name),
     ...nameLines(name),
-    one?.added ? make("span", { class: "tag" }, "added") : make("span", {}, plural(one?.count ?? 0, "image")),
+    counted && one?.added ? make("span", { class: "tag" }, "added") : null,
+    counted && !one?.added ? make("span", {}, plural(one?.count ?? 0, "image")) : null,
   );
   return make("li", { class: going.has(name) ? "tile going" : "tile" }, button);
 }
 
-async function choose(name) {
+function choose(name) {
   chosen = name;
   for (const button of byId("memory-list").querySelectorAll(".pick")) {
     button.setAttribute("aria-pressed", String(button.querySelector(".name").title === name));
   }
   map.mark(new Set(found?.names ?? []), chosen);
   const detail = byId("memory-detail");
-  detail.hidden = name === null;
+  const isSmall = matchMedia("(max-width: 62rem)").matches; // there, it would be far below
+  detail.hidden = name === null || isSmall;
+  document.querySelector("dialog.detail")?.close();
   if (name === null) return;
+  if (isSmall) dialog(name, () => details(name), "detail");
+  else detail.replaceChildren(make("h2", {}, name), ...details(name));
+}
+
+function details(name) {
   const one = state.remembered.get(name);
   const fact = (term, text) => [make("dt", {}, term), make("dd", {}, text)];
-  const near = make("ul", { class: "tiles", "aria-label": `Nearest to ${name}` });
-  detail.replaceChildren(
-    make("h2", {}, name),
+  const near = make("ul", { class: "tiles nearest", "aria-label": `Nearest to ${name}` });
+  telling(byId("memory-notice"), async () => {
+    const { classes } = await get(`/v1/memory?limit=5&near=${encodeURIComponent(name)}`);
+    const others = classes.filter((other) => other.name !== name).slice(0, 4);
+    near.replaceChildren(...others.map((other) => tile(other.name, false)));
+  });
+  return [
     make(
       "dl",
       { class: "facts" },
@@ -105,12 +125,7 @@ async function choose(name) {
       { class: "ends" },
       make("button", { type: "button", class: "danger", disabled: going.has(name), onclick: () => forget(name) }, "Forget"),
     ),
-  );
-  await telling(byId("memory-notice"), async () => {
-    const { classes } = await get(`/v1/memory?limit=6&near=${encodeURIComponent(name)}`);
-    const others = classes.filter((other) => other.name !== name).slice(0, 5);
-    near.replaceChildren(...others.map((other) => tile(other.name)));
-  });
+  ];
 }
 
 // The server cannot give back what it forgot, so it is told only when nobody can undo any more.
@@ -124,18 +139,23 @@ async function forget(name) {
   }
   going.add(name);
   drawList();
-  choose(name);
+  showGoing(name);
   toast(`${name} will be forgotten in ${UNDO_SECONDS} seconds.`, {
     seconds: UNDO_SECONDS,
     action: "Undo",
     act: () => {
       going.delete(name);
       drawList();
-      if (chosen === name) choose(name);
+      showGoing(name);
       toast(`${name} is kept.`, { seconds: 3 });
     },
     ended: () => forgetNow([name]),
   });
+}
+
+function showGoing(name) {
+  document.querySelector("dialog.detail")?.close();
+  if (chosen === name && !byId("memory-detail").hidden) choose(name);
 }
 
 export async function forgetNow(gone) {

@@ -143,10 +143,12 @@ function newColumn(box, add) {
 async function addQueries(files) {
   await telling(byId("query-notice"), async () => {
     if (!classes().size) throw new Error("There are no classes yet: add pictures of some above.");
+    const asked = [];
     const refused = await eachBatch(files, async (batch) => {
       const answers = await classify(batch);
-      batch.forEach((file, place) => queries.unshift(queryOf(file, answers[place])));
+      asked.push(...batch.map((file, place) => queryOf(file, answers[place])));
     });
+    queries.unshift(...asked);
     byId("queries").replaceChildren(...queries.map((one) => one.element));
     if (refused.length) throw new Error(refused.join("\n"));
   });
@@ -176,6 +178,12 @@ function queryOf(file, answer) {
   return query;
 }
 
+async function answerAgain(asked) {
+  const answers = [];
+  await eachBatch(asked.map((one) => one.file), async (batch) => answers.push(...(await classify(batch))));
+  if (answers.length === asked.length) asked.forEach((one, place) => one.view.show(answers[place]));
+}
+
 // Answers again when classes, the memory or the coverage have changed.
 let waiting = null;
 function askAll() {
@@ -186,11 +194,6 @@ function askAll() {
       for (const query of queries) query.view.wait("No classes.");
       return;
     }
-    telling(byId("query-notice"), async () => {
-      const asked = [...queries];
-      const answers = [];
-      await eachBatch(asked.map((one) => one.file), async (batch) => answers.push(...(await classify(batch))));
-      if (answers.length === asked.length) asked.forEach((one, place) => one.view.show(answers[place]));
-    });
+    answerAgain([...queries]).catch((error) => say(byId("query-notice"), error));
   }, 150);
 }

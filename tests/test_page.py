@@ -1,0 +1,343 @@
+"""The page, in a real Chromium against a server that listens."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from browsing import (
+    GATE,
+    GATE_AGAIN,
+    RING,
+    RING_AGAIN,
+    Browser,
+    Page,
+    Seen,
+    Strokes,
+    chromium,
+    draw,
+    expect,
+    listening,
+)
+from serving import glyphs, problem, serving
+from vsm.serve.gate import Access
+
+WIDE = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 844}
+TOKEN = "a-token-of-the-tests-0123456789"
+NASTY = "<script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with listening(tmp_path_factory.mktemp("page") / "store.sqlite") as address:
+        yield address
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+def page(browser: Browser, shared: str, seen: Seen) -> Iterator[Page]:
+    """An open page with a task of its own; what it says and asks is checked at the end."""
+    context = browser.new_context(viewport=WIDE, reduced_motion="reduce")  # type: ignore[arg-type]
+    found = context.new_page()
+    found.set_default_timeout(10_000)
+    seen.watch(found)
+    found.goto(shared)
+    ready(found)
+    new_task(found, "of a test")
+    yield found
+    context.close()
+    assert seen.console == []
+    assert {address.split("/v1/")[0].split("/page/")[0].rstrip("/") for address in seen.asked} == {
+        shared
+    }
+
+
+def ready(page: Page) -> None:
+    page.locator("body[data-ready]").wait_for()
+
+
+def new_task(page: Page, name: str) -> None:
+    before = page.url
+    page.locator("#task-new").click()
+    page.locator("#asked").fill(name)
+    page.keyboard.press("Enter")
+    expect(page).not_to_have_url(before)
+    expect(page.locator("#task option:checked")).to_have_text(f"{name} (0 classes)")
+
+
+def teach(page: Page, name: str, strokes: Strokes) -> None:
+    draw(page, "#teach-pad", strokes)
+    page.locator("#teach-name").fill(name)
+    page.locator("#teach-add").click()
+    expect(page.locator("#teach-name")).to_have_value("")
+
+
+def picture(kind: str) -> bytes:
+    image = Image.new("L", (96, 96), 255)
+    pen = ImageDraw.Draw(image)
+    if kind == "cross":
+        pen.line((16, 16, 80, 80), 0, 7)
+        pen.line((80, 16, 16, 80), 0, 7)
+    else:
+        pen.ellipse((16, 16, 80, 80), outline=0, width=7)
+    content = io.BytesIO()
+    image.save(content, "PNG")
+    return content.getvalue()
+
+
+def files(*named: tuple[str, bytes]) -> list[dict[str, object]]:
+    return [{"name": name, "mimeType": "image/png", "buffer": content} for name, content in named]
+
+
+def add_pictures(page: Page, label: str, *named: tuple[str, bytes]) -> None:
+    page.get_by_label("New class").get_by_role("textbox").fill(label)
+    page.get_by_role("button", name="Add class").click()
+    choose(page, f"Choose pictures of {label}", *named)
+
+
+def choose(page: Page, label: str, *named: tuple[str, bytes]) -> None:
+    page.get_by_label(label, exact=True).set_input_files(files(*named))  # type: ignore[arg-type]
+
+
+def test_two_drawn_characters_are_told_apart_and_are_still_there_after_a_reload(
+    page: Page,
+) -> None:
+    teach(page, "ring", RING)
+    teach(page, "gate", GATE)
+    expect(page.locator("#classes .class")).to_have_count(2)
+    draw(page, "#ask-pad", RING_AGAIN)
+    verdict = page.locator("#ask-answer .verdict strong")
+    expect(verdict).to_have_text("ring")
+    expect(page.locator("#ask-answer .bar:not(.nothing)")).to_have_count(2)
+    expect(page.locator("#ask-answer .bar.nothing")).to_contain_text("none of these")
+    expect(page.locator("#recalled .tile img")).to_have_count(5)  # drawn, as these are glyphs
+    page.locator("#ask-clear").click()
+    draw(page, "#ask-pad", GATE_AGAIN)
+    expect(verdict).to_have_text("gate")
+    page.locator("#ask-explain").click()
+    told = page.get_by_role("dialog")
+    expect(told).to_contain_text("Why gate?")
+    expect(told).to_contain_text("more examples could remove")
+    expect(told).to_contain_text("The memory moved gate by")
+    page.keyboard.press("Escape")
+    expect(page.locator("#task-map .prototype")).to_have_count(2)
+    before = page.locator("#task-map .prototype").first.locator("..").get_attribute("transform")
+    teach(page, "ring", RING_AGAIN)
+    expect(page.locator("#task-map .ring")).to_have_count(3)
+    moved = page.locator("#task-map .prototype").first.locator("..").get_attribute("transform")
+    assert moved != before
+    page.reload()
+    ready(page)
+    expect(page.locator("#task option:checked")).to_have_text("of a test (2 classes)")
+    expect(page.locator("#classes .class .name")).to_have_text(["ring", "gate"])
+    expect(page.locator("#classes .example img[src^='blob:']")).to_have_count(3)
+
+
+def test_the_keyboard_alone_adds_a_class(page: Page) -> None:
+    page.locator("#task-delete").focus()
+    page.keyboard.press("Tab")
+    expect(page.locator("#teach-pad")).to_be_focused()
+    page.keyboard.press("Space")
+    for _ in range(8):
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("Shift+ArrowDown")
+    page.keyboard.press("Space")
+    for _ in range(3):  # undo, clear, name
+        page.keyboard.press("Tab")
+    expect(page.locator("#teach-name")).to_be_focused()
+    page.keyboard.type("corner")
+    page.keyboard.press("Enter")
+    expect(page.locator("#classes .class .name")).to_have_text(["corner"])
+    page.locator("#tab-draw").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#tab-photos")).to_be_focused()
+    expect(page.locator("#columns .column .name")).to_have_text(["corner"])
+
+
+def test_what_is_lacking_is_said_where_it_is_lacking(page: Page) -> None:
+    page.locator("#teach-add").click()
+    expect(page.locator("#teach-notice")).to_have_text("Draw the character first.")
+    draw(page, "#teach-pad", RING)
+    expect(page.locator("#teach-notice")).to_be_hidden()
+    page.locator("#teach-add").click()
+    expect(page.locator("#teach-notice")).to_have_text("Name the character first.")
+
+
+def test_a_bad_file_is_named_where_it_was_dropped_and_the_others_are_added(
+    page: Page, seen: Seen
+) -> None:
+    page.locator("#tab-photos").click()
+    notes = ("notes.txt", b"these are no pixels")
+    add_pictures(page, "cross", ("one.png", picture("cross")), notes)
+    add_pictures(page, "circle", ("two.png", picture("circle")))
+    column = page.locator(".column[data-label=cross]")
+    expect(column.get_by_role("alert")).to_contain_text("notes.txt: unreadable or truncated image")
+    expect(column.locator(".example")).to_have_count(1)
+    expect(page.locator(".column[data-label=circle]").get_by_role("alert")).to_be_hidden()
+    choose(page, "Choose pictures to classify", notes, ("three.png", picture("circle")))
+    expect(page.locator("#query-notice")).to_contain_text("notes.txt: unreadable")
+    expect(page.locator(".query .verdict strong")).to_have_text(["circle"])
+    page.get_by_label("Explain three.png").click()
+    expect(page.get_by_role("dialog")).to_contain_text("What circle recalled from memory")
+    page.keyboard.press("Escape")
+    page.locator("#photos-coverage input[type=checkbox]").uncheck()
+    expect(page.locator(".query .bar.nothing")).to_have_count(0)
+    refused = [one for one in seen.console if "422" in one]
+    assert len(refused) == 2  # Chromium tells of every answer that is an error
+    seen.console[:] = [one for one in seen.console if one not in refused]
+
+
+def test_pasted_and_dropped_pictures_go_where_they_are_meant(page: Page) -> None:
+    page.locator("#tab-photos").click()
+    add_pictures(page, "cross", ("one.png", picture("cross")))
+    column = page.locator(".column[data-label=cross]")
+    expect(column.locator(".example")).to_have_count(1)
+    give = """async (element, {kind, content}) => {
+        const data = new DataTransfer();
+        data.items.add(new File([new Uint8Array(content)], `${kind}.png`, {type: "image/png"}));
+        const given = {bubbles: true, cancelable: true};
+        element.dispatchEvent(kind === "drop" ? new DragEvent(kind, {...given, dataTransfer: data})
+            : new ClipboardEvent(kind, {...given, clipboardData: data}));
+    }"""
+    for count, kind in ((2, "drop"), (3, "paste")):
+        column.evaluate(give, {"kind": kind, "content": list(picture("circle"))})
+        expect(column.locator(".example")).to_have_count(count)
+    column.get_by_label("Remove paste.png of cross").click()
+    expect(column.locator(".example")).to_have_count(2)
+    page.locator("#toasts").get_by_role("button", name="Undo").click()
+    expect(column.locator(".example")).to_have_count(3)
+
+
+def test_names_are_text_whatever_they_hold(page: Page) -> None:
+    new_task(page, NASTY)
+    teach(page, NASTY, RING)
+    teach(page, "<b>gate</b>", GATE)
+    draw(page, "#ask-pad", RING_AGAIN)
+    expect(page.locator("#ask-answer .verdict strong")).to_have_text(NASTY)
+    page.locator("#ask-explain").click()
+    expect(page.get_by_role("dialog")).to_contain_text(NASTY)
+    page.keyboard.press("Escape")
+    page.locator("#task-remember").click()
+    expect(page.locator("#toasts")).to_contain_text("2 classes added to the memory")
+    page.locator("#tab-photos").click()
+    expect(page.locator("#columns .name").first).to_have_text(NASTY)
+    choose(page, "Choose pictures to classify", ("<img src=x>.png", picture("circle")))
+    expect(page.locator(".query .file span")).to_have_text("<img src=x>.png")
+    page.locator("#tab-memory").click()
+    page.locator("#memory-search").fill("<script>")
+    expect(page.locator("#memory-list .name")).to_have_text(
+        ["script><img src=x onerror=\"document.title='ran'\">"]
+    )
+    page.locator("#memory-list .pick").click()
+    expect(page.locator("#memory-detail h2")).to_have_text(NASTY)
+    assert page.title() == "VSM"
+    assert page.locator("main script, main b, main img[src='x']").count() == 0
+
+
+def test_what_was_remembered_is_forgotten_unless_that_is_undone(page: Page) -> None:
+    teach(page, "wheel", RING)
+    page.locator("#task-remember").click()
+    expect(page.locator("#task-remember")).to_have_text("Remembered")
+    page.locator("#tab-memory").click()
+    page.locator("#memory-search").fill("wheel")
+    expect(page.locator("#memory-list .tag")).to_have_text(["added"])
+    page.locator("#memory-list .pick").click()
+    forget = page.locator("#memory-detail").get_by_role("button", name="Forget")
+    deleted: list[str] = []
+    page.on("request", lambda one: deleted.append(one.url) if one.method == "DELETE" else None)
+    forget.click()
+    going = page.locator("#toasts .toast", has_text="will be forgotten")
+    going.get_by_role("button", name="Undo").click()
+    expect(page.locator("#toasts")).to_contain_text("wheel is kept.")
+    assert not deleted
+    page.clock.install()
+    forget.click()
+    expect(going).to_be_visible()
+    page.clock.fast_forward(8_000)
+    expect(page.locator("#memory-list .blank")).to_be_visible()
+    expect(page.locator("#toasts")).to_contain_text("wheel forgotten. Nothing of it is left.")
+    assert len(deleted) == 1
+    page.locator("#tab-draw").click()
+    expect(page.locator("#task-remember")).to_have_text("Remember this task")
+
+
+def test_a_phone_shows_everything_without_scrolling_sideways(browser: Browser, shared: str) -> None:
+    context = browser.new_context(
+        viewport=PHONE,  # type: ignore[arg-type]
+        has_touch=True,
+        is_mobile=True,
+    )
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    page.goto(shared)
+    ready(page)
+    new_task(page, "a rather long name of a task that is used on a phone")
+    teach(page, "a-name-without-any-space-" * 5, RING)
+    page.locator("#ask-pad").tap()  # a dot
+    expect(page.locator("#ask-answer .bar:not(.nothing)")).to_have_count(1)
+    for view in ("draw", "photos", "memory"):
+        page.locator(f"#tab-{view}").click()
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= PHONE["width"], view
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (light, dark) == ("rgb(245, 246, 248)", "rgb(15, 18, 24)")
+    context.close()
+
+
+def test_a_token_is_asked_for_and_kept_for_this_tab_only(browser: Browser, tmp_path: Path) -> None:
+    with listening(tmp_path / "store.sqlite", Access(TOKEN)) as address:
+        context = browser.new_context()
+        # What the browser's own prompt would send with the page itself, but not its requests.
+        bearer = {"authorization": f"Bearer {TOKEN}"}
+        for pattern in (f"{address}/", f"{address}/page/*"):
+            context.route(pattern, lambda route: route.continue_(headers=bearer))
+        page = context.new_page()
+        page.goto(address)
+        for given in ("a wrong one", TOKEN):
+            page.get_by_label("Token", exact=True).fill(given)
+            page.keyboard.press("Enter")
+        ready(page)
+        expect(page.locator("#model")).to_contain_text("642 classes remembered")
+        assert page.evaluate("[sessionStorage.length, localStorage.length]") == [1, 0]
+        assert TOKEN not in page.url
+        context.close()
+        # With the browser's own prompt the page need not ask.
+        known = browser.new_context(http_credentials={"username": "me", "password": TOKEN})
+        page = known.new_page()
+        page.goto(address)
+        ready(page)
+        assert page.get_by_role("dialog").count() == 0
+        known.close()
+
+
+def test_characters_that_the_project_draws_have_pictures(tmp_path: Path) -> None:
+    name = "alphabet03/character05"
+    with serving(str(tmp_path / "store.sqlite")) as client:
+        [listed] = client.get(f"/v1/memory?search={name}").json()["classes"]
+        assert listed["has_thumbnail"]
+        assert not listed["added"]
+        content = client.get(f"/v1/memory/{name}/thumbnail").content
+        with Image.open(io.BytesIO(content)) as image:
+            shown = np.asarray(image.resize((28, 28), Image.Resampling.BOX))
+        drawn = glyphs().images[glyphs().image_ids(glyphs().class_names.index(name))[0]][..., 0]
+        assert np.corrcoef(255 - shown.ravel(), drawn.ravel())[0, 1] > 0.95
+        assert shown[0, 0] == 255  # paper
+        client.delete(f"/v1/memory/{name}")
+        for gone in (name, "alphabet03/character99", "alphabet99/character00"):
+            problem(client.get(f"/v1/memory/{gone}/thumbnail"), 404, "class")
