@@ -4,7 +4,6 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
@@ -22,7 +21,6 @@ from browsing import (
     expect,
     listening,
 )
-from serving import glyphs, problem, serving
 from vsm.serve.gate import Access
 
 WIDE = {"width": 1280, "height": 800}
@@ -324,20 +322,3 @@ def test_a_token_is_asked_for_and_kept_for_this_tab_only(browser: Browser, tmp_p
         ready(page)
         assert page.get_by_role("dialog").count() == 0
         known.close()
-
-
-def test_characters_that_the_project_draws_have_pictures(tmp_path: Path) -> None:
-    name = "alphabet03/character05"
-    with serving(str(tmp_path / "store.sqlite")) as client:
-        [listed] = client.get(f"/v1/memory?search={name}").json()["classes"]
-        assert listed["has_thumbnail"]
-        assert not listed["added"]
-        content = client.get(f"/v1/memory/{name}/thumbnail").content
-        with Image.open(io.BytesIO(content)) as image:
-            shown = np.asarray(image.resize((28, 28), Image.Resampling.BOX))
-        drawn = glyphs().images[glyphs().image_ids(glyphs().class_names.index(name))[0]][..., 0]
-        assert np.corrcoef(255 - shown.ravel(), drawn.ravel())[0, 1] > 0.95
-        assert shown[0, 0] == 255  # paper
-        client.delete(f"/v1/memory/{name}")
-        for gone in (name, "alphabet03/character99", "alphabet99/character00"):
-            problem(client.get(f"/v1/memory/{gone}/thumbnail"), 404, "class")

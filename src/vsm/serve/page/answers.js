@@ -17,10 +17,13 @@ export function thumbnail(path, label, classNames = "thumb") {
 
 // A tile in place of a picture that may not be shown, or that there is none of.
 export function letters(name) {
-  const parts = name.split(/[/_\s-]+/).filter(Boolean);
+  const [plain, turn] = name.split(/@(?=\d+$)/); // Omniglot's characters are also remembered turned
+  const parts = plain.split(/[/_\s-]+/).filter(Boolean);
   const first = [...(parts[0] ?? "?")][0];
-  const last = parts.length > 1 ? (/\d+(?=\D*$)/.exec(parts.at(-1))?.[0] ?? [...parts.at(-1)][0]) : "";
-  return make("span", { class: "letters", "aria-hidden": "true" }, `${first.toUpperCase()}${last}`);
+  const last = parts.length > 1 ? (/\d+/.exec(parts.at(-1))?.[0] ?? [...parts.at(-1)][0]) : "";
+  const shown = make("span", { class: "letters", "aria-hidden": "true" }, `${first.toUpperCase()}${last}`);
+  if (turn) shown.append(make("small", {}, `${turn}°`));
+  return shown;
 }
 
 export function classPicture(name) {
@@ -195,7 +198,7 @@ function movedPart({ moved, memory_strength: strength }, label) {
   const found = moved?.[label];
   if (!found || found.length === null) return [];
   const where = found.directions[0];
-  const along = where ? `, most (${percent(where.share)}) along direction ${where.number}` : "";
+  const along = where?.share >= 0.2 ? `, most (${percent(where.share)}) along direction ${where.number}` : "";
   const counted = strength?.[label];
   const weight = counted ? ` The memory counted for ${counted.toFixed(1)} examples.` : "";
   return [

@@ -8,7 +8,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const TIGHT = { left: 15, right: 15, top: 15, bottom: 15 };
 const MILLISECONDS = 700;
 const LONGEST = 18; // characters of a name
-const ROOM = 23; // pixels that a small drawing needs around its middle
+const HALF = { drawing: 15, text: 48, height: 14 }; // pixels around the middle of what was recalled
 const STRETCH = 2; // of the wider axis, at most
 
 export function shape(tag, attributes = {}, ...children) {
@@ -123,14 +123,22 @@ export class TaskMap {
   // Where recalled classes crowd each other or a prototype's name, they become dots.
   #makeRoom() {
     const nodes = [...this.nodes.values()];
-    const boxes = nodes.flatMap(({ kind, label, to }) =>
-      kind === "prototype" ? [[to.x - ROOM, to.x + 74 + 8 * Math.min(LONGEST, label.length), to.y - ROOM, to.y + ROOM]] : [],
-    );
+    const boxes = nodes
+      .filter((node) => node.kind === "prototype")
+      .map(({ label, to }) => ({ ...to, left: 12, right: 56 + 8 * Math.min(LONGEST, label.length) }));
+    const { height } = HALF;
     for (const { kind, element, to } of nodes) {
       if (kind !== "recalled") continue;
-      const crowded = boxes.some(([left, right, top, bottom]) => left < to.x && to.x < right && top < to.y && to.y < bottom);
+      const half = element.querySelector("image") ? HALF.drawing : HALF.text;
+      const box = { ...to, left: half, right: half };
+      const crowded = boxes.some(
+        (one) =>
+          Math.abs(one.y - box.y) < 2 * height &&
+          one.x - one.left < box.x + box.right &&
+          box.x - box.left < one.x + one.right,
+      );
       element.setAttribute("class", crowded ? "crowded" : "roomy");
-      if (!crowded) boxes.push([to.x - ROOM, to.x + ROOM, to.y - ROOM, to.y + ROOM]);
+      if (!crowded) boxes.push(box);
     }
   }
 
@@ -200,7 +208,8 @@ function recalledDrawing(name) {
     return [shape("rect", { class: "tilted", x: -13, y: -13, width: 26, height: 26, rx: 5 }), small, dot];
   }
   const text = shape("text", { class: "far", x: 0, y: 4, "text-anchor": "middle" });
-  text.textContent = name.length > 14 ? `…${name.slice(-13)}` : name;
+  const last = name.slice(name.lastIndexOf("/") + 1) || name;
+  text.textContent = last.length > 15 ? `${last.slice(0, 14)}…` : last;
   return [text, dot];
 }
 
