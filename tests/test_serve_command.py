@@ -18,6 +18,7 @@ from launching_helpers import run
 from serving import MODEL, drawing
 from store_helpers import ENCODER, small_memory
 from vsm.cli import main
+from vsm.serve.server import open_socket
 from vsm.stores import open_store
 
 
@@ -71,6 +72,14 @@ def test_a_taken_port_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
         port = taken.getsockname()[1]
         told = refusal(capsys, "--model", MODEL, "--port", str(port), code=1)
     assert f"127.0.0.1:{port}: Address already in use" in told
+
+
+def test_answers_are_sent_at_once() -> None:
+    with open_socket("127.0.0.1", 0) as listening:
+        with socket.create_connection(listening.getsockname()):
+            connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_missing_extra_is_named(
