@@ -235,25 +235,13 @@ class Plan:
             ),
             *(self._beside_reference(size, usual) for size in REFERENCE_SIZES),
             *(
-                Group(
-                    f"classifier, {model}, {queries:,} pictures",
-                    replace(self.classifier, model=model, queries=queries),
-                    {work: [work] for work in CLASSIFIER_WORKS},
-                    ratios=CLASSIFIER_RATIOS,
-                    suffix=f"_{model}_{queries}",
-                    **usual,
-                )
+                self._classifying(model, queries, "pictures", usual)
                 for queries in self.queries
                 for model in self.models
             ),
             *(
-                Group(
-                    f"classifier, {model}, {queries:,} photographs",
-                    replace(self.classifier, model=model, queries=queries),
-                    {work: [work] for work in CLASSIFIER_WORKS},
-                    ratios=CLASSIFIER_RATIOS,
-                    suffix=f"_{model}_{queries}",
-                    **(memories | {"warm_up": min(1, self.warm_up)}),
+                self._classifying(
+                    model, queries, "photographs", memories | {"warm_up": min(1, self.warm_up)}
                 )
                 for model, queries in self.photographs
             ),
@@ -280,6 +268,17 @@ class Plan:
                 for size in BACKBONE_SIZES
             ),
         ]
+
+    def _classifying(self, model: str, queries: int, pictures: str, usual: Any) -> Group:
+        """What the classifier of a shipped model is asked."""
+        return Group(
+            f"classifier, {model}, {queries:,} {pictures}",
+            replace(self.classifier, model=model, queries=queries),
+            {work: [work] for work in CLASSIFIER_WORKS},
+            ratios=CLASSIFIER_RATIOS,
+            suffix=f"_{model}_{queries}",
+            **usual,
+        )
 
     def _beside_reference(self, size: int, usual: Any) -> Group:
         """A VSM step and the reference on the same tasks, one or all of them at once."""
