@@ -287,6 +287,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways(browser: Browser, s
     teach(page, "a-name-without-any-space-" * 5, RING)
     page.locator("#ask-pad").tap()  # a dot
     expect(page.locator("#ask-answer .bar:not(.nothing)")).to_have_count(1)
+    expect(page.locator("#ask-answer .verdict strong")).to_have_text("None of these")
     for view in ("draw", "photos", "memory"):
         page.locator(f"#tab-{view}").click()
         width = page.evaluate("document.documentElement.scrollWidth")
