@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
             [
                 *("gaussian-cifar-fs", "gaussian-backbones", "gaussian-calibration"),
                 *("gaussian-omniglot", "gaussian-glyphs", "photos", "photos-calibration"),
+                "photos-calibration-20way",
                 *("cifar-fs", "cifar-fs-addressing", "omniglot"),
             ],
         ),
