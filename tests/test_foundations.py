@@ -1,6 +1,8 @@
 """Seeding, atomic files, statistics, run-time set-up."""
 
 import math
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from statistics import correlation, mean, stdev
@@ -218,3 +220,38 @@ def test_confident_and_right_is_calibrated_and_confident_and_wrong_is_not() -> N
 def test_the_allocator_setting_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VSM_KEEP_ALLOCATIONS", "0")
     assert keep_allocations() is False
+
+
+FREEING = """
+import ctypes, sys, threading
+from pathlib import Path
+from vsm.system.allocator import keep_allocations
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+kept = keep_allocations(in_threads=sys.argv[1] == "all")
+
+def pages():
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+def use():
+    before, size = pages(), 200 * 2**20
+    address = libc.malloc(size)
+    ctypes.memset(address, 1, size)
+    libc.free(address)
+    print(kept, (pages() - before) * 4096 > size / 2)
+
+thread = threading.Thread(target=use)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+@pytest.mark.parametrize("threads", ["first", "all"])
+def test_large_memory_that_a_thread_frees_is_kept_on_request(threads: str) -> None:
+    command = [sys.executable, "-c", FREEING, threads]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    if done.stdout.startswith("False"):
+        pytest.skip("another C library")
+    assert done.stdout.split() == ["True", str(threads == "all")]

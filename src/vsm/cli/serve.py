@@ -10,6 +10,7 @@ from vsm.cli.arguments import add_backbone_argument, add_memory_argument
 from vsm.cli.classify import default_model
 from vsm.errors import SettingsError
 from vsm.serve.limits import Limits
+from vsm.system.allocator import keep_allocations
 
 NEEDED = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}
 
@@ -53,11 +54,8 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Open the model and the store, and serve until told to stop."""
     parsed = parser.parse_args(arguments)
     limits = Limits(**parsed.limits.as_dict())
-    missing = [name for module, name in NEEDED.items() if importlib.util.find_spec(module) is None]
-    if missing:
-        raise SettingsError(
-            f"serve needs {', '.join(missing)}: pip install 'variational-semantic-memory[serve]'"
-        )
+    require_serving("serve")
+    keep_allocations(in_threads=True)  # one of which uses the model
 
     from vsm.runs.trained_model import load
     from vsm.serve import server
@@ -74,3 +72,12 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         store = open_store(parsed.store or default_store(name, trained.encoder))
         service = Service(trained, store, limits, keep_originals=parsed.keep_originals)
         server.run(service, access, listening)
+
+
+def require_serving(what: str) -> None:
+    """Say how to install the extra that ``what`` needs, if it is not there."""
+    missing = [name for module, name in NEEDED.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise SettingsError(
+            f"{what} needs {', '.join(missing)}: pip install 'variational-semantic-memory[serve]'"
+        )

@@ -18,6 +18,10 @@ from vsm.serve.fitting import Classifiers, FittedTask
 from vsm.serve.limits import Limits
 from vsm.serve.problems import Problem, logger
 
+NUMBERS_AT_ONCE = 1_250_000
+"""Pixels times channels that pass the model at once, which is 8 photographs: more need more memory,
+which would then vary with the load, and are not faster."""
+
 
 class Job(NamedTuple):
     """Work for the model, and where its result goes.
@@ -166,7 +170,9 @@ class Worker:
         pixels = np.concatenate([job.pixels for job in jobs if job.pixels is not None])
         self.batches += 1
         self.pictures += len(pixels)
-        features = self.trained.embed_samples(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+        at_once = max(1, NUMBERS_AT_ONCE // pixels[0].size)
+        pieces = torch.from_numpy(pixels).permute(0, 3, 1, 2).split(at_once)
+        features = torch.cat([self.trained.embed_samples(piece) for piece in pieces])
         parts = features.split([job.size for job in jobs])
         return {id(job): part for job, part in zip(jobs, parts, strict=True)}
 

@@ -9,11 +9,15 @@ import ctypes
 import os
 import sys
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 
-def keep_allocations() -> bool:
-    """Stop glibc from returning freed memory to the kernel; tell whether that was done."""
+def keep_allocations(in_threads: bool = False) -> bool:
+    """Stop glibc from returning freed memory to the kernel; tell whether that was done.
+
+    ``in_threads``: also what other threads than the first have freed. All then share one arena;
+    those that glibc gives to threads keep nothing that is larger than 64 MB.
+    """
     if sys.platform != "linux" or os.environ.get("VSM_KEEP_ALLOCATIONS") == "0":
         return False
     try:
@@ -22,4 +26,6 @@ def keep_allocations() -> bool:
         return False
     never = -1  # the largest number would still give back what is free beyond 2 GB
     wanted = {_M_MMAP_THRESHOLD: 2**31 - 1, _M_TRIM_THRESHOLD: never, _M_TOP_PAD: 64 * 2**20}
+    if in_threads:
+        wanted[_M_ARENA_MAX] = 1
     return all(mallopt(option, value) == 1 for option, value in wanted.items())
