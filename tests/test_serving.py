@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
+from torch import Tensor
 
 from serving import HERE, LABELS, MODEL, add_task, drawing, parts, problem, queries, serving
-from vsm import FewShotClassifier
+from vsm import FewShotClassifier, TrainedModel
 from vsm.serve.gate import Access
 from vsm.serve.limits import Limits
 
@@ -365,6 +366,48 @@ def test_a_full_queue_and_a_slow_answer_are_told(
 def test_a_bad_field_is_named(shared: TestClient, fields: dict[str, str], field: str) -> None:
     address = f"/v1/tasks/{'0' * 32}/classify"
     problem(shared.post(address, data=fields, files=parts(queries()[0])), 422, field)
+
+
+def test_a_question_is_read_as_the_description_says(client: TestClient) -> None:
+    address = f"/v1/tasks/{add_task(client, labels=LABELS[:2])}/classify"
+    files = parts(queries()[0])
+    plain = client.post(address, files=files).json()
+    assert client.post(address, files=files, data={"reject": "", "explain": ""}).json() == plain
+    explained = client.post(address, files=files, data={"explain": "true"}).json()
+    assert "explanation" in explained["answers"][0]
+    text = [("files", (None, "text"))]
+    assert "files.0: " in problem(client.post(address, files=text), 422, "files.0")
+    problem(client.post(address, json={"files": []}), 422, "files")
+    head = b'Content-Disposition: form-data; name="files"; filename=""'
+    no_file = b"--x\r\n" + head + b"\r\n\r\n\r\n--x--\r\n"
+    form = {"content-type": "multipart/form-data; boundary=x"}
+    problem(client.post(address, content=no_file, headers=form), 422, "files")
+    form = {"content-type": "multipart/form-data"}
+    problem(client.post(address, content=no_file, headers=form), 400, "body")
+    paths = client.get("/openapi.json").json()["paths"]
+    body = paths["/v1/tasks/{task}/classify"]["post"]["requestBody"]
+    schema = body["content"]["multipart/form-data"]["schema"]
+    assert schema["required"] == ["files"]
+    assert set(schema["properties"]) == {"files", "reject", "explain"}
+
+
+def test_a_batch_passes_the_model_in_pieces(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = add_task(client)
+    before = classify(client, task, *queries())
+    monkeypatch.setattr("vsm.serve.worker.NUMBERS_AT_ONCE", 3 * 28 * 28)
+    embed, sizes = TrainedModel.embed_samples, list[int]()
+
+    def noting(trained: TrainedModel, samples: Tensor) -> Tensor:
+        sizes.append(len(samples))
+        return embed(trained, samples)
+
+    monkeypatch.setattr(TrainedModel, "embed_samples", noting)
+    after = classify(client, task, *queries())
+    assert sizes == [3, 1]
+    assert [one["label"] for one in after] == [one["label"] for one in before]
+    assert after[3]["probability"] == pytest.approx(before[3]["probability"], abs=2e-5)
 
 
 def test_other_mistakes_are_named(shared: TestClient) -> None:

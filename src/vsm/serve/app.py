@@ -7,12 +7,13 @@ from importlib.resources import files as package_files
 from pathlib import Path as FilePath
 from typing import Annotated, Any
 
-from fastapi import FastAPI, File, Form, Query, Response, UploadFile
+from fastapi import FastAPI, File, Form, Query, Request, Response, UploadFile
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
 from vsm import __version__
 from vsm.serve import schemas
+from vsm.serve.forms import QUESTION_BODY, question_of
 from vsm.serve.gate import Access, Gate
 from vsm.serve.metrics import Metrics
 from vsm.serve.problems import Problem, add_problem_handlers
@@ -109,23 +110,15 @@ def _add_state_routes(app: FastAPI, service: Service, metrics: Metrics) -> None:
 
 def _add_answer_routes(app: FastAPI, service: Service) -> None:
     @app.post(
-        "/v1/tasks/{task}/classify", response_model=schemas.Answers, summary="Classify pictures"
+        "/v1/tasks/{task}/classify",
+        response_model=schemas.Answers,
+        summary="Classify pictures",
+        openapi_extra=QUESTION_BODY,
     )
-    async def classify(
-        task: str,
-        files: Files,
-        reject: Annotated[
-            float | None,
-            Form(
-                gt=0,
-                lt=1,
-                description="Answer null where a picture is too far from all classes; this share "
-                "of the pictures of these classes is answered.",
-            ),
-        ] = None,
-        explain: Annotated[bool, Form(description="Tell what answers rest on.")] = False,
-    ) -> JSONResponse:
-        return JSONResponse({"answers": await service.classify(task, files, reject, explain)})
+    async def classify(task: str, request: Request) -> JSONResponse:
+        async with question_of(request) as asked:
+            answers = await service.classify(task, asked.files, asked.reject, asked.explain)
+        return JSONResponse({"answers": answers})
 
     @app.post(
         "/v1/tasks/{task}/remember",

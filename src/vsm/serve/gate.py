@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,6 +34,7 @@ SECURITY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+SENT_HEADERS = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 # Chromium reads one challenge per header, so each has its own. Basic makes a browser ask; requests
 # of our page, which asks itself, have a header of ours and are answered without it.
 PROGRAMS, BROWSERS = 'Bearer realm="vsm"', 'Basic realm="vsm", charset="UTF-8"'
@@ -146,9 +147,9 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = MutableHeaders(scope=message)
-            for name, value in SECURITY_HEADERS.items():
-                headers.setdefault(name, value)
+            given = {name for name, _ in message["headers"]}
+            more = [pair for pair in SENT_HEADERS if pair[0] not in given]
+            message["headers"] = [*message["headers"], *more]
             if self.deadline is not None and not self.deadline.expired():
                 self.deadline.reschedule(None)
         await self._send(message)

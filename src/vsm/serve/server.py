@@ -71,6 +71,8 @@ def run(service: Service, access: Access, listening: socket.socket) -> None:
     """Serve until SIGTERM or Ctrl-C; what is under way is finished."""
     config = uvicorn.Config(
         create_app(service, access),
+        loop="auto",  # uvloop and httptools, if they are installed
+        http="auto",
         log_level="warning",
         access_log=False,
         server_header=False,
