@@ -42,6 +42,7 @@ from vsm.benchmarking.timing import Timed, interleaved, quartiles
 from vsm.benchmarking.workloads import (
     ClassifierWorkload,
     EvaluationWorkload,
+    LoadWorkload,
     StatisticsWorkload,
     StepWorkload,
 )
@@ -411,7 +412,8 @@ BUSY_WORKER = """
 import sys, time
 from unittest.mock import MagicMock
 
-heavy = ("torch", "vsm.system.allocator", "vsm.benchmarking.reference", "vsm.benchmarking.works")
+heavy = ["torch", "vsm.system.allocator"]
+heavy += [f"vsm.benchmarking.{name}" for name in ("pictures", "reference", "works")]
 sys.modules.update({name: MagicMock() for name in heavy})
 from vsm.benchmarking import worker
 
@@ -768,7 +770,8 @@ def test_asking_for_help_or_planning_needs_no_torch() -> None:
     assert b"--repeats" in done.stdout
 
 
-def test_every_work_of_the_worker_runs(data_folder: Path) -> None:
+def test_every_work_of_the_worker_runs(data_folder: Path, tmp_path: Path) -> None:
+    load = LoadWorkload(model="glyphs-5w1s", way=2, shot=1, pictures=2)
     arguments: dict[str, tuple[Any, ...]] = {
         "step": (TINY, "vpn"),
         "arithmetic": (TINY, "vpn"),
@@ -777,6 +780,9 @@ def test_every_work_of_the_worker_runs(data_folder: Path) -> None:
         "reference_evaluation": (TINY_EVALUATION,),
         "statistics_update": (StatisticsWorkload(num_features=6, remembered=4, images=2),),
         **dict.fromkeys(CLASSIFIER_WORKS, (TINY_CLASSIFIER,)),
+        "write_pictures": (load, tmp_path),
+        "classify_files": (load, tmp_path, 1),
+        "expect_answers": (load, tmp_path),
     }
     bench = worker.Bench()
     for work in worker.WORKS:

@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from vsm.benchmarking.timing import Timed
@@ -21,52 +22,32 @@ SETTLE_SECONDS = 0.02  # OpenMP's threads spin for some milliseconds after the w
 STOP_SECONDS = 5.0
 
 
-class Worker:
-    """A process that prepares works and times them when told. Use it in a ``with`` block.
+class Process:
+    """A process that is asked to do things. Use it in a ``with`` block.
 
     Args:
-        keep_allocations: set the allocator as ``vsm train`` does; else leave it as glibc has it.
-        threads: of torch; None: torch's own choice.
+        command: runs :func:`vsm.benchmarking.calls.answer_calls`.
+        environment: its variables.
 
     Attributes:
-        metadata: what the process reports about itself.
         process_id: the number under which the system knows the process.
     """
 
-    def __init__(self, keep_allocations: bool, threads: int | None = None) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            COMMAND,
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={k: v for k, v in os.environ.items() if keep_allocations or not _tunes_glibc(k)},
+            env=environment,
             start_new_session=True,  # Ctrl-C is for the parent, which stops its workers
         )
         self.process_id = self._process.pid
-        self._num_works = 0
-        try:
-            self.metadata: dict[str, Any] = self._ask("begin", "", keep_allocations, threads)
-        except BaseException:
-            self.stop()
-            raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def prepare(self, work: str, *arguments: object) -> Timed:
-        """Set up one of ``vsm.benchmarking.worker.WORKS``; return what does and times it there."""
-        name = f"{work} {self._num_works}"
-        self._num_works += 1
-        self._ask("prepare", name, work, arguments)
-
-        def do() -> float:
-            time.sleep(SETTLE_SECONDS)
-            seconds: float = self._ask("run", name)
-            return seconds
-
-        return do
 
     def stop(self) -> None:
         """End the process, even in the middle of a work."""
@@ -77,8 +58,8 @@ class Worker:
             self._process.kill()
         self._process.communicate()  # closes the pipes
 
-    def _ask(self, action: str, name: str, *arguments: object) -> Any:
-        """Let a method of :class:`vsm.benchmarking.worker.Bench` be called there."""
+    def ask(self, action: str, name: str, *arguments: object) -> Any:
+        """Let a method be called there."""
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None
         assert answers is not None
@@ -96,6 +77,45 @@ class Worker:
         if isinstance(answer, VsmError):
             raise answer
         return answer
+
+
+class Worker(Process):
+    """A process that prepares works and times them when told.
+
+    Args:
+        keep_allocations: set the allocator as ``vsm train`` does; else leave it as glibc has it.
+        threads: of torch; None: torch's own choice.
+
+    Attributes:
+        metadata: what the process reports about itself.
+    """
+
+    def __init__(self, keep_allocations: bool, threads: int | None = None) -> None:
+        kept = {k: v for k, v in os.environ.items() if keep_allocations or not _tunes_glibc(k)}
+        super().__init__(COMMAND, kept)
+        self._num_works = 0
+        try:
+            self.metadata: dict[str, Any] = self.ask("begin", "", keep_allocations, threads)
+        except BaseException:
+            self.stop()
+            raise
+
+    def prepare(self, work: str, *arguments: object) -> Timed:
+        """Set up one of ``vsm.benchmarking.worker.WORKS``; return what does and times it there."""
+        name = f"{work} {self._num_works}"
+        self._num_works += 1
+        self.ask("prepare", name, work, arguments)
+
+        def do() -> float:
+            time.sleep(SETTLE_SECONDS)
+            seconds: float = self.ask("run", name)
+            return seconds
+
+        return do
+
+    def outcome(self, work: str, *arguments: object) -> Any:
+        """Do one of ``vsm.benchmarking.worker.WORKS`` once; return what it returns."""
+        return self.ask("outcome", work, arguments)
 
 
 def _tunes_glibc(variable: str) -> bool:

@@ -1,24 +1,14 @@
-"""The other end of :class:`vsm.benchmarking.processes.Worker`: do works when told, and time them.
+"""The other end of :class:`vsm.benchmarking.processes.Worker`: works, done and timed when told."""
 
-Pickled calls of :class:`Bench` come in on standard input, what they return goes out on standard
-output. When standard input ends, so does this process, whatever it is doing: it cannot outlive its
-parent.
-"""
-
-import os
-import pickle
-import queue
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from vsm.benchmarking import reference, works
+from vsm.benchmarking import pictures, reference, works
+from vsm.benchmarking.calls import answer_calls
 from vsm.benchmarking.timing import Work
-from vsm.errors import BenchmarkError, VsmError
 from vsm.system.allocator import keep_allocations
 
 WORKS: dict[str, Callable[..., Work]] = {
@@ -38,6 +28,9 @@ WORKS: dict[str, Callable[..., Work]] = {
     "fit_and_predict": works.fits_and_predictions,
     "predict": works.predictions,
     "explain": works.explanations,
+    "write_pictures": pictures.written,
+    "classify_files": pictures.answers_of_files,
+    "expect_answers": pictures.ranges_of_answers,
 }
 
 
@@ -68,29 +61,14 @@ class Bench:
         self._works[name]()
         return time.perf_counter() - start
 
+    def outcome(self, work: str, arguments: Sequence[Any]) -> object:
+        """Do one of ``WORKS`` once; return what it returns."""
+        return WORKS[work](*arguments)()
+
 
 def main() -> None:
-    """Answer calls until standard input ends; an error of the package is one answer."""
-    answers, sys.stdout = sys.stdout.buffer, sys.stderr  # whatever else is printed is no answer
-    requests: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests,), daemon=True).start()
-    bench = Bench()
-    while True:
-        action, *arguments = requests.get()
-        try:
-            answer = getattr(bench, action)(*arguments)
-        except VsmError as error:
-            answer = BenchmarkError(str(error))
-        pickle.dump(answer, answers)
-        answers.flush()
-
-
-def _read(requests: "queue.SimpleQueue[tuple[Any, ...]]") -> None:
-    try:
-        while True:
-            requests.put(pickle.load(sys.stdin.buffer))
-    finally:
-        os._exit(0)  # the parent is gone or done; a work in progress is of no use to anybody
+    """Answer calls until standard input ends."""
+    answer_calls(Bench())
 
 
 if __name__ == "__main__":

@@ -78,6 +78,58 @@ class StatisticsWorkload:
     images: int = 20
 
 
+@dataclass(frozen=True)
+class LoadWorkload:
+    """A server is given N classes of K images each, and then asked by many clients at once.
+
+    Attributes:
+        model: that is served.
+        way: N.
+        shot: K.
+        pictures: different ones that are asked; the Python classifier is given all as one batch.
+        clients: that ask at the same time, each one picture after another.
+        requests: in all.
+        pairs: turns of the classifier and the clients.
+    """
+
+    model: str = "photos-vsm"
+    way: int = 5
+    shot: int = 5
+    pictures: int = 320
+    clients: int = 32
+    requests: int = 10_000
+    pairs: int = 10
+
+    def __post_init__(self) -> None:
+        least = {"pictures": 1, "clients": 1, "pairs": 1, "requests": 10 * self.pairs}
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                shown = "repeats" if name == "pairs" else name
+                raise SettingsError(
+                    f"{shown}: must be at least {smallest}, got {getattr(self, name)}"
+                )
+
+    @property
+    def settling(self) -> int:
+        """Requests after which the server's memory is read first: a tenth."""
+        return self.requests // 10
+
+    @property
+    def burst(self) -> int:
+        """Requests of each of the turns, which have six tenths together."""
+        return 6 * self.requests // 10 // self.pairs
+
+    @property
+    def paced(self) -> int:
+        """Requests at half the throughput: a tenth."""
+        return self.requests // 10
+
+    @property
+    def rest(self) -> int:
+        """What is left: more of the same, until the server's memory is read last."""
+        return self.requests - self.settling - self.pairs * self.burst - self.paced
+
+
 Workload = StepWorkload | EvaluationWorkload | ClassifierWorkload | StatisticsWorkload
 WORKLOADS: dict[str, type[Workload]] = {
     one.__name__: one

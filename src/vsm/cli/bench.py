@@ -7,12 +7,17 @@ from typing import Any, Literal
 import jsonargparse
 
 from vsm.cli.arguments import add_json_argument
+from vsm.cli.classify import default_model
 from vsm.cli.output import ProgressBar, need_matplotlib, print_json, print_table
 from vsm.cli.running import add_output_argument, require_success, run_jobs
+from vsm.cli.serve import require_serving
 from vsm.errors import SettingsError
 
-BRIEF_ARGUMENTS = ("image_size", "channels", "repeats", "seconds")
-FULL_ARGUMENTS = ("data", "again", "output")
+ARGUMENTS_OF = {
+    "brief": ("image_size", "channels", "repeats", "seconds"),
+    "full": ("data", "again", "output"),
+    "load": ("model", "clients", "pictures", "requests", "repeats", "output"),
+}
 STEP_TITLES = {
     "protonet_step": "training step of protonet",
     "vpn_step": "training step of vpn with the paper's network",
@@ -47,21 +52,80 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--again", action="store_true", help="With --full: measure anew what is measured already."
     )
+    _add_load_arguments(parser)
     add_output_argument(parser, Path("runs/bench"))
     add_json_argument(parser)
+
+
+def _add_load_arguments(parser: jsonargparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--load",
+        action="store_true",
+        help="Measure a server that many clients ask at once, beside the Python classifier, and "
+        "write load.md and load.json into --output.",
+    )
+    parser.add_argument(
+        "--model",
+        type=str,
+        nargs="+",
+        help="With --load: models that vsm models lists, or runs; unset: as classify.",
+    )
+    parser.add_argument("--clients", type=int, default=32, help="With --load: how many ask.")
+    parser.add_argument(
+        "--pictures", type=int, default=320, help="With --load: how many different ones they ask."
+    )
+    parser.add_argument(
+        "--requests", type=int, default=10_000, help="With --load: in all, one picture each."
+    )
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Measure the speed of this machine."""
     parsed = parser.parse_args(arguments)
-    for name in BRIEF_ARGUMENTS if parsed.full else FULL_ARGUMENTS:
-        if parsed[name] != parser.get_default(name):
-            when = "with" if parsed.full else "without"
-            raise SettingsError(f"{name}: has no meaning {when} --full")
+    if parsed.full and parsed.load:
+        raise SettingsError("load: is measured by itself; give one of --full and --load")
+    _check_meaning(parser, parsed, "full" if parsed.full else "load" if parsed.load else "brief")
     if parsed.full:
         _measure_all(parsed)
+    elif parsed.load:
+        _measure_load(parsed)
     else:
         _measure_briefly(parsed)
+
+
+def _check_meaning(
+    parser: jsonargparse.ArgumentParser, parsed: jsonargparse.Namespace, kind: str
+) -> None:
+    """Refuse arguments of the other kinds of measurement."""
+    for name in dict.fromkeys(one for names in ARGUMENTS_OF.values() for one in names):
+        kinds = [one for one, names in ARGUMENTS_OF.items() if name in names]
+        if kind not in kinds and parsed[name] != parser.get_default(name):
+            others = " or ".join(f"--{one}" for one in kinds)
+            when = f"with --{kind}" if "brief" in kinds else f"without {others}"
+            raise SettingsError(f"{name}: has no meaning {when}")
+
+
+def _measure_load(parsed: jsonargparse.Namespace) -> None:
+    """Measure one model after another."""
+    require_serving("bench --load")
+    from vsm.benchmarking.workloads import LoadWorkload
+    from vsm.experiments.load import measure_all, table, write_load
+    from vsm.system.interruption import stop_request
+
+    sizes = {name: parsed[name] for name in ("clients", "pictures", "requests")}
+    workloads = [
+        LoadWorkload(model=name, pairs=parsed.repeats, **sizes)
+        for name in parsed.model or [default_model()]
+    ]
+    with ProgressBar(quiet=parsed.json) as bar, stop_request() as stop:
+        results = measure_all(workloads, parsed.output, parsed.threads, bar, stop)
+    page = write_load(results, parsed.output)
+    if parsed.json:
+        print_json(results)
+        return
+    for result in results["models"]:
+        print_table(*table(result))
+    print(page)
 
 
 def _measure_all(parsed: jsonargparse.Namespace) -> None:

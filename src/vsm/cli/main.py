@@ -30,7 +30,7 @@ COMMANDS = {
     "export": "write a trained model as ONNX, for programs without Python",
     "reproduce": "the paper's tables and figures, one command each, and a report",
     "study": "measure trained runs and their controls, and render a page of results",
-    "bench": "measure training and embedding speed on this machine, in a minute, or everything",
+    "bench": "measure speed on this machine, in a minute, or everything, or a server under load",
 }
 SHARED_COMMANDS = (("train",), ("memory", "learn"))
 """What several processes can do together."""
