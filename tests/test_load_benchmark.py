@@ -70,8 +70,8 @@ def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> 
     ("change", "kind"),
     [
         ({}, "right"),
-        ({"probability": 0.8 + 1e-5}, "right"),
-        ({"probability": 0.8 + 3e-5}, "wrong"),
+        ({"probability": 0.8 + 5e-5}, "right"),
+        ({"probability": 0.8 + 3e-4}, "wrong"),
         ({"probability": 0.7}, "wrong"),
         ({"label": "anchor", "probability": 0.2}, "wrong"),
         ({"label": None, "probability": None}, "wrong"),

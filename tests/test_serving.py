@@ -405,7 +405,8 @@ def test_a_batch_passes_the_model_in_pieces(
 
     monkeypatch.setattr(TrainedModel, "embed_samples", noting)
     after = classify(client, task, *queries())
-    assert sizes == [3, 1]
+    assert sum(sizes) == 4
+    assert max(sizes) <= 3
     assert [one["label"] for one in after] == [one["label"] for one in before]
     assert after[3]["probability"] == pytest.approx(before[3]["probability"], abs=2e-5)
 

@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,8 @@ from vsm.serve.fitting import Classifiers, FittedTask
 from vsm.serve.limits import Limits
 from vsm.serve.problems import Problem, logger
 
-NUMBERS_AT_ONCE = 1_250_000
-"""Pixels times channels that pass the model at once, which is 8 photographs: more need more memory,
+NUMBERS_AT_ONCE = 625_000
+"""Pixels times channels that pass the model at once, which is 4 photographs: more need more memory,
 which would then vary with the load, and are not faster."""
 
 
@@ -60,6 +61,12 @@ class Worker:
         self._next: Job | None = None
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="vsm-model", daemon=True)
+        # Parts of a batch pass the model side by side, each on one core. Threads of torch would
+        # share every layer and wait for each other, and so for whatever else the cores are doing.
+        self._cores = torch.get_num_threads()
+        self._embedding = ThreadPoolExecutor(
+            self._cores, "vsm-embed", initializer=torch.set_num_threads, initargs=(1,)
+        )
 
     def start(self) -> None:
         """Begin to work."""
@@ -70,6 +77,7 @@ class Worker:
         self._is_stopping = True
         self._jobs.put(None)
         self._thread.join()
+        self._embedding.shutdown()
 
     @property
     def is_alive(self) -> bool:
@@ -170,9 +178,10 @@ class Worker:
         pixels = np.concatenate([job.pixels for job in jobs if job.pixels is not None])
         self.batches += 1
         self.pictures += len(pixels)
-        at_once = max(1, NUMBERS_AT_ONCE // pixels[0].size)
+        at_once = max(1, min(NUMBERS_AT_ONCE // pixels[0].size, -(-len(pixels) // self._cores)))
         pieces = torch.from_numpy(pixels).permute(0, 3, 1, 2).split(at_once)
-        features = torch.cat([self.trained.embed_samples(piece) for piece in pieces])
+        each = map if len(pieces) == 1 else self._embedding.map
+        features = torch.cat(list(each(self.trained.embed_samples, pieces)))
         parts = features.split([job.size for job in jobs])
         return {id(job): part for job, part in zip(jobs, parts, strict=True)}
 
