@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ class FittedClasses:
     inferred: InferredPrototypes
     seed: int = 0
 
-    @property
+    @cached_property
     def shots(self) -> list[int]:
         """Images of each class that count, fitted and remembered."""
         pairs = zip(self.examples.support, self.counted, strict=True)

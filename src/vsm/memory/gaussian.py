@@ -12,11 +12,10 @@ from typing import NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vsm.errors import MemoryFileError
 from vsm.memory.consolidation import Consolidation
-from vsm.memory.gaussian_reader import Decomposition, GaussianReader
+from vsm.memory.gaussian_reader import Decomposition, GaussianReader, unit
 from vsm.memory.state import Memory, Observations, SlotMemory
 from vsm.settings import Normalization
 
@@ -156,10 +155,10 @@ class GaussianMemory(SlotMemory):
         normalization = self.how.normalization
         if normalization == "un":
             return features
-        features = F.normalize(features, dim=-1)
+        features = unit(features)
         if normalization == "l2n":
             return features
-        return F.normalize(features - self.center.to(features), dim=-1)
+        return unit(features - self.center.to(features))
 
     @property
     def within(self) -> Tensor:
