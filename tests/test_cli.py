@@ -16,6 +16,7 @@ from PIL import Image
 
 from forked import ForkedPython
 from launching_helpers import finish, wait_for
+from run_helpers import edit_config
 from vsm.cli import main
 from vsm.cli.launch import with_bare_switches
 from vsm.runs.configuration import preset_paths
@@ -210,8 +211,7 @@ def test_weights_that_do_not_fit_the_settings_are_named(
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(runs / "b", copy)
-    config = (copy / "config.yaml").read_text()
-    (copy / "config.yaml").write_text(config.replace("channels: 4", "channels: 8"))
+    edit_config(copy, "channels: 4", "channels: 8")
     assert main(["evaluate", str(copy), "--episodes", "5"]) == 2
     assert "do not fit its settings" in capsys.readouterr().err
     (copy / "config.yaml").write_bytes(b"\xff\xfe\x00")

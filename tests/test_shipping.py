@@ -1,6 +1,7 @@
 """Making models that ship: storing, measuring, refusing, describing."""
 
 import json
+import math
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from vsm.runs.configuration import settings_to_yaml
 from vsm.runs.directory import RunDirectory
 from vsm.runs.trained_model import TrainedModel, load, save_best, store
 from vsm.settings import Method, ModelSettings, OneCycleSettings, PretrainSettings, RunSettings
+from vsm.system.documents import read_json
 from vsm.system.files import write_text
 
 BRIEF = ["--queries", "2", "--episodes", "10"]
@@ -96,7 +98,7 @@ def ship_words(run: Path, output: Path) -> list[str]:
 
 def shipped(run: Path, output: Path, *more: str) -> dict[str, Any]:
     assert ship(run, output, *more) == 0
-    card: dict[str, Any] = json.loads((output / "small" / "card.json").read_text())
+    card: dict[str, Any] = read_json(output / "small" / "card.json")
     return card
 
 
@@ -238,7 +240,7 @@ def test_a_model_that_storing_damaged_is_refused_and_nothing_is_left(
     assert "at most 0.1 are allowed; nothing was written" in line
     assert "--storage float32" in line
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
-    assert json.loads((tmp_path / "small" / "card.json").read_text()) == before
+    assert read_json(tmp_path / "small" / "card.json") == before
     assert ship(run, tmp_path / "new") == 2
     assert list((tmp_path / "new").iterdir()) == []
 
@@ -359,7 +361,7 @@ def test_when_to_answer_none_is_shipped_and_can_be_measured_again_alone(
 ) -> None:
     card = shipped(run, tmp_path, "--storage", "float32", "--calibrate")
     folder = tmp_path / "small"
-    first = json.loads((folder / "calibration.json").read_text())
+    first = read_json(folder / "calibration.json")
     trained = load(run)
     measured = calibrate_on_validation(trained.model, trained.state, tiny_dataset).by_shot
     known = load(folder).thresholds()
@@ -376,8 +378,8 @@ def test_when_to_answer_none_is_shipped_and_can_be_measured_again_alone(
     printed = json.loads(capsys.readouterr().out)
     assert printed == {"model": str(folder), "shots": [1, 2, 5, 10]}
     after = {file.name: file.read_bytes() for file in folder.iterdir()}
-    assert json.loads(after["calibration.json"]) == first
-    assert json.loads(after["card.json"]) == card
+    assert read_json(folder / "calibration.json") == first
+    assert read_json(folder / "card.json") == card
     for name in before.keys() - {"calibration.json"}:
         assert after[name] == before[name], name
     assert main(["models", "calibrate", str(run)]) == 0
@@ -395,6 +397,17 @@ def test_when_to_answer_none_is_shipped_and_can_be_measured_again_alone(
         ),
         ({"thresholds": {"1": {"5": [1.0]}}}, r"calibration.json is damaged: .*199 th"),
         ({"thresholds": 3}, r"calibration.json is damaged"),
+        ({"thresholds": {"1": {"5": [math.nan] * 199}}}, "expected numbers as thresholds"),
+        ({"thresholds": {"1": {"5": ["1"] * 199}}}, "expected numbers as thresholds"),
+        ({"thresholds": {"0": {"5": [1.0] * 199}}}, "at least 1 image"),
+        ({"temperatures": {"1": -1.0}}, "expected temperatures above 0"),
+        ({"temperatures": {"1": 0.0}}, "expected temperatures above 0"),
+        ({"temperatures": {"1": math.nan}}, "expected temperatures above 0"),
+        ({"temperatures": {"1": "1"}}, "expected temperatures above 0"),
+        ({"temperatures": {"x": 1.0}}, "invalid literal"),
+        ({"temperatures": [1.0]}, "calibration.json is damaged"),
+        ({"memory_digest": [1]}, "expected a text as memory_digest"),
+        ({"digest": "0" * 64}, "its digest belongs to other contents"),
     ],
 )
 def test_thresholds_of_another_model_or_damaged_ones_are_named(
@@ -402,7 +415,7 @@ def test_thresholds_of_another_model_or_damaged_ones_are_named(
 ) -> None:
     shipped(run, tmp_path, "--storage", "float32")
     path = tmp_path / "small" / "calibration.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    path.write_text(json.dumps(read_json(path) | change))
     with pytest.raises(RunError, match=named):
         vsm.FewShotClassifier.from_pretrained(tmp_path / "small")
 

@@ -15,6 +15,7 @@ import torch
 import yaml
 from PIL import Image
 
+from run_helpers import edit_config
 from vsm.cli import main
 from vsm.data import open_dataset
 from vsm.errors import RunError
@@ -35,6 +36,7 @@ from vsm.runs.shipped import shipped_names
 from vsm.runs.trained_model import load
 from vsm.seeding import generator
 from vsm.settings import MemorySettings, ModelSettings, RunSettings
+from vsm.system.documents import read_json
 
 ROOT = Path(__file__).parents[1]
 TINY = [
@@ -354,7 +356,7 @@ def test_a_page_shows_what_result_files_hold_and_nothing_else(
     for name in ("a", "b"):
         shutil.copy(measured, tmp_path / f"{name}.yaml")
         (tmp_path / name).mkdir()
-        found = json.loads((measured.parent / "tiny" / "results.json").read_text())
+        found = read_json(measured.parent / "tiny" / "results.json")
         found["study"]["title"] = f"Study {name}"
         found["conditions"][0]["rows"]["memory"]["mean"] = 0.1234 if name == "a" else 0.5678
         (tmp_path / name / "results.json").write_text(json.dumps(found))
@@ -501,8 +503,7 @@ def test_a_study_that_is_no_file_and_results_that_are_none_are_named(
 
 def test_a_training_that_is_not_at_its_end_is_refused(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "memory-0", tmp_path / "run")
-    config = tmp_path / "run" / "config.yaml"
-    config.write_text(config.read_text().replace("steps: 3\n", "steps: 9\n", 1))
+    edit_config(tmp_path / "run", "steps: 3\n", "steps: 9\n")
     with pytest.raises(RunError, match=r"is at step 3 of 9; finish it with vsm train .* --resume"):
         training_record(tmp_path / "run", RunDirectory(tmp_path / "run").settings())
 

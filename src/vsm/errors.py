@@ -7,6 +7,21 @@ class VsmError(Exception):
     exit_code = 2
 
 
+class DocumentError(VsmError, ValueError):
+    """A file is no regular one, too large, or does not hold what it should.
+
+    Attributes:
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, source: object, reason: str) -> None:
+        super().__init__(source, reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return "{}: {}".format(*self.args)
+
+
 class SettingsError(VsmError, ValueError):
     """A setting has a value that cannot work."""
 

@@ -1,14 +1,24 @@
 """Arguments that several commands have."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
+
+from vsm.system.documents import shortened
+
+
+class CommandParser(ArgumentParser):
+    """Says what is wrong in one line, whatever was given."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """See :class:`jsonargparse.ArgumentParser`."""
+        super().error(shortened(message), ex)
 
 
 def add_action(actions: Any, name: str, purpose: str) -> ArgumentParser:
     """Declare a subcommand among ``actions`` and return the parser of its arguments."""
-    parser = ArgumentParser(description=purpose)
+    parser = CommandParser(description=purpose)
     actions.add_subcommand(name, parser, help=purpose)
     return parser
 

@@ -11,7 +11,7 @@ import jsonargparse
 
 from vsm.cli.processes import is_first_process
 from vsm.errors import SettingsError
-from vsm.runs.configuration import AnySettings, instantiate, read_settings
+from vsm.runs.configuration import AnySettings, instantiate, read_sections, read_settings
 from vsm.runs.directory import CONFIG_NAME, METRICS_NAME, RESUME_NAME, require_made_by
 from vsm.runs.shipped import is_shipped
 from vsm.settings import RunSettings
@@ -45,6 +45,7 @@ def parse_run(
 ) -> tuple[jsonargparse.Namespace, AnySettings]:
     """Parse the words after ``command``, make way in the output, return arguments and settings."""
     arguments = with_bare_switches(arguments, kind)
+    _check_files(arguments, kind)
     parsed = parser.parse_args(arguments)
     if parsed.resume and parsed.overwrite:
         raise SettingsError("--resume and --overwrite contradict each other; give one of them")
@@ -52,14 +53,26 @@ def parse_run(
     _check_output(parsed.output, parsed.resume, command)
     resumed = parsed.resume and stored.is_file()
     if resumed:
+        begun = read_settings(kind, stored)
         parsed = parser.parse_args(["--config", str(stored), *arguments])
     settings = _findable(instantiate(kind, parsed))
     if resumed:
-        _refuse_changes(settings, read_settings(kind, stored), parsed.output)
+        _refuse_changes(settings, begun, parsed.output)
     submits = parsed.get("launcher", "none") != "none"  # then the job makes way itself
     if parsed.overwrite and is_first_process() and not submits:
         stored.unlink(missing_ok=True)
     return parsed, settings
+
+
+def _check_files(words: Sequence[str], kind: type[AnySettings]) -> None:
+    """Refuse files of settings that would keep the parser busy, or make it open other files."""
+    named = {after for word, after in pairwise(words) if word == "--config"}
+    named |= {word.partition("=")[2] for word in words if word.startswith("--config=")}
+    for path in map(Path, sorted(named)):
+        if path.exists():
+            values = read_sections(kind, path, verify=False)
+            if "config" in values or not isinstance(values.get("slurm", {}), dict):
+                raise SettingsError(f"{path}: holds the name of another file; give it as --config")
 
 
 def with_bare_switches(words: Sequence[str], kind: type[AnySettings]) -> list[str]:

@@ -80,11 +80,11 @@ def open_command(name: str) -> tuple[ModuleType, "ArgumentParser"]:
     """
     import jsonargparse  # here, so that `vsm --help` answers at once
 
+    from vsm.cli.arguments import CommandParser
+
     module = importlib.import_module(f"vsm.cli.{name}")
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = jsonargparse.ArgumentParser(
-        prog=f"vsm {name}", usage=f"vsm {name} ...", description=COMMANDS[name]
-    )
+    parser = CommandParser(prog=f"vsm {name}", usage=f"vsm {name} ...", description=COMMANDS[name])
     module.add_arguments(parser)
     return module, parser
 

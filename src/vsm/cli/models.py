@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jsonargparse
 
 from vsm.cli.arguments import (
+    CommandParser,
     add_backbone_argument,
     add_json_argument,
     add_protocol_arguments,
@@ -29,7 +30,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare what can be done with models."""
     actions = parser.add_subcommands(dest="action", required=False)
     for name, purpose in ACTIONS.items():
-        action = jsonargparse.ArgumentParser(description=purpose)
+        action = CommandParser(description=purpose)
         if name == "show":
             action.add_argument("name", type=str, help="A shipped model.")
         elif name == "ship":

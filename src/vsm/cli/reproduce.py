@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
-from vsm.cli.arguments import add_json_argument
+from vsm.cli.arguments import CommandParser, add_json_argument
 from vsm.cli.output import console, print_json, print_table
 from vsm.cli.running import (
     add_output_argument,
@@ -38,7 +38,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     actions = parser.add_subcommands(dest="action", required=True)
     shown = {one.name: one.purpose for one in tables().values()}
     for name, purpose in {**OVERVIEWS, **ALL, **shown}.items():
-        action = jsonargparse.ArgumentParser(description=purpose)
+        action = CommandParser(description=purpose)
         if name != "list":
             add_output_argument(action, Path("runs/reproduce"))
         if name not in OVERVIEWS:

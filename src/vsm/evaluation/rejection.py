@@ -85,9 +85,14 @@ class Thresholds:
     def from_dict(stored: Mapping[str, Any]) -> "Thresholds":
         """Restore them from :meth:`as_dict`; a ``ValueError`` if there are not enough."""
         by_shot = {
-            int(shot): {int(way): tuple(map(float, values)) for way, values in ways.items()}
+            int(shot): {int(way): tuple(values) for way, values in ways.items()}
             for shot, ways in stored.items()
         }
+        numbers = [one for ways in by_shot.values() for values in ways.values() for one in values]
+        if any(type(one) not in (int, float) or math.isnan(one) for one in numbers):
+            raise ValueError("expected numbers as thresholds")
+        if any(number < 1 for shot, ways in by_shot.items() for number in (shot, *ways)):
+            raise ValueError("expected thresholds of at least 1 image and class")
         if {len(values) for ways in by_shot.values() for values in ways.values()} != {LEVELS - 1}:
             raise ValueError(f"expected {LEVELS - 1} thresholds each")
         return Thresholds(by_shot)

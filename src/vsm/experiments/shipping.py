@@ -1,6 +1,5 @@
 """Making a model that ships: stored small, measured before and after, described by a card."""
 
-import json
 import re
 import shlex
 import tempfile
@@ -33,6 +32,7 @@ from vsm.runs.shipped import CARD_NAME, Card, find_run
 from vsm.runs.trained_model import calibrate_rejection, load, store
 from vsm.settings import RunSettings
 from vsm.system.devices import ON_CPU, Placement
+from vsm.system.documents import write_json
 from vsm.system.files import atomic_directory, write_text
 from vsm.system.progress import NULL_PROGRESS, Progress
 
@@ -262,7 +262,7 @@ def calibrate(
 
 
 def _write_card(folder: Path, card: Card) -> None:
-    write_text(folder / CARD_NAME, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+    write_json(folder / CARD_NAME, card, indent=2)
 
 
 def _size(folder: Path) -> int:

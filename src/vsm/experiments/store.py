@@ -5,7 +5,6 @@
 atomically: a job without a readable one is not done, and is taken up again.
 """
 
-import json
 import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +15,7 @@ from vsm import __version__
 from vsm.errors import RunError, VsmError
 from vsm.experiments.jobs import Job
 from vsm.runs.directory import RunDirectory
-from vsm.system.files import write_text
+from vsm.system.documents import read_json, write_json
 
 State = Literal["done", "running", "failed", "interrupted", "damaged", "waiting"]
 STATES: tuple[State, ...] = get_args(State)
@@ -84,7 +83,7 @@ class JobStore:
 
     def _read_result(self, job: Job) -> dict[str, Any] | None:
         try:
-            found = json.loads(self.result_file(job).read_text(encoding="utf-8"))
+            found = read_json(self.result_file(job))
             complete = found["key"] == job.key and isinstance(found["outcome"], dict)
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -93,7 +92,7 @@ class JobStore:
     def failure(self, job: Job) -> str | None:
         """Return why a job failed, in one line, if it did."""
         try:
-            return str(json.loads(self.failure_file(job).read_text(encoding="utf-8"))["error"])
+            return str(read_json(self.failure_file(job))["error"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -104,7 +103,7 @@ class JobStore:
 
     def describe(self, job: Job) -> Path:
         """Make the folder of a job with its description, and return it."""
-        write_text(self.folder(job) / "job.json", _pretty(job.as_dict()))
+        write_json(self.folder(job) / "job.json", job.as_dict(), indent=1)
         return self.folder(job)
 
     def begin(self, job: Job) -> None:
@@ -126,14 +125,14 @@ class JobStore:
             "seconds": seconds,
             "outcome": outcome,
         }
-        write_text(self.result_file(job), json.dumps(found, ensure_ascii=False))
+        write_json(self.result_file(job), found)
 
     def write_failure(self, job: Job, error: Exception) -> None:
         """Record why a job failed."""
         line = str(error) if isinstance(error, VsmError) else f"{type(error).__name__}: {error}"
         trace = "".join(traceback.format_exception(error))
         found = {"title": job.title, "error": " ".join(line.split()), "traceback": trace}
-        write_text(self.failure_file(job), _pretty(found))
+        write_json(self.failure_file(job), found, indent=1)
 
     def lock(self, job: Job) -> AbstractContextManager[None]:
         """Hold a job while the block runs, so that no other process works on it.
@@ -162,10 +161,6 @@ class JobStore:
             return False
         with path.open("r+", encoding="utf-8") as file:
             return not _try_lock(file)
-
-
-def _pretty(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=1) + "\n"
 
 
 @contextmanager

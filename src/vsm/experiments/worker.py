@@ -4,17 +4,17 @@ Exit codes: 0 done, 2 failed (the job's folder says why), 128 + signal when stop
 """
 
 import importlib
-import json
 import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vsm.errors import RunError
+from vsm.errors import DocumentError, RunError
 from vsm.experiments.execution import execute
 from vsm.experiments.jobs import Job
 from vsm.system.allocator import keep_allocations
+from vsm.system.documents import read_object
 from vsm.system.interruption import Interrupted
 
 
@@ -22,13 +22,13 @@ def work(root: str, key: str) -> int:
     """Do the job that ``job.json`` in its folder describes, and return the exit code."""
     keep_allocations()
     described = Path(root) / "jobs" / key / "job.json"
-    job = Job.from_dict(json.loads(described.read_text(encoding="utf-8")))
     try:
+        job = Job.from_dict(read_object(described))
         execute(Path(root), job)
     except Interrupted as interruption:
         print(interruption, file=sys.stderr)
         return interruption.exit_code
-    except RunError as error:
+    except (RunError, DocumentError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -1,7 +1,6 @@
 """What was measured on validation classes and is stored with a model: ``calibration.json``."""
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vsm.errors import RunError
+from vsm.errors import DocumentError, RunError
 from vsm.evaluation.rejection import Thresholds
 from vsm.memory.named import NamedMemory
-from vsm.system.files import write_text
+from vsm.system.documents import read_object, shortened, write_json
 
 
 @dataclass(frozen=True)
@@ -54,17 +53,22 @@ class Calibration:
 
     @staticmethod
     def from_dict(stored: dict[str, Any]) -> "Calibration":
-        """Return what :meth:`as_dict` described."""
-        thresholds = stored["thresholds"]
-        return Calibration(
-            {int(shot): float(value) for shot, value in stored["temperatures"].items()},
-            None if thresholds is None else Thresholds.from_dict(thresholds),
-            stored["memory_digest"],
-        )
+        """Return what :meth:`as_dict` described, or raise a ``ValueError``."""
+        thresholds, digest = stored["thresholds"], stored["memory_digest"]
+        temperatures = {int(shot): value for shot, value in stored["temperatures"].items()}
+        for shot, value in temperatures.items():
+            if type(value) not in (int, float) or not 0 < value < math.inf or shot < 1:
+                raise ValueError(
+                    f"expected temperatures above 0 of at least 1 shot, got {shortened(value)}"
+                )
+        if not isinstance(digest, str | None):
+            raise TypeError(f"expected a text as memory_digest, got {shortened(digest)}")
+        found = None if thresholds is None else Thresholds.from_dict(thresholds)
+        return Calibration(temperatures, found, digest)
 
     def write(self, path: Path, fingerprint: str) -> None:
         """Store it with the model whose encoder has this fingerprint."""
-        write_text(path, json.dumps({"encoder": fingerprint, **self.as_dict()}) + "\n")
+        write_json(path, {"encoder": fingerprint, **self.as_dict()})
 
     @staticmethod
     def read(path: Path, fingerprint: str) -> "Calibration":
@@ -72,11 +76,12 @@ class Calibration:
         if not path.is_file():
             return NO_CALIBRATION
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            measured_with, found = stored["encoder"], Calibration.from_dict(stored)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            stored = read_object(path)
+            measured_with, found = str(stored["encoder"]), Calibration.from_dict(stored)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            reason = error.reason if isinstance(error, DocumentError) else shortened(repr(error))
             raise RunError(
-                f"{path} is damaged: {error!r}; delete it, and measure it again with vsm models "
+                f"{path} is damaged: {reason}; delete it, and measure it again with vsm models "
                 f"calibrate {path.parent}"
             ) from error
         if measured_with != fingerprint:

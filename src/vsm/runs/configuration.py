@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 import jsonargparse
 import yaml
 
-from vsm.errors import SettingsError
+from vsm.errors import DocumentError, SettingsError
 from vsm.settings import PretrainSettings, RunSettings
+from vsm.system.documents import read_mapping, shortened, with_digest_line
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -34,8 +35,9 @@ def preset_paths(name: str) -> list[Path]:
 
 
 def settings_to_yaml(settings: RunSettings | PretrainSettings) -> str:
-    """Return the settings as YAML, in the order of their declaration."""
-    return yaml.safe_dump(dataclasses.asdict(settings), sort_keys=False, allow_unicode=True)
+    """Return the settings as YAML, in the order of their declaration, and a digest of that."""
+    text = yaml.safe_dump(dataclasses.asdict(settings), sort_keys=False, allow_unicode=True)
+    return with_digest_line(text)
 
 
 def settings_from_files(*paths: Path) -> RunSettings:
@@ -45,11 +47,56 @@ def settings_from_files(*paths: Path) -> RunSettings:
 
 def read_settings(kind: type[ReadSettings], *paths: Path) -> ReadSettings:
     """Read settings of one kind from YAML files; later files override earlier ones."""
-    words = [part for path in paths for part in ("--config", str(path))]
+    parsed = None
+    for path in paths:
+        parsed = _parsed(kind, read_sections(kind, path), path, parsed)
+    assert parsed is not None
+    return instantiate(kind, parsed)
+
+
+def read_sections(kind: type, path: Path, verify: bool = True) -> dict[str, Any]:
+    """Read a YAML file of settings as it is, where the sections of ``kind`` are mappings.
+
+    The parser would take a text in place of one for the name of a file, and open that. ``verify``
+    is for files that the package wrote, which people should not change.
+    """
     try:
-        return instantiate(kind, _reader(kind).parse_args(words))
-    except (argparse.ArgumentError, jsonargparse.ArgumentError) as error:
-        raise SettingsError(f"{', '.join(map(str, paths))}: {error}") from error
+        values = read_mapping(path, verify)
+    except DocumentError as error:
+        raise SettingsError(str(error)) from error
+    require_sections(kind, values, path)
+    return values
+
+
+def require_sections(kind: type, values: Any, source: Path) -> None:
+    """Refuse nested plain values that are no mappings where settings have sections."""
+    if not isinstance(values, dict):
+        raise SettingsError(f"{source}: expected a mapping of settings, got {_shown(values)}")
+    types = get_type_hints(kind)
+    for name, value in values.items():
+        if not isinstance(name, str) or name.startswith("__"):
+            raise SettingsError(f"{source}: expected names of settings, got {_shown(name)}")
+        if dataclasses.is_dataclass(types.get(name)):
+            if not isinstance(value, dict):
+                raise SettingsError(
+                    f"{source}: {name} has settings of its own, as in '{name}: {{…}}', got "
+                    f"{_shown(value)}"
+                )
+            require_sections(types[name], value, source)
+
+
+def _parsed(
+    kind: type, values: Any, source: Path, base: jsonargparse.Namespace | None = None
+) -> jsonargparse.Namespace:
+    """Check values, and return them over ``base``."""
+    try:
+        return _reader(kind).parse_object(values, base)
+    except (argparse.ArgumentError, jsonargparse.ArgumentError, TypeError, ValueError) as error:
+        raise SettingsError(f"{source}: {shortened(error)}") from error
+
+
+def _shown(value: object) -> str:
+    return shortened(repr(value), 60)
 
 
 @functools.cache
@@ -57,16 +104,13 @@ def _reader(kind: type) -> jsonargparse.ArgumentParser:
     """Return the parser of one kind of settings; making it takes longer than reading with it."""
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind)
-    parser.add_argument("--config", action="config")
     return parser
 
 
 def check_settings(kind: type[ReadSettings], values: Any, source: Path) -> ReadSettings:
     """Check the nested plain values of settings of one kind, as stored in ``source``."""
-    try:
-        return instantiate(kind, _reader(kind).parse_object(values))
-    except (argparse.ArgumentError, jsonargparse.ArgumentError, TypeError) as error:
-        raise SettingsError(f"{source}: {error}") from error
+    require_sections(kind, values, source)
+    return instantiate(kind, _parsed(kind, values, source))
 
 
 def instantiate(kind: type[ReadSettings], parsed: jsonargparse.Namespace) -> ReadSettings:

@@ -12,11 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
-import yaml
-
-from vsm.errors import RunError, SettingsError
+from vsm.errors import DocumentError, RunError, SettingsError
 from vsm.runs.configuration import ReadSettings, read_settings, settings_to_yaml
 from vsm.settings import PretrainSettings, RunSettings
+from vsm.system.documents import (
+    MOST_JSON_BYTES,
+    parsed_json,
+    read_file,
+    read_yaml,
+    with_digest,
+)
 from vsm.system.files import write_text
 
 CONFIG_NAME = "config.yaml"
@@ -35,8 +40,8 @@ LOG_EVERY = 10
 def require_made_by(command: str, path: Path) -> None:
     """Refuse a directory whose config.yaml another command wrote."""
     try:
-        keys = yaml.safe_load((path / CONFIG_NAME).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, yaml.YAMLError):
+        keys = read_yaml(path / CONFIG_NAME)
+    except (FileNotFoundError, NotADirectoryError, DocumentError):
         return  # reading it reports the error
     for key, maker in COMMAND_OF_KEY.items():
         if maker != command and isinstance(keys, dict) and key in keys:
@@ -44,6 +49,10 @@ def require_made_by(command: str, path: Path) -> None:
                 f"{path} was written by vsm {maker}, but one of vsm {command} is needed; "
                 "choose another directory"
             )
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(with_digest(row)) + "\n"
 
 
 class StepLog:
@@ -55,7 +64,7 @@ class StepLog:
     def write(self, row: dict[str, Any]) -> None:
         """Append one row."""
         if self._file is not None:
-            self._file.write(json.dumps(row) + "\n")
+            self._file.write(_line(row))
             self._file.flush()
 
     def step(self, position: dict[str, int], measured: dict[str, float], advice: str = "") -> None:
@@ -155,15 +164,18 @@ class Directory:
             raise
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return every complete measurement; a line cut short by a kill is passed over."""
+        """Return every complete measurement; a last line cut short by a kill is passed over."""
         if not self.metrics.is_file():
             return []
+        *lines, _ = read_file(self.metrics, MOST_JSON_BYTES).split(b"\n")
         rows = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                continue
+        for number, line in enumerate(lines, 1):
+            row = parsed_json(line, f"{self.metrics}, line {number}")
+            if not isinstance(row, dict) or type(row.get("step")) is not int:
+                raise RunError(
+                    f"{self.metrics}, line {number}: is no measurement at a step; remove that line"
+                )
+            rows.append(row)
         return rows
 
     def read_validations(self) -> list[dict[str, Any]]:
@@ -180,7 +192,7 @@ class Directory:
             yield StepLog(None)
             return
         kept = [row for row in self.read_metrics() if row["step"] <= step]
-        write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
+        write_text(self.metrics, "".join(map(_line, kept)))
         with self.metrics.open("a", encoding="utf-8") as file:
             yield StepLog(file)
 

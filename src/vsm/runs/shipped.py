@@ -5,16 +5,16 @@ JSON object that says what it is, how good it was measured to be, and how it was
 takes a run directory therefore takes a shipped model. Nothing here imports torch.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-from vsm.errors import RunError
+from vsm.errors import DocumentError, RunError
 from vsm.runs.directory import CONFIG_NAME
+from vsm.system.documents import read_json
 
 MODELS = Path(__file__).parents[1] / "models"
 CARD_NAME = "card.json"
-NEEDED = ("name", "way", "shot", "encoder")
+NEEDED = {"name": str, "way": int, "shot": int, "encoder": dict}
 """What code reads of a card; the rest is for people."""
 
 Card = dict[str, Any]
@@ -59,13 +59,17 @@ def read_card(folder: Path) -> Card | None:
     if not path.is_file():
         return None
     try:
-        card: Card = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunError(f"{path} is damaged: {error}") from error
+        card = read_json(path)
+    except DocumentError as error:
+        raise RunError(f"{path} is damaged: {error.reason}") from error
     missing = [key for key in NEEDED if not isinstance(card, dict) or key not in card]
     if missing:
         raise RunError(f"{path} is not a model's card: it lacks {', '.join(missing)}")
-    return card
+    wrong = [key for key, kind in NEEDED.items() if type(card[key]) is not kind]
+    if wrong:
+        raise RunError(f"{path} is damaged: {wrong[0]} is no {NEEDED[wrong[0]].__name__}")
+    found: Card = card
+    return found
 
 
 def shipped_card(name: str) -> Card:

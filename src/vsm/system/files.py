@@ -44,9 +44,12 @@ def locked(target: Path) -> Iterator[None]:
 
 
 def write_text(target: Path, text: str) -> None:
-    """Write ``text`` to ``target`` atomically, as UTF-8."""
+    r"""Write ``text`` to ``target`` atomically, as UTF-8.
+
+    Of names that are not, bytes are written as ``\udcff``, which JSON reads as the same name.
+    """
     with atomic_path(target) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 @contextmanager

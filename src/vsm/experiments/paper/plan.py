@@ -20,7 +20,7 @@ from vsm.experiments.paper.budgets import Budget, Unavailable, budget
 from vsm.experiments.paper.catalog import Column, PaperTable, Row, table
 from vsm.experiments.store import JobStore
 from vsm.settings import PretrainSettings, RunSettings
-from vsm.system.files import write_text
+from vsm.system.documents import read_object, write_json
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def remember(store: JobStore, request: Request) -> Request:
     path = store.root / "requests" / f"{name}.json"
     if path.is_file():
         request = _read_request(path).joined(request)
-    write_text(path, json.dumps(asdict(request), ensure_ascii=False, indent=1) + "\n")
+    write_json(path, asdict(request), indent=1)
     return request
 
 
@@ -216,7 +216,7 @@ def requests(store: JobStore) -> list[Request]:
 
 def _read_request(path: Path) -> Request:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_object(path)
         return Request(**{**values, "data": tuple(values["data"]), "rows": tuple(values["rows"])})
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(

@@ -1,19 +1,16 @@
 """What a study asks for, read from its YAML file, and where its results go."""
 
-import json
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import yaml
-
 from vsm import __version__
-from vsm.errors import RunError, SettingsError
-from vsm.runs.configuration import read_settings
+from vsm.errors import DocumentError, RunError, SettingsError
+from vsm.runs.configuration import check_settings
 from vsm.runs.shipped import shipped_names
 from vsm.settings import BaselineName
-from vsm.system.files import write_text
+from vsm.system.documents import read_mapping, read_object, write_json
 
 BatchNorm = Literal["inductive", "transductive"]
 Found = dict[str, Any]
@@ -202,7 +199,7 @@ class Study:
     def write_results(self, found: Found) -> Found:
         """Write the result file, and return all that it holds."""
         found = {"package": __version__, "study": asdict(self.settings), **found}
-        write_text(self.results, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
+        write_json(self.results, found, indent=1)
         return found
 
     def read_results(self) -> Found:
@@ -211,10 +208,10 @@ class Study:
         if not self.results.is_file():
             raise RunError(f"{self.results} is not there yet; {again} first")
         try:
-            found: Found = json.loads(self.results.read_text(encoding="utf-8"))
+            found: Found = read_object(self.results)
             if not PARTS[self.settings.kind] <= found.keys():
                 raise ValueError("parts are missing")
-        except (ValueError, AttributeError) as error:
+        except ValueError as error:
             raise RunError(f"{self.results} is half-written or damaged; {again} again") from error
         return found
 
@@ -224,10 +221,10 @@ def read_study(path: Path) -> Study:
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         raise SettingsError(f"study: expected a YAML file, and {path} is none")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if isinstance(values, dict) and values.get("kind") == "uncertainty":
-            return Study(path, read_settings(UncertaintySettings, path))
-        return Study(path, read_settings(StudySettings, path))
-    except (SettingsError, yaml.YAMLError) as error:
+        values = read_mapping(path)
+        if values.get("kind") == "uncertainty":
+            return Study(path, check_settings(UncertaintySettings, values, path))
+        return Study(path, check_settings(StudySettings, values, path))
+    except (SettingsError, DocumentError) as error:
         reason = " ".join(str(error).removeprefix(f"{path}: ").split())
         raise SettingsError(f"{path}: {reason}") from error
