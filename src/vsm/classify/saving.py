@@ -1,5 +1,6 @@
 """A fitted classifier as one safetensors file: model, memories and examples."""
 
+import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,14 @@ import torch
 from torch import Tensor
 
 from vsm.classify.fitted import Examples
-from vsm.errors import RunError
+from vsm.errors import RunError, VsmError
 from vsm.memory.named import NamedMemory, restored_memory
 from vsm.runs.calibration import Calibration
 from vsm.runs.configuration import check_settings
 from vsm.runs.trained_model import TrainedModel, restored_model, trusted_settings
 from vsm.settings import RunSettings
 from vsm.system.devices import Placement
+from vsm.system.documents import shortened
 from vsm.system.tensor_files import load_tensors, save_tensors, strip_prefix
 
 KIND, FORMAT = "classifier", 3
@@ -67,17 +69,20 @@ def write_classifier(path: Path, saved: Saved) -> None:
 def read_classifier(path: Path, backbone: str | None, placement: Placement) -> Saved:
     """Read what :func:`write_classifier` wrote, or say what is wrong with it."""
     tensors, metadata = load_tensors(path)
-    if not isinstance(metadata, dict) or metadata.get("kind") != KIND:
+    if metadata.get("kind") != KIND:
         raise RunError(f"{path} does not hold a classifier; write one with save")
-    if metadata["format"] != FORMAT:
+    if metadata.get("format") != FORMAT:
         raise RunError(
-            f"{path} has format {metadata['format']}, but this version reads {FORMAT}; use the "
-            "version of vsm that wrote it"
+            f"{path} has format {shortened(metadata.get('format'), 20)}, but this version reads "
+            f"{FORMAT}; use the version of vsm that wrote it"
         )
     try:
         return _restored(tensors, metadata, path, backbone, placement)
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise RunError(f"{path} is damaged: its parts do not fit ({error!r})") from error
+    except VsmError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        reason = shortened(repr(error))
+        raise RunError(f"{path} is damaged: its parts do not fit ({reason})") from error
 
 
 def _restored(
@@ -103,12 +108,33 @@ def _restored(
         features.split(tensors["support.sizes"].tolist()),
         tuple(tensors["support.remembered"].tolist()),
     )
+    for memory in memories.values():
+        memory.memory.check(trained.model.num_features)
+    _require_examples(examples, trained.model.num_features)
+    temperature, seed = metadata["temperature"], metadata["seed"]
+    if temperature is not None and not 0 < temperature < math.inf:
+        raise ValueError(f"expected a temperature above 0, got {temperature}")
+    if type(metadata["has_encoder"]) is not bool or type(seed) is not int:
+        raise TypeError("expected a truth value as has_encoder and a number as seed")
     return Saved(
         trained,
         metadata["has_encoder"],
         memories.get("memory"),
         memories.get("recalled"),
         examples,
-        metadata["temperature"],
-        metadata["seed"],
+        temperature,
+        seed,
     )
+
+
+def _require_examples(examples: Examples, width: int) -> None:
+    """Raise a ``ValueError`` unless every class has a label, rows of features, and the rest."""
+    count = len(examples.labels)
+    if not len(examples.support) == len(examples.remembered) == count > 0:
+        raise ValueError("other numbers of labels than of examples")
+    if not all(isinstance(label, str | int | float) for label in examples.labels):
+        raise ValueError("labels are texts or numbers")
+    if len(set(examples.labels)) < count:
+        raise ValueError("two classes have the same label")
+    if any(rows.ndim != 2 or rows.shape[1] != width for rows in examples.support):
+        raise ValueError("examples have another number of features")

@@ -1,5 +1,6 @@
 """Pictures and rows of features that users give, checked and made into a model's inputs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ Numbers are uint8, or floats from 0 to 1."""
 
 INK_DATA = ("glyphs", "omniglot")
 """Datasets of ink on paper, in which ink is high and paper 0 whatever it was before."""
+
+
+LARGEST_SIDE = 4096
+RESAMPLINGS = tuple(one.name.lower() for one in Image.Resampling)
 
 
 @dataclass(frozen=True)
@@ -53,9 +58,21 @@ class Preprocessing:
 
     @staticmethod
     def of_fields(stored: Mapping[str, Any]) -> "Preprocessing":
-        """Return it with the fields that are given."""
+        """Return it with the fields that are given, or raise what says that they cannot be."""
         constants = {name: tuple(map(float, stored[name])) for name in ("mean", "std")}
-        return Preprocessing(**{**stored, **constants})
+        found = Preprocessing(**{**stored, **constants})
+        numbers = {len(found.mean), len(found.std), found.channels}
+        if found.channels not in (1, 3) or numbers != {found.channels}:
+            raise ValueError(f"expected 1 or 3 channels, got {found.channels}, {constants}")
+        if type(found.side) is not int or not 0 < found.side <= LARGEST_SIDE:
+            raise ValueError(f"side: expected 1 to {LARGEST_SIDE} pixels, got {found.side!r}")
+        if not all(map(math.isfinite, found.mean)) or not all(0 < s < math.inf for s in found.std):
+            raise ValueError(f"expected finite means and standard deviations, got {constants}")
+        if found.crop is not None and not 0 < found.crop <= 1:
+            raise ValueError(f"crop: expected a share in (0, 1], got {found.crop}")
+        if type(found.ink) is not bool or found.resampling not in (None, *RESAMPLINGS):
+            raise ValueError(f"unknown ink {found.ink!r} or resampling {found.resampling!r}")
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """Return what :meth:`from_dict` takes, without what is not used; ready for JSON."""

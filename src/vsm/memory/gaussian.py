@@ -16,7 +16,7 @@ from torch import Tensor
 from vsm.errors import MemoryFileError
 from vsm.memory.consolidation import Consolidation
 from vsm.memory.gaussian_reader import Decomposition, GaussianReader, unit
-from vsm.memory.state import Memory, Observations, SlotMemory
+from vsm.memory.state import Memory, Observations, SlotMemory, is_integer, require_shapes
 from vsm.settings import Normalization
 
 NORMALIZATIONS: tuple[Normalization, ...] = get_args(Normalization)
@@ -89,6 +89,32 @@ class GaussianMemory(SlotMemory):
         for name, value in self.tensors().items():  # files may hold less than double precision
             if value.is_floating_point():
                 object.__setattr__(self, name, value.double())
+
+    def check(self, width: int | None = None) -> None:
+        """See :class:`Memory`."""
+        super().check(width)
+        slots, width = self.content.shape
+        matrices = {"center": ("D",), "factors": ("R", "D"), "shared_scatter": ("D", "D")}
+        numbers = matrices | {"reading": ("6",)}
+        require_shapes(
+            self.tensors(), numbers, torch.is_floating_point, D=width, **{"6": len(Reading._fields)}
+        )
+        counts = {"factor_rows": ("A",), "freedom": ("A",), "shared_freedom": ()}
+        require_shapes(self.tensors(), counts, is_integer, A=slots)
+        if (self.factor_rows < 0).any() or self.factor_rows.sum() != len(self.factors):
+            raise ValueError("its factor_rows are not those of its factors")
+        if (self.freedom < 0).any() or self.shared_freedom < 0:
+            raise ValueError("its degrees of freedom are negative")
+        kind, epsilon, beta, rho, scale, noise = self.reading.tolist()
+        if not (
+            kind in range(len(NORMALIZATIONS))
+            and epsilon > 0
+            and beta >= 0
+            and 0 <= rho <= 1
+            and 0 < scale < torch.inf
+            and 0 < noise < torch.inf
+        ):
+            raise ValueError(f"its reading {self.reading.tolist()} is none that works")
 
     @staticmethod
     def begin(center: Tensor, reading: Reading) -> "GaussianMemory":

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from vsm.errors import SettingsError
 from vsm.memory.consolidation import Consolidation
 from vsm.memory.recall import MemoryPrior, Recall, Recollection, SupportSet
-from vsm.memory.state import Mask, Memory, Observations
+from vsm.memory.state import Mask, Memory, Observations, is_integer, require_shapes
 from vsm.nn.networks import GaussianNetwork, Perceptron
 from vsm.probability import DiagonalGaussian, bounded_log_variance, unbounded_log_variance
 from vsm.seeding import Randomness
@@ -65,6 +65,14 @@ class KanervaMemory(Memory):
             torch.zeros(num_slots, num_features, dtype=torch.float64),
             torch.zeros((), dtype=torch.int64),
         )
+
+    def check(self, width: int | None = None) -> None:
+        """See :class:`Memory`."""
+        sums = {"weight_products": ("S", "S"), "weighted_sums": ("S", "D")}
+        require_shapes(self.tensors(), sums, torch.is_floating_point, D=width)
+        require_shapes(self.tensors(), {"count": ()}, is_integer)
+        if self.count < 0:
+            raise ValueError("its count is negative")
 
     def __len__(self) -> int:
         return len(self.weight_products) if self.count > 0 else 0

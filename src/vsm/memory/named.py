@@ -23,6 +23,7 @@ from vsm.memory.gaussian import GaussianMemory
 from vsm.memory.kanerva import KanervaMemory
 from vsm.memory.state import Memory, Observations, SlotMemory
 from vsm.settings import MemorySettings, RunSettings
+from vsm.system.documents import shortened
 from vsm.system.files import atomic_path, write_text
 from vsm.system.tensor_files import fingerprint, save_tensors
 
@@ -41,6 +42,14 @@ class EncoderIdentity(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} [{self.fingerprint[:12]}]"
+
+    @staticmethod
+    def stored(values: Mapping[str, Any]) -> "EncoderIdentity":
+        """Return what ``_asdict`` gave and a file kept, or raise a ``TypeError``."""
+        found = EncoderIdentity(**values)
+        if not all(isinstance(value, str) for value in found):
+            raise TypeError("name and fingerprint of an encoder are texts")
+        return found
 
     @staticmethod
     def of(settings: RunSettings, weights: Mapping[str, Tensor]) -> "EncoderIdentity":
@@ -334,14 +343,30 @@ def restored_memory(tensors: dict[str, Tensor], metadata: Any, source: Path) -> 
     single = {name: t.float() if t.dtype == torch.float16 else t for name, t in tensors.items()}
     try:
         memory = KINDS[frozenset(tensors)](**single)
-        names, encoder = tuple(metadata["class_names"]), EncoderIdentity(**metadata["encoder"])
-        provenance = tuple(metadata["provenance"])
+        memory.check()
+        names, encoder = tuple(metadata["class_names"]), EncoderIdentity.stored(metadata["encoder"])
+        provenance = _checked_provenance(metadata["provenance"])
         method, step = metadata["method"], metadata["step"]
-    except (KeyError, TypeError) as error:
-        raise RunError(f"memory: {source} does not hold a memory ({error!r})") from error
+        if not all(isinstance(name, str) for name in (*names, method)) or type(step) is not int:
+            raise TypeError("class_names and method are texts, and step is a number")
+        if len(set(names)) < len(names):
+            raise ValueError("two slots have the same name")
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = shortened(repr(error) if isinstance(error, KeyError) else error)
+        raise RunError(f"memory: {source} does not hold a memory ({reason})") from error
     if len(names) != len(memory.slot_classes):
         raise RunError(f"memory: {source} has {len(memory)} slots but {len(names)} names")
     return NamedMemory(memory, names, encoder, provenance, method, step)
+
+
+def _checked_provenance(events: Any) -> tuple[dict[str, Any], ...]:
+    """Return what happened to a memory, if each event says what :func:`_added` reads of it."""
+    for event in events:
+        if event["action"] == "added" and not all(isinstance(name, str) for name in event["new"]):
+            raise TypeError("names that were added are texts")
+        if event["action"] == "merged":
+            _checked_provenance(event["with"])
+    return tuple(events)
 
 
 def _slot_rows(slots: SlotMemory, names: Sequence[str], neighbors: int) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """What a memory holds, as immutable values."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple, Self
 
@@ -45,6 +46,14 @@ class Memory(ABC):
     def detach(self) -> Self:
         """Return the same memory outside any graph."""
         return type(self)(**{name: value.detach() for name, value in self.tensors().items()})
+
+    @abstractmethod
+    def check(self, width: int | None = None) -> None:
+        """Raise a ``ValueError`` if shapes do not belong together, as in a damaged file.
+
+        Args:
+            width: of the features that it must be of, D; None: of any.
+        """
 
     @abstractmethod
     def __len__(self) -> int:
@@ -94,6 +103,16 @@ class SlotMemory(Memory):
         none = torch.zeros(0, dtype=torch.int64)
         return SlotMemory(torch.zeros(0, num_features), none, none, none)
 
+    def check(self, width: int | None = None) -> None:
+        """See :class:`Memory`."""
+        require_shapes(self.tensors(), {"content": ("A", "D")}, torch.is_floating_point, D=width)
+        slots = dict.fromkeys(("class_ids", "counts", "last_update"), ("A",))
+        require_shapes(self.tensors(), slots, is_integer, A=len(self))
+        if (self.counts < 0).any():
+            raise ValueError("its counts are negative")
+        if len(self.class_ids.unique()) < len(self):
+            raise ValueError("two of its slots are of one class")
+
     def __len__(self) -> int:
         return self.content.shape[0]
 
@@ -122,3 +141,29 @@ class SlotMemory(Memory):
             return None
         own = class_ids.unsqueeze(-1) == self.class_ids  # [T, N, A]
         return own if mask == "own" else own.any(1, keepdim=True).expand_as(own)
+
+
+def require_shapes(
+    tensors: Mapping[str, Tensor],
+    shapes: Mapping[str, tuple[str, ...]],
+    is_kind: Callable[[Tensor], bool],
+    **sizes: int | None,
+) -> None:
+    """Raise a ``ValueError`` unless tensors have these shapes; equal letters are equal sizes."""
+    known = {letter: size for letter, size in sizes.items() if size is not None}
+    for name, letters in shapes.items():
+        tensor = tensors[name]
+        fits = tensor.ndim == len(letters) and all(
+            known.setdefault(letter, size) == size
+            for letter, size in zip(letters, tensor.shape, strict=True)
+        )
+        if not fits or not is_kind(tensor):
+            expected = ", ".join(str(known.get(letter, letter)) for letter in letters)
+            raise ValueError(
+                f"its {name} is {tensor.dtype} {list(tensor.shape)}, expected [{expected}]"
+            )
+
+
+def is_integer(tensor: Tensor) -> bool:
+    """Whether a tensor holds what counts and positions are."""
+    return tensor.dtype == torch.int64

@@ -8,7 +8,7 @@ begins with it.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from vsm.pretraining.supervised import (
     supervised_loss,
     with_turned_copies,
 )
-from vsm.runs.checkpoints import BACKBONE_NAME, save_backbone
+from vsm.runs.checkpoints import BACKBONE_NAME, save_backbone, stated
 from vsm.runs.directory import Directory
 from vsm.seeding import generator
 from vsm.settings import ModelSettings, OneCycleSettings, PretrainSettings, RunSettings
@@ -127,7 +127,7 @@ def pretrain(
     if run.open(settings, resume):
         tensors, saved = load_tensors(run.resume)
         restore_learning(network, optimizer, tensors, run.resume)
-        state = PretrainingState(**saved)
+        state = PretrainingState(**stated(saved, get_type_hints(PretrainingState), run.resume))
     num_steps = settings.epochs * images.steps_per_epoch
     progress.start("pretrain", num_steps)
     progress.advance(state.step)

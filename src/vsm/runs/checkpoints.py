@@ -1,5 +1,7 @@
 """The state of a training run, from which it resumes bit for bit, and pre-trained backbones."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from vsm.memory import Memory, Observations
 from vsm.model import FewShotModel
 from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import find_run, is_shipped
+from vsm.system.documents import shortened
 from vsm.system.tensor_files import (
     learning_tensors,
     load_tensors,
@@ -22,8 +25,14 @@ from vsm.system.tensor_files import (
 
 BACKBONE_NAME = "backbone.safetensors"
 BACKBONE_KIND = "backbone"
-BACKBONE_METADATA = ("backbone", "channels", "keep_probability", "input_shape")
-PROGRESS = ("step", "best_step", "best_accuracy")
+BACKBONE_METADATA = {
+    "backbone": (str,),
+    "channels": (int,),
+    "keep_probability": (int, float),
+    "input_shape": (list,),
+}
+"""What metadata of a backbone must say, and the types of that."""
+PROGRESS = {"step": int, "best_step": int, "best_accuracy": float}
 
 
 @dataclass
@@ -82,11 +91,38 @@ def restored_state(
             f"{source} does not hold a memory of the method {model.settings.method}; was it "
             "exchanged?"
         )
+    progress = stated(metadata, PROGRESS, source)
+    try:
+        remembered = type(empty)(**memory) if empty is not None and memory else None
+        if remembered is not None:
+            remembered.check(model.num_features)
+        observed = Observations(**pending) if pending else None
+        if observed is not None and observed.features.shape != (
+            *observed.class_ids.shape,
+            model.num_features,
+        ):
+            raise ValueError("pending observations have another shape")
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{source} is damaged: {shortened(error)}") from error
     return TrainingState(
-        memory=type(empty)(**memory).to(model.device) if empty is not None and memory else None,
-        pending=Observations(**pending).to(model.device) if pending else None,
-        **{name: metadata[name] for name in PROGRESS},
+        memory=None if remembered is None else remembered.to(model.device),
+        pending=None if observed is None else observed.to(model.device),
+        **progress,
     )
+
+
+def stated(
+    metadata: dict[str, Any], names: Mapping[str, type], source: Path
+) -> dict[str, int | float]:
+    """Return the numbers of these names and types, or say that ``source`` is damaged."""
+    for name, kind in names.items():
+        value = metadata.get(name)
+        is_number = type(value) is int or (kind is float and type(value) is float)
+        if not is_number or not math.isfinite(value):
+            raise RunError(
+                f"{source} is damaged: expected a number as {name}, got {shortened(value, 60)}"
+            )
+    return {name: metadata[name] for name in names}
 
 
 @torch.no_grad()
@@ -120,8 +156,8 @@ def load_backbone(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             "pretrain --output DIRECTORY"
         )
     weights, metadata = load_tensors(file)
-    known = metadata if isinstance(metadata, dict) else {}
-    if known.get("kind") != BACKBONE_KIND or not known.keys() >= set(BACKBONE_METADATA):
+    known = all(type(metadata.get(name)) in kinds for name, kinds in BACKBONE_METADATA.items())
+    if metadata.get("kind") != BACKBONE_KIND or not known:
         raise RunError(
             f"{file} does not hold a pre-trained backbone; give a directory of vsm pretrain, or "
             f"its {BACKBONE_NAME}"

@@ -34,10 +34,13 @@ from vsm.runs.memory_files import read_memory
 from vsm.runs.shipped import CARD_NAME, Card, find_run, read_card
 from vsm.settings import Inference, RunSettings, is_frozen_encoder
 from vsm.system.devices import ON_CPU, Placement
+from vsm.system.documents import shortened
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm.system.tensor_files import load_tensors, load_weights, save_tensors, strip_prefix
 
 Checkpoint = Literal["best", "last"]
+LARGE = 4096
+"""Of a layer; models with larger ones are compared with their weights before they are made."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,7 @@ class TrainedModel:
                 f"memory: the method {self.settings.method} of {self.name} has none; leave it out"
             )
         memory.require_encoder(self.encoder, source)
+        _require_width(memory, self, source)
         if type(memory.memory) is not type(self.memory.memory):
             raise ClassifierError(
                 f"memory: {source} holds a {type(memory.memory).__name__}, but {self.name} of the "
@@ -230,7 +234,11 @@ def load(
     else:
         trained = _load_best(run, settings, str(source), placement)
     if card is not None:
-        _require_encoder(trained, EncoderIdentity(**card["encoder"]), path / CARD_NAME)
+        try:
+            expected = EncoderIdentity.stored(card["encoder"])
+        except TypeError as error:
+            raise RunError(f"{path / CARD_NAME} is damaged: {shortened(error)}") from error
+        _require_encoder(trained, expected, path / CARD_NAME)
         trained = replace(trained, card=card)
     return trained if memory is None else trained.with_memory(read_memory(Path(memory)), memory)
 
@@ -256,6 +264,7 @@ def _load_best(
             f"{run.memory} does not hold a memory of the method {settings.method}; was it "
             "exchanged?"
         )
+    _require_width(named, trained, run.memory)
     return replace(trained, memory=named.to(placement.device))
 
 
@@ -269,8 +278,11 @@ def _load_last(
     remembered = apply_pending(trained.model, state)
     if remembered is None:
         return replace(trained, path=run.path)
-    class_names = metadata["class_names"]
-    names = tuple(class_names[str(class_id)] for class_id in remembered.slot_classes)
+    try:
+        class_names = metadata["class_names"]
+        names = tuple(str(class_names[str(one)]) for one in remembered.slot_classes)
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{run.resume} is damaged: it lacks the name of a class") from error
     named = trained_memory(settings, trained.encoder, remembered, names, state.step)
     return replace(trained, path=run.path, memory=named)
 
@@ -287,13 +299,18 @@ def restored_model(
     try:
         shape = tuple(metadata["input_shape"])
         preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
-        expected = EncoderIdentity(**metadata["encoder"]) if "encoder" in metadata else None
-        step = int(metadata["step"])
-    except (KeyError, TypeError, ValueError) as error:
+        expected = EncoderIdentity.stored(metadata["encoder"]) if "encoder" in metadata else None
+        step = metadata["step"]
+        if not all(type(number) is int and number > 0 for number in (*shape, step + 1)):
+            raise ValueError("input_shape and step are numbers")
+        if len(shape) != 1 and (preprocessing is None or preprocessing.input_shape != shape):
+            raise ValueError("preprocessing gives other inputs")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(
-            f"{source} does not say what its model needs ({error!r}): it was written by another "
-            "version of vsm, or it is damaged; train it again"
+            f"{source} does not say what its model needs ({shortened(repr(error))}): it was "
+            "written by another version of vsm, or it is damaged; train it again"
         ) from error
+    _require_size(settings, shape, weights, source)
     model = FewShotModel(settings, shape).place(placement)
     load_weights(model, weights, source)
     encoder = EncoderIdentity.of(settings, weights)
@@ -302,6 +319,22 @@ def restored_model(
             f"{source} says that its encoder is {expected}, but it holds {encoder}; was it changed?"
         )
     return TrainedModel(name, None, settings, model.eval(), None, preprocessing, encoder, step=step)
+
+
+def _require_size(
+    settings: RunSettings, shape: tuple[int, ...], weights: dict[str, Tensor], source: Path
+) -> None:
+    """Refuse settings of a huge model that the weights are not of, before memory is asked for."""
+    if max(settings.model.channels, settings.model.hidden_units, *shape) <= LARGE:
+        return
+    try:
+        with torch.device("meta"):
+            expected = FewShotModel(settings, shape).state_dict()
+        fits = all(expected[name].shape == value.shape for name, value in weights.items())
+    except (RuntimeError, KeyError, TypeError, OverflowError):
+        fits = False
+    if not fits:
+        raise RunError(f"{source}: its weights do not fit its settings or data; was it exchanged?")
 
 
 def model_metadata(dataset: Dataset, class_ids: list[int] | None = None) -> dict[str, Any]:
@@ -410,3 +443,11 @@ def _require_encoder(trained: TrainedModel, expected: EncoderIdentity, source: P
             f"{source} belongs to the encoder {expected}, but model.safetensors beside it holds "
             f"{trained.encoder}; was one of the two exchanged?"
         )
+
+
+def _require_width(memory: NamedMemory, trained: TrainedModel, source: object) -> None:
+    """Refuse a memory of other features than the model's, whatever it says that it is."""
+    try:
+        memory.memory.check(trained.model.num_features)
+    except ValueError as error:
+        raise RunError(f"{source} does not fit {trained.name}: {error}") from error

@@ -56,8 +56,14 @@ def read_json(path: Path) -> Any:
     return parsed_json(read_file(path, MOST_JSON_BYTES), path)
 
 
-def parsed_json(text: str | bytes, source: Path | str) -> Any:
-    """Return what a JSON text holds, as :func:`read_json` does; ``source`` is for messages."""
+def parsed_json(text: str | bytes, source: Path | str, verify: bool = True) -> Any:
+    """Return what a JSON text holds, as :func:`read_json` does.
+
+    Args:
+        text: UTF-8.
+        source: for messages.
+        verify: whether to check and remove a digest.
+    """
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
         _require_shallow_json(text, source)
@@ -66,7 +72,7 @@ def parsed_json(text: str | bytes, source: Path | str) -> Any:
         raise DocumentError(source, "is nested too deeply") from error
     except ValueError as error:
         raise DocumentError(source, _said(error, "JSON")) from error
-    if not isinstance(value, dict) or DIGEST_KEY not in value:
+    if not verify or not isinstance(value, dict) or DIGEST_KEY not in value:
         return value
     stored = value.pop(DIGEST_KEY)
     if stored != digest_of(value):

@@ -1,7 +1,8 @@
 """Tensors and metadata in safetensors files.
 
-Metadata is one JSON object under one key, since several keys would have no fixed order. Every file
-is replaced atomically. Nothing is pickled.
+Metadata is one JSON object under one key, since several keys would have no fixed order. It holds a
+digest of the rest of it and of all tensors, which is checked when a file is opened; files of
+version 0.1.0 have none. Every file is replaced atomically. Nothing is pickled.
 """
 
 import hashlib
@@ -17,18 +18,24 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from vsm.errors import RunError
+from vsm.errors import DocumentError, RunError
+from vsm.system.documents import DIGEST_KEY, digest_of, parsed_json, shortened
 from vsm.system.files import atomic_path
 
 METADATA_KEY = "vsm"
+TENSORS_KEY = "tensors"
+MAY_BE_INFINITE = "reading"
+"""A tensor of settings, in which infinity is one of the choices."""
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
     """Write tensors and metadata; a full disk is an ``OSError``, as with any other file."""
-    header = {METADATA_KEY: json.dumps(metadata, ensure_ascii=False)}
+    stored = _apart(tensors)
+    signed = {**metadata, DIGEST_KEY: _digest(stored, metadata)}
+    text = json.dumps(signed, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
     with atomic_path(path) as temporary:
         try:
-            safetensors.torch.save_file(_apart(tensors), temporary, header)
+            safetensors.torch.save_file(stored, temporary, {METADATA_KEY: text})
         except safetensors.SafetensorError as error:
             number = re.search(r"os error (\d+)", str(error))
             if number is None:
@@ -59,13 +66,45 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             # aligned, and a file aligns them otherwise than torch. A file is no dictionary: without
             # keys() it cannot be iterated over.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-            return tensors, json.loads((file.metadata() or {})[METADATA_KEY])
+            text = (file.metadata() or {})[METADATA_KEY]
     except KeyError:
         raise RunError(
             f"{path} was not written by vsm: it has no {METADATA_KEY!r} metadata"
         ) from None
-    except (safetensors.SafetensorError, ValueError) as error:
-        raise RunError(f"{path} is damaged: {error}") from error
+    except (safetensors.SafetensorError, ValueError, RuntimeError, MemoryError) as error:
+        raise RunError(f"{path} is damaged: {shortened(error)}") from error
+    return tensors, _checked(tensors, text, path)
+
+
+def _checked(tensors: dict[str, Tensor], text: str, path: Path) -> dict[str, Any]:
+    """Return metadata if tensors are finite and all is as it was written."""
+    try:
+        metadata = parsed_json(text, path, verify=False)
+    except DocumentError as error:
+        raise RunError(f"{path} is damaged: its metadata {error.reason}") from error
+    if not isinstance(metadata, dict):
+        raise RunError(f"{path} is damaged: its metadata is no JSON object")
+    for name, tensor in tensors.items():
+        allowed = name.rpartition(".")[2] == MAY_BE_INFINITE
+        if (tensor.isnan() if allowed else ~tensor.isfinite()).any():
+            raise RunError(
+                f"{path} is damaged: its tensor {shortened(name)} holds no finite numbers"
+            )
+    stored = metadata.pop(DIGEST_KEY, None)
+    if stored is not None and stored != _digest(tensors, metadata):
+        raise RunError(
+            f"{path} was changed or damaged: its digest belongs to other contents; put back a copy"
+        )
+    return metadata
+
+
+def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
+    """Return a SHA-256 of metadata and of names, types, shapes and all bytes of tensors."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest_of({METADATA_KEY: metadata, TENSORS_KEY: digest.hexdigest()})
 
 
 def fingerprint(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
@@ -92,7 +131,7 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], source: Path) -> 
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
+        reason = shortened(str(error).splitlines()[-1])
         raise RunError(
             f"{source}: its weights do not fit its settings or data ({reason}); was config.yaml or "
             "the file exchanged?"
@@ -123,8 +162,12 @@ def restore_learning(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     moments: dict[int, dict[str, Tensor]] = {}
     for key, value in strip_prefix(tensors, "optimizer").items():
-        index, name = key.split(".", 1)
+        index, _, name = key.partition(".")
+        if not index.isdecimal() or int(index) >= len(parameters):
+            raise RunError(f"{source} is damaged: it has no parameter for {shortened(key)}")
         parameter = parameters[int(index)]
+        if value.ndim and value.shape != parameter.shape:
+            raise RunError(f"{source} is damaged: {shortened(key)} has another shape")
         laid_out = torch.empty_like(parameter).copy_(value) if value.ndim else value
         moments.setdefault(int(index), {})[name] = laid_out.detach()
     groups = optimizer.state_dict()["param_groups"]
