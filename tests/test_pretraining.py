@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from vsm.errors import RunError, SettingsError
 from vsm.evaluation.evaluator import evaluate
 from vsm.evaluation.statistics import Estimate
 from vsm.model import FewShotModel
+from vsm.pretraining.averaging import update_average
 from vsm.pretraining.loop import (
     FewShotScores,
     PretrainingDirectory,
@@ -334,6 +336,60 @@ def test_a_step_is_that_of_plain_sgd_with_nesterov_momentum(
         torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-5)
 
 
+def test_the_average_weighs_every_step_and_is_what_is_validated_and_kept(
+    settings: PretrainSettings,
+    tiny_dataset: ImageDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = replace(settings, average_decay=0.5, epochs=1)
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def watched(average: SupervisedNetwork, network: SupervisedNetwork, decay: float) -> None:
+        if not seen:
+            seen.append({name: value.clone() for name, value in average.state_dict().items()})
+        update_average(average, network, decay)
+        seen.append({name: value.clone() for name, value in network.state_dict().items()})
+
+    monkeypatch.setattr("vsm.pretraining.loop.update_average", watched)
+    run = pretrain(settings, tmp_path / "run")
+    decays = [min(0.5, (1 + step) / (10 + step)) for step in range(1, 8)]
+    assert decays[0] == 2 / 11
+    assert decays[-1] == 8 / 17
+    # Weight of the start, then of the network after each step: (1 - d_i) · Π_{j>i} d_j.
+    shares = [math.prod(decays[i:]) * (1 - decays[i - 1] if i else 1) for i in range(8)]
+    assert sum(shares) == pytest.approx(1)
+    mean = {
+        name: sum(share * state[name].double() for share, state in zip(shares, seen, strict=True))
+        for name in seen[0]
+        if seen[0][name].is_floating_point()
+    }
+    saved, _ = load_tensors(run.resume)
+    kept, metadata = load_backbone(run.path)
+    for name, expected in mean.items():
+        torch.testing.assert_close(
+            saved[f"average.{name}"].double(), expected, rtol=1e-4, atol=1e-6
+        )
+        if name.startswith("backbone."):
+            assert torch.equal(kept[name.removeprefix("backbone.")], saved[f"average.{name}"])
+    assert any("running_var" in name for name in mean)
+    assert saved["average.backbone.blocks.0.1.num_batches_tracked"] == 7
+    judge = FewShotModel(judge_settings(settings), tiny_dataset.image_shape)
+    judge.require_backbone().load_state_dict(kept)
+    again = validate(judge, validation_samplers(settings, tiny_dataset), 20)
+    assert again.as_dict() == metadata["validation"]
+
+
+def test_an_average_changes_nothing_of_what_learns(
+    settings: PretrainSettings, tmp_path: Path
+) -> None:
+    plain = pretrain(settings, tmp_path / "plain")
+    averaged = pretrain(replace(settings, average_decay=0.9), tmp_path / "averaged")
+    before, after = load_tensors(plain.resume)[0], load_tensors(averaged.resume)[0]
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert {name.partition(".")[0] for name in after.keys() - before.keys()} == {"average"}
+
+
 def test_validation_is_the_evaluation_of_cosine_prototypes(
     settings: PretrainSettings, tiny_dataset: ImageDataset
 ) -> None:
@@ -504,11 +560,15 @@ def test_runs_of_one_command_are_refused_by_the_other(
 # Stopping and going on
 
 
+ALL_AT_ONCE = {"keep_probability": 0.8, "average_decay": 0.9}
+
+
 @pytest.mark.parametrize("stop_at", [1, 7, 10])
+@pytest.mark.parametrize("more", [{"keep_probability": 0.8}, ALL_AT_ONCE], ids=["few", "all"])
 def test_a_stopped_and_resumed_pretraining_equals_an_uninterrupted_one_bit_for_bit(
-    stop_at: int, settings: PretrainSettings, tmp_path: Path
+    stop_at: int, more: dict[str, Any], settings: PretrainSettings, tmp_path: Path
 ) -> None:
-    settings = replace(with_rotation(settings, "one"), keep_probability=0.8, epochs=2)
+    settings = replace(with_rotation(settings, "one"), epochs=2, **more)
     pretrain(settings, tmp_path / "whole")
     message = rf"stopped and saved at step {stop_at} of 14 \(epoch {1 + (stop_at - 1) // 7} of 2\)"
     with pytest.raises(Interrupted, match=message) as stopped:
@@ -577,6 +637,8 @@ def test_impossible_settings_are_refused_by_name() -> None:
         PretrainSettings(batch_size=1)
     with pytest.raises(SettingsError, match="epochs: must be greater than 0, got 0"):
         PretrainSettings(epochs=0)
+    with pytest.raises(SettingsError, match=r"average_decay: must lie in \[0.0, 1.0\], got 1.5"):
+        PretrainSettings(average_decay=1.5)
     with pytest.raises(SettingsError, match="form: expected one of none, one, all, got 'two'"):
         RotationSettings(form="two")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="weight: must not be negative, got -1"):

@@ -531,6 +531,9 @@ class PretrainSettings:
     """Vary training images by the dataset's preset (crop, mirror, colors); none for characters."""
     augment_colors: bool = True
     """With that, vary brightness, contrast and saturation too; false: crop and mirror alone."""
+    average_decay: float | None = None
+    """Keep an exponential moving average of all weights, with this decay, e.g. 0.999; unset: none.
+    """
     seed: int = 0
     """The one seed from which all randomness is derived."""
     checkpoint_every: int = 200
@@ -544,6 +547,8 @@ class PretrainSettings:
         _check_backbone(self.backbone)
         _check_interval(self, "keep_probability", open_below=True)
         _check_interval(self, "label_smoothing")
+        if self.average_decay is not None:
+            _check_interval(self, "average_decay")
         if self.batch_size < 2:
             raise SettingsError(
                 f"batch_size: batch norm needs at least 2 images, got {self.batch_size}"

@@ -5,6 +5,7 @@ optimizer. What it leaves is a backbone whose features tell unseen classes apart
 begins with it.
 """
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from vsm.errors import SettingsError
 from vsm.evaluation.evaluator import cached_embedder, evaluate
 from vsm.evaluation.statistics import Estimate
 from vsm.model import FewShotModel
+from vsm.pretraining.averaging import average_decay, update_average
 from vsm.pretraining.supervised import (
     Batch,
     SupervisedNetwork,
@@ -32,8 +34,17 @@ from vsm.seeding import generator
 from vsm.settings import ModelSettings, OneCycleSettings, PretrainSettings, RunSettings
 from vsm.system.interruption import Interrupted, stop_request
 from vsm.system.progress import NULL_PROGRESS, Progress
-from vsm.system.tensor_files import learning_tensors, load_tensors, restore_learning, save_tensors
+from vsm.system.tensor_files import (
+    learning_tensors,
+    load_tensors,
+    load_weights,
+    restore_learning,
+    save_tensors,
+    strip_prefix,
+)
 
+AVERAGE = "average"
+"""Before the names of averaged weights among the tensors of a state."""
 VALIDATION_SEED = 0
 VALIDATION_TEMPERATURE = 0.1  # of the cosines; it orders no classes, so accuracy ignores it
 
@@ -120,14 +131,10 @@ def pretrain(
     dataset = open_images(settings.data)
     images = TrainingImages.of(dataset, settings)
     samplers = validation_samplers(settings, dataset)
-    judge = FewShotModel(judge_settings(settings), dataset.image_shape)
-    network = SupervisedNetwork(judge.require_backbone(), images.num_classes, settings)
-    optimizer = build_optimizer(network, settings.optimizer)
+    learner = Learner(settings, dataset, images.num_classes)
     run, state = PretrainingDirectory(output), PretrainingState()
     if run.open(settings, resume):
-        tensors, saved = load_tensors(run.resume)
-        restore_learning(network, optimizer, tensors, run.resume)
-        state = PretrainingState(**stated(saved, get_type_hints(PretrainingState), run.resume))
+        state = learner.restore(run.resume)
     num_steps = settings.epochs * images.steps_per_epoch
     progress.start("pretrain", num_steps)
     progress.advance(state.step)
@@ -136,23 +143,23 @@ def pretrain(
             state.step += 1
             batch = load_batch(dataset, ids, labels, settings, state.step)
             rate = one_cycle(settings.optimizer, state.step, num_steps)
-            measured = pretraining_step(network, optimizer, batch, rate, settings, state.step)
+            measured = learner.step(batch, rate, state.step)
             progress.advance(1, f"loss {measured['loss']:.3f}")
             log.step({"step": state.step, "epoch": epoch}, measured)
             at_end = state.step == num_steps
             epoch_done = state.step % images.steps_per_epoch == 0
             if at_end or (epoch_done and epoch % settings.validation.every == 0):
-                scores = validate(judge, samplers, settings.validation.episodes)
+                scores = validate(learner.judge, samplers, settings.validation.episodes)
                 is_best = scores.mean > state.best_accuracy
                 if is_best:
                     state.best_epoch, state.best_accuracy = epoch, scores.mean
                     metadata = backbone_metadata(settings, dataset, epoch, scores)
-                    save_backbone(run.backbone, network.backbone, metadata)
+                    save_backbone(run.backbone, learner.kept.backbone, metadata)
                 log.write({"step": state.step, "epoch": epoch, "validation": scores.as_dict()})
                 best = " (best so far)" if is_best else ""
                 progress.message(f"epoch {epoch}: validation {scores}{best}")
             if state.step % settings.checkpoint_every == 0 or at_end or stop:
-                save_tensors(run.resume, learning_tensors(network, optimizer), vars(state))
+                save_tensors(run.resume, learner.tensors(), vars(state))
             if stop.signal_number is not None and not at_end:
                 raise Interrupted(
                     stop.signal_number,
@@ -160,6 +167,52 @@ def pretrain(
                     f"{settings.epochs}); go on with: vsm pretrain --output {output} --resume",
                 )
     return run
+
+
+class Learner:
+    """All that learns.
+
+    Attributes:
+        network: what the optimizer changes.
+        optimizer: of its parameters.
+        kept: what is validated and kept: the average of its weights, or the network itself.
+        judge: the few-shot classifier that validates with the backbone of ``kept``.
+    """
+
+    def __init__(self, settings: PretrainSettings, dataset: ImageDataset, num_classes: int) -> None:
+        self.settings = settings
+        self.judge = FewShotModel(judge_settings(settings), dataset.image_shape)
+        self.network = SupervisedNetwork(self.judge.require_backbone(), num_classes, settings)
+        self.optimizer = build_optimizer(self.network, settings.optimizer)
+        self.kept = self.network
+        if settings.average_decay is not None:
+            self.kept = copy.deepcopy(self.network)
+            self.judge.backbone = self.kept.backbone
+
+    def step(self, batch: Batch, learning_rate: float, step: int) -> dict[str, float]:
+        """Do one step and return what is logged."""
+        measured = pretraining_step(
+            self.network, self.optimizer, batch, learning_rate, self.settings, step
+        )
+        if self.settings.average_decay is not None:
+            decay = average_decay(self.settings.average_decay, step)
+            update_average(self.kept, self.network, decay)
+        return measured
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what :meth:`restore` reads."""
+        tensors = learning_tensors(self.network, self.optimizer)
+        if self.kept is not self.network:
+            tensors |= {f"{AVERAGE}.{name}": t for name, t in self.kept.state_dict().items()}
+        return tensors
+
+    def restore(self, path: Path) -> PretrainingState:
+        """Go back to a state that was saved."""
+        tensors, saved = load_tensors(path)
+        restore_learning(self.network, self.optimizer, tensors, path)
+        if self.kept is not self.network:
+            load_weights(self.kept, strip_prefix(tensors, AVERAGE), path)
+        return PretrainingState(**stated(saved, get_type_hints(PretrainingState), path))
 
 
 @dataclass(frozen=True)
