@@ -41,6 +41,7 @@ from vsm.pretraining.loop import (
     validate,
     validation_samplers,
 )
+from vsm.pretraining.mixup import Mixture, draw_mixture, mixing
 from vsm.pretraining.supervised import (
     Batch,
     CosineClassifier,
@@ -55,6 +56,7 @@ from vsm.runs.configuration import read_settings, settings_to_yaml
 from vsm.runs.directory import RunDirectory
 from vsm.settings import (
     FewShotValidationSettings,
+    MixupSettings,
     OneCycleSettings,
     PretrainSettings,
     RotationSettings,
@@ -157,8 +159,8 @@ def test_the_loss_is_smoothed_cross_entropy_plus_weighted_rotation(
         torch.randn(num_turned, 4, generator=random),
     )
     batch = Batch(torch.empty(0), labels, turns)
-    settings = RotationSettings(form, weight)  # type: ignore[arg-type]
-    terms = supervised_loss(scores, batch, smoothing, settings)
+    settings = with_rotation(PretrainSettings(label_smoothing=smoothing), form, weight)
+    terms = supervised_loss(scores, batch, settings)
     smoothed = nn.CrossEntropyLoss(label_smoothing=smoothing)(scores.classes, labels)
     by_hand = [plain_cross_entropy(scores.turns[i], int(turns[i])) for i in range(num_turned)]
     rotation = sum(by_hand) / num_turned if num_turned else 0.0
@@ -212,6 +214,84 @@ def test_the_network_classifies_the_images_and_turns_of_the_copies(
             alone = network.rotation_head(network.backbone(tiny_dataset.normalize(pixels)))
             torch.testing.assert_close(scores.turns[position], alone[0], rtol=1e-3, atol=1e-4)
     assert batch.images.is_contiguous(memory_format=torch.channels_last)
+
+
+# Mixing
+
+
+@pytest.mark.parametrize("rotation", FORMS)
+def test_the_loss_of_mixed_images_has_the_targets_of_both(
+    rotation: str, random: torch.Generator
+) -> None:
+    images, classes, share, smoothing = 6, 5, 0.3, 0.2
+    settings = with_rotation(PretrainSettings(label_smoothing=smoothing), rotation, 2.0)
+    labels = torch.randint(classes, (images,), generator=random)
+    partners = torch.randperm(images, generator=random)
+    turns = torch.randint(4, (COPIES[rotation] * 6 - 6,), generator=random)
+    scores = Scores(torch.randn(6, 5, generator=random), torch.randn(len(turns), 4))
+    mixture = Mixture(share, partners, None)
+    terms = supervised_loss(scores, Batch(torch.empty(0), labels, turns, mixture), settings)
+    targets = torch.full((images, classes), smoothing / classes, dtype=torch.float64)
+    for image in range(images):
+        targets[image, labels[image]] += (1 - smoothing) * share
+        targets[image, labels[partners[image]]] += (1 - smoothing) * (1 - share)
+    expected = -(targets * scores.classes.double().log_softmax(1)).sum(1).mean()
+    assert terms.cross_entropy.item() == pytest.approx(expected.item(), rel=1e-5)
+    turned = nn.functional.cross_entropy(scores.turns, turns).item() if len(turns) else 0.0
+    assert terms.total.item() == pytest.approx(expected.item() + 2 * turned, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("depth", [None, 0.0, 0.3, 0.6, 0.99])
+def test_hidden_features_are_mixed_where_the_mixture_says(
+    name: str, depth: float | None, random: torch.Generator
+) -> None:
+    backbone = BACKBONES[name]((3, 32, 32), 4).eval()
+    block = backbone.blocks[0 if depth is None else int(depth * len(backbone.blocks))]
+    given: list[torch.Tensor] = []
+
+    def watched(images: torch.Tensor) -> torch.Tensor:
+        hook = block.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+        features: torch.Tensor = backbone(images)
+        hook.remove()
+        return features
+
+    def mix(values: torch.Tensor) -> torch.Tensor:
+        return torch.cat([0.3 * values[:3] + 0.7 * values[[2, 0, 1]], values[3:]])
+
+    images = torch.randn(5, 3, 32, 32, generator=random)
+    plain = watched(images)
+    with mixing(backbone, Mixture(0.3, torch.tensor([2, 0, 1]), depth)):
+        mixed = watched(images)
+    if depth is None:
+        torch.testing.assert_close(mixed, backbone(mix(images)))
+    else:
+        torch.testing.assert_close(given[1], mix(given[0]))
+    torch.testing.assert_close(mixed[3:], plain[3:])  # two are left as they are
+    assert not torch.allclose(mixed[:3], plain[:3], rtol=0.01)
+    torch.testing.assert_close(backbone(images), plain)  # nothing stays behind
+
+
+def test_mixtures_are_of_the_distribution_asked_for_and_a_function_of_the_step() -> None:
+    settings = MixupSettings("manifold", alpha=2.0)
+    drawn = [draw_mixture(settings, 9, seed=0, step=step) for step in range(3000)]
+    mixtures = [mixture for mixture in drawn if mixture is not None]
+    shares = np.array([mixture.share for mixture in mixtures])
+    depths = np.array([mixture.depth for mixture in mixtures])
+    assert len(mixtures) == 3000
+    assert shares.mean() == pytest.approx(0.5, abs=0.02)
+    assert shares.var() == pytest.approx(1 / 20, abs=0.005)  # 1 / (4 · (2α + 1))
+    assert np.bincount((4 * depths).astype(int)).tolist() == pytest.approx([750] * 4, abs=100)
+    for mixture in mixtures[:5]:
+        assert sorted(mixture.partners.tolist()) == list(range(9))
+    again = draw_mixture(settings, 9, seed=0, step=7)
+    assert again is not None
+    assert (again.share, again.depth) == (mixtures[7].share, mixtures[7].depth)
+    assert torch.equal(again.partners, mixtures[7].partners)
+    assert draw_mixture(MixupSettings(), 9, seed=0, step=7) is None
+    of_images = draw_mixture(MixupSettings("input"), 9, seed=0, step=7)
+    assert of_images is not None
+    assert of_images.depth is None
 
 
 # The order of images
@@ -283,14 +363,21 @@ def test_training_images_are_augmented_anew_at_every_step_or_not_at_all(
 
 
 @pytest.mark.parametrize(
-    ("classifier", "form"), [("linear", "none"), ("cosine", "none"), ("linear", "one")]
+    ("classifier", "form", "mixup"),
+    [
+        ("linear", "none", "none"),
+        ("cosine", "none", "none"),
+        ("linear", "one", "none"),
+        ("linear", "none", "manifold"),
+    ],
 )
 def test_training_lowers_the_loss_and_classifies_unseen_classes_above_chance(
-    classifier: str, form: str, settings: PretrainSettings, tmp_path: Path
+    classifier: str, form: str, mixup: str, settings: PretrainSettings, tmp_path: Path
 ) -> None:
     settings = replace(
         with_rotation(settings, form),
         classifier=classifier,  # type: ignore[arg-type]
+        mixup=MixupSettings(mixup),  # type: ignore[arg-type]
         epochs=12,
         channels=8,
         validation=replace(settings.validation, every=12, episodes=50),
@@ -298,7 +385,7 @@ def test_training_lowers_the_loss_and_classifies_unseen_classes_above_chance(
     run = pretrain(settings, tmp_path / "run")
     steps = [row for row in rows(run.path) if "loss" in row]
     assert steps[-1]["cross_entropy"] < 0.7 * steps[0]["cross_entropy"]
-    assert steps[-1]["accuracy"] > 0.4  # of 30 classes
+    assert steps[-1]["accuracy"] > (0.4 if mixup == "none" else 0.2)  # of 30 classes
     [validated] = [row["validation"] for row in rows(run.path) if "validation" in row]
     for shot in ("1", "5"):
         score = validated["shots"][shot]
@@ -325,7 +412,7 @@ def test_a_step_is_that_of_plain_sgd_with_nesterov_momentum(
         pretraining_step(networks[0], optimizer, batch, rate, settings, step)
         networks[1].zero_grad()
         scores = networks[1].train()(batch, torch.Generator())
-        supervised_loss(scores, batch, settings.label_smoothing, settings.rotation).total.backward()
+        supervised_loss(scores, batch, settings).total.backward()
         with torch.no_grad():
             for parameter, moving in zip(networks[1].parameters(), velocity, strict=True):
                 assert parameter.grad is not None
@@ -560,7 +647,11 @@ def test_runs_of_one_command_are_refused_by_the_other(
 # Stopping and going on
 
 
-ALL_AT_ONCE = {"keep_probability": 0.8, "average_decay": 0.9}
+ALL_AT_ONCE = {
+    "keep_probability": 0.8,
+    "average_decay": 0.9,
+    "mixup": MixupSettings("manifold"),
+}
 
 
 @pytest.mark.parametrize("stop_at", [1, 7, 10])
@@ -637,6 +728,8 @@ def test_impossible_settings_are_refused_by_name() -> None:
         PretrainSettings(batch_size=1)
     with pytest.raises(SettingsError, match="epochs: must be greater than 0, got 0"):
         PretrainSettings(epochs=0)
+    with pytest.raises(SettingsError, match=r"mixup\.form: manifold needs .* use --mixup.form inp"):
+        PretrainSettings(backbone="a:b", mixup=MixupSettings("manifold"))
     with pytest.raises(SettingsError, match=r"average_decay: must lie in \[0.0, 1.0\], got 1.5"):
         PretrainSettings(average_decay=1.5)
     with pytest.raises(SettingsError, match="form: expected one of none, one, all, got 'two'"):

@@ -480,6 +480,19 @@ class RotationSettings:
 
 
 @dataclass(frozen=True)
+class MixupSettings:
+    """Mix every image with another of its batch, and their labels alike."""
+
+    form: Literal["none", "input", "manifold"] = "none"
+    """What is mixed: nothing, the images, or what goes into a random block of the backbone."""
+    alpha: float = 2.0
+    """α: the share that stays is drawn from Beta(α, α); small α mixes little."""
+
+    def __post_init__(self) -> None:
+        _check(self, positive="alpha")
+
+
+@dataclass(frozen=True)
 class FewShotValidationSettings:
     """Nearest prototypes of unseen classes while pre-training; the best backbone is kept."""
 
@@ -539,6 +552,7 @@ class PretrainSettings:
     checkpoint_every: int = 200
     """Steps between saves of the state from which --resume continues."""
     rotation: RotationSettings = field(default_factory=RotationSettings)
+    mixup: MixupSettings = field(default_factory=MixupSettings)
     optimizer: OneCycleSettings = field(default_factory=OneCycleSettings)
     validation: FewShotValidationSettings = field(default_factory=FewShotValidationSettings)
 
@@ -549,6 +563,11 @@ class PretrainSettings:
         _check_interval(self, "label_smoothing")
         if self.average_decay is not None:
             _check_interval(self, "average_decay")
+        if self.mixup.form == "manifold" and own_code(self.backbone) is not None:
+            raise SettingsError(
+                "mixup.form: manifold needs a backbone whose blocks are known "
+                f"({', '.join(BACKBONE_NAMES)}), got {self.backbone}; use --mixup.form input"
+            )
         if self.batch_size < 2:
             raise SettingsError(
                 f"batch_size: batch norm needs at least 2 images, got {self.batch_size}"

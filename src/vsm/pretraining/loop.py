@@ -8,6 +8,7 @@ begins with it.
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -21,10 +22,12 @@ from vsm.evaluation.evaluator import cached_embedder, evaluate
 from vsm.evaluation.statistics import Estimate
 from vsm.model import FewShotModel
 from vsm.pretraining.averaging import average_decay, update_average
+from vsm.pretraining.mixup import draw_mixture
 from vsm.pretraining.supervised import (
     Batch,
     SupervisedNetwork,
     one_cycle,
+    shared,
     supervised_loss,
     with_turned_copies,
 )
@@ -273,14 +276,15 @@ class TrainingImages:
 def load_batch(
     dataset: ImageDataset, image_ids: Tensor, labels: Tensor, settings: PretrainSettings, step: int
 ) -> Batch:
-    """Load images ``[B]``, vary them, add turned copies and normalize."""
+    """Load images ``[B]``, vary them, add turned copies, normalize, and draw how to mix them."""
     pixels = dataset.load(image_ids)
     if settings.augment:
         random = generator(settings.seed, "augmentation", step)
         pixels = dataset.augment(pixels, random, settings.augment_colors)
     random = generator(settings.seed, "rotation", step)
     pixels, turns = with_turned_copies(pixels, settings.rotation.form, random)
-    return Batch(dataset.normalize(pixels), labels, turns)
+    mixture = draw_mixture(settings.mixup, len(labels), settings.seed, step)
+    return Batch(dataset.normalize(pixels), labels, turns, mixture)
 
 
 def pretraining_step(
@@ -296,24 +300,26 @@ def pretraining_step(
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     scores = network(batch, generator(settings.seed, "noise", step))
-    terms = supervised_loss(scores, batch, settings.label_smoothing, settings.rotation)
+    terms = supervised_loss(scores, batch, settings)
     optimizer.zero_grad(set_to_none=True)
     terms.total.backward()
     optimizer.step()
     measured = {
         "loss": terms.total.item(),
         "cross_entropy": terms.cross_entropy.item(),
-        "accuracy": _share_right(scores.classes, batch.labels),
+        "accuracy": shared(
+            partial(_share_right, scores.classes), batch.labels, batch.mixture
+        ).item(),
         "learning_rate": learning_rate,
     }
     if len(batch.turns):
         measured["rotation_loss"] = terms.rotation.item()
-        measured["rotation_accuracy"] = _share_right(scores.turns, batch.turns)
+        measured["rotation_accuracy"] = _share_right(scores.turns, batch.turns).item()
     return measured
 
 
-def _share_right(scores: Tensor, labels: Tensor) -> float:
-    return (scores.argmax(1) == labels).double().mean().item()
+def _share_right(scores: Tensor, labels: Tensor) -> Tensor:
+    return (scores.argmax(1) == labels).double().mean()
 
 
 def build_optimizer(

@@ -4,6 +4,7 @@ Letters: B images of a batch, R turned copies, C training classes, D features.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vsm.backbones import Backbone
+from vsm.pretraining.mixup import Mixture, mixing
 from vsm.seeding import Randomness, default_generator, integers
-from vsm.settings import OneCycleSettings, PretrainSettings, RotationSettings
+from vsm.settings import OneCycleSettings, PretrainSettings
 
 QUARTER_TURNS = 4
 
@@ -39,11 +41,13 @@ class Batch(NamedTuple):
             turned by 0°, 90°, 180° and 270° are the images themselves.
         labels: position of each image's class among the training classes ``[B]``.
         turns: quarter turns of the last R images ``[R]``.
+        mixture: how the network is to mix the first B images, if it is.
     """
 
     images: Tensor
     labels: Tensor
     turns: Tensor
+    mixture: Mixture | None = None
 
 
 class Scores(NamedTuple):
@@ -71,7 +75,8 @@ class SupervisedNetwork(nn.Module):
 
     def forward(self, batch: Batch, random: Randomness) -> Scores:
         """Score classes and turns; ``random`` is the source of what the backbone drops."""
-        features = self.backbone(batch.images, random)
+        with mixing(self.backbone, batch.mixture):
+            features = self.backbone(batch.images, random)
         classes = self.classifier(features[: len(batch.labels)])
         if not len(batch.turns):
             return Scores(classes, features.new_empty(0, QUARTER_TURNS))
@@ -112,19 +117,30 @@ class LossTerms(NamedTuple):
     rotation: Tensor
 
 
-def supervised_loss(
-    scores: Scores, batch: Batch, label_smoothing: float, rotation: RotationSettings
-) -> LossTerms:
+def supervised_loss(scores: Scores, batch: Batch, settings: PretrainSettings) -> LossTerms:
     """Cross-entropy of the classes plus the weighted cross-entropy of the rotations.
 
     With ε the label smoothing, an image's target is ``1 - ε + ε / C`` for its class and ``ε / C``
-    for the others. Rotations are not smoothed.
+    for the others. Rotations are not smoothed. A mixed image has the targets of both.
     """
-    cross_entropy = F.cross_entropy(scores.classes, batch.labels, label_smoothing=label_smoothing)
+
+    def cross_entropy_of(labels: Tensor) -> Tensor:
+        smoothing = settings.label_smoothing
+        return F.cross_entropy(scores.classes, labels, label_smoothing=smoothing)
+
+    cross_entropy = shared(cross_entropy_of, batch.labels, batch.mixture)
     if not len(batch.turns):
         return LossTerms(cross_entropy, cross_entropy, cross_entropy.new_zeros(()))
     turns = F.cross_entropy(scores.turns, batch.turns)
-    return LossTerms(cross_entropy + rotation.weight * turns, cross_entropy, turns)
+    return LossTerms(cross_entropy + settings.rotation.weight * turns, cross_entropy, turns)
+
+
+def shared(measure: Callable[[Tensor], Tensor], targets: Tensor, mixture: Mixture | None) -> Tensor:
+    """Measure by the targets of the B images, or by λ of theirs and 1 - λ of their partners'."""
+    measured = measure(targets)
+    if mixture is None:
+        return measured
+    return torch.lerp(measure(targets[mixture.partners]), measured, mixture.share)
 
 
 def one_cycle(settings: OneCycleSettings, step: int, num_steps: int) -> float:
