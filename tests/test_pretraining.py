@@ -19,7 +19,7 @@ from torch import nn
 
 from forked import ForkedPython
 from launching_helpers import finish, wait_for
-from run_helpers import assert_same_run, power_cut_at, rows, signal_at
+from run_helpers import assert_same_run, edit_config, power_cut_at, rows, signal_at
 from tiny import RecordedProgress
 from vsm.backbones import BACKBONES
 from vsm.cli import main
@@ -27,17 +27,16 @@ from vsm.data import EpisodeSampler, ImageDataset, open_dataset
 from vsm.errors import RunError, SettingsError
 from vsm.evaluation.evaluator import evaluate
 from vsm.evaluation.statistics import Estimate
+from vsm.experiments.provenance import pretraining_commands
 from vsm.model import FewShotModel
 from vsm.pretraining.averaging import update_average
+from vsm.pretraining.directory import PretrainingDirectory
+from vsm.pretraining.learner import Learner, build_optimizer, judge_settings, pretraining_step
 from vsm.pretraining.loop import (
     FewShotScores,
-    PretrainingDirectory,
     TrainingImages,
-    build_optimizer,
-    judge_settings,
     load_batch,
     pretrain,
-    pretraining_step,
     validate,
     validation_samplers,
 )
@@ -55,6 +54,7 @@ from vsm.runs.checkpoints import load_backbone
 from vsm.runs.configuration import read_settings, settings_to_yaml
 from vsm.runs.directory import RunDirectory
 from vsm.settings import (
+    DistillationSettings,
     FewShotValidationSettings,
     MixupSettings,
     OneCycleSettings,
@@ -294,6 +294,114 @@ def test_mixtures_are_of_the_distribution_asked_for_and_a_function_of_the_step()
     assert of_images.depth is None
 
 
+# A teacher
+
+
+@pytest.fixture
+def teacher(settings: PretrainSettings, tmp_path: Path) -> Path:
+    """A pre-training of another width, whose average differs from its last weights."""
+    wider = replace(settings, channels=6, epochs=1, average_decay=0.5, classifier="cosine")
+    return pretrain(wider, tmp_path / "teacher").path
+
+
+def taught_by(teacher: Path, settings: PretrainSettings, weight: float = 0.3) -> PretrainSettings:
+    return replace(settings, distillation=DistillationSettings(str(teacher), weight, 3.0))
+
+
+@pytest.mark.parametrize("mixture", [None, Mixture(0.3, torch.tensor([2, 0, 1]), None)])
+def test_a_teachers_probabilities_are_targets_at_a_temperature(
+    mixture: Mixture | None, random: torch.Generator
+) -> None:
+    settings = taught_by(Path(), with_rotation(PretrainSettings(), "one", 2.0))
+    labels, turns = torch.tensor([0, 3, 1]), torch.tensor([2, 1, 0])
+    mine, theirs = (torch.randn(3, 4, generator=random) for _ in range(2))
+    scores = Scores(mine, torch.randn(3, 4, generator=random))
+    batch = Batch(torch.empty(0), labels, turns, mixture)
+    alone = supervised_loss(scores, batch, settings)
+    terms = supervised_loss(scores, batch._replace(taught=theirs), settings)
+    expected = 0.0
+    for image in range(3):
+        sources = [(1.0, image)] if mixture is None else [(0.3, image), (0.7, (image + 2) % 3)]
+        q = (mine[image].double() / 3).softmax(0)
+        for share, source in sources:
+            p = (theirs[source].double() / 3).softmax(0)
+            expected += share * 9 * float((p * (p / q).log()).sum()) / 3
+    assert terms.distillation.item() == pytest.approx(expected, rel=1e-5)
+    assert (terms.cross_entropy, terms.rotation) == (alone.cross_entropy, alone.rotation)
+    total = 0.7 * alone.cross_entropy + 0.3 * expected + 2 * alone.rotation
+    assert terms.total.item() == pytest.approx(total.item(), rel=1e-5)
+
+
+def test_the_teacher_scores_the_images_of_the_student_as_its_last_state_does(
+    settings: PretrainSettings,
+    teacher: Path,
+    tiny_dataset: ImageDataset,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ImageDataset, "augment", lambda self, pixels, *_: 255 - pixels)
+    settings = replace(with_rotation(settings, "one"), mixup=MixupSettings("input"))
+    settings = taught_by(teacher, settings)
+    _, ids, labels = next(TrainingImages.of(tiny_dataset, settings).batches(0))
+    batch = load_batch(tiny_dataset, ids, labels, settings, step=1)
+    learner = Learner(settings, tiny_dataset, num_classes=30)
+    given: list[Batch] = []
+
+    def watched(
+        network: SupervisedNetwork, optimizer: object, batch: Batch, *_: object
+    ) -> dict[str, float]:
+        given.append(batch)
+        return {}
+
+    monkeypatch.setattr("vsm.pretraining.learner.pretraining_step", watched)
+    learner.step(batch, 0.1, step=1)
+    [taught] = given
+    weights, _ = load_tensors(teacher / "resume.safetensors")
+    backbone = BACKBONES["conv4"]((1, 28, 28), 6).eval()
+    prefix = "average.backbone."
+    backbone.load_state_dict(
+        {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
+    )
+    features = backbone(tiny_dataset.normalize(255 - tiny_dataset.load(ids))).detach()
+    weight = weights["average.classifier.weight"]
+    cosines = nn.functional.cosine_similarity(features.unsqueeze(1), weight, dim=-1)
+    assert taught.taught is not None
+    torch.testing.assert_close(taught.taught, 10 * cosines, rtol=1e-3, atol=1e-4)
+    assert learner.teacher is not None
+    before = {name: value.clone() for name, value in learner.teacher.state_dict().items()}
+    monkeypatch.undo()
+    learner.step(batch, 0.1, step=1)
+    for name, value in learner.teacher.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_with_all_the_weight_on_the_teacher_the_student_comes_to_agree_with_it(
+    settings: PretrainSettings, teacher: Path, tmp_path: Path
+) -> None:
+    settings = taught_by(teacher, replace(settings, epochs=6, channels=8), weight=1.0)
+    run = pretrain(settings, tmp_path / "student")
+    steps = [row for row in rows(run.path) if "loss" in row]
+    assert steps[-1]["loss"] == steps[-1]["distillation_loss"]
+    assert steps[-1]["distillation_loss"] < 0.3 * steps[0]["distillation_loss"]
+
+
+def test_teachers_that_cannot_teach_are_named(
+    settings: PretrainSettings, teacher: Path, tmp_path: Path, tiny_dataset: ImageDataset
+) -> None:
+    taught = taught_by(teacher, settings)
+    with pytest.raises(RunError, match="nowhere is not a run directory"):
+        pretrain(taught_by(tmp_path / "nowhere", settings), tmp_path / "run")
+    with pytest.raises(SettingsError, match=r"teacher: .* learned the classes of tiny"):
+        pretrain(replace(taught, data="other"), tmp_path / "run")
+    with pytest.raises(Interrupted):
+        pretrain(settings, tmp_path / "half", progress=signal_at(7))
+    with pytest.raises(RunError, match="half is not at its end; finish it with vsm pretrain"):
+        pretrain(taught_by(tmp_path / "half", settings), tmp_path / "run")
+    edit_config(teacher, "backbone: conv4", "backbone: os:path")
+    with pytest.raises(SettingsError, match=r"not part of vsm, os:path; if you trust it, teach"):
+        pretrain(taught, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 # The order of images
 
 
@@ -438,7 +546,7 @@ def test_the_average_weighs_every_step_and_is_what_is_validated_and_kept(
         update_average(average, network, decay)
         seen.append({name: value.clone() for name, value in network.state_dict().items()})
 
-    monkeypatch.setattr("vsm.pretraining.loop.update_average", watched)
+    monkeypatch.setattr("vsm.pretraining.learner.update_average", watched)
     run = pretrain(settings, tmp_path / "run")
     decays = [min(0.5, (1 + step) / (10 + step)) for step in range(1, 8)]
     assert decays[0] == 2 / 11
@@ -651,14 +759,21 @@ ALL_AT_ONCE = {
     "keep_probability": 0.8,
     "average_decay": 0.9,
     "mixup": MixupSettings("manifold"),
+    "distillation": DistillationSettings("teacher"),
 }
 
 
 @pytest.mark.parametrize("stop_at", [1, 7, 10])
 @pytest.mark.parametrize("more", [{"keep_probability": 0.8}, ALL_AT_ONCE], ids=["few", "all"])
 def test_a_stopped_and_resumed_pretraining_equals_an_uninterrupted_one_bit_for_bit(
-    stop_at: int, more: dict[str, Any], settings: PretrainSettings, tmp_path: Path
+    stop_at: int,
+    more: dict[str, Any],
+    settings: PretrainSettings,
+    teacher: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(teacher.parent)
     settings = replace(with_rotation(settings, "one"), epochs=2, **more)
     pretrain(settings, tmp_path / "whole")
     message = rf"stopped and saved at step {stop_at} of 14 \(epoch {1 + (stop_at - 1) // 7} of 2\)"
@@ -730,6 +845,8 @@ def test_impossible_settings_are_refused_by_name() -> None:
         PretrainSettings(epochs=0)
     with pytest.raises(SettingsError, match=r"mixup\.form: manifold needs .* use --mixup.form inp"):
         PretrainSettings(backbone="a:b", mixup=MixupSettings("manifold"))
+    with pytest.raises(SettingsError, match="temperature: must be greater than 0, got 0"):
+        DistillationSettings(temperature=0)
     with pytest.raises(SettingsError, match=r"average_decay: must lie in \[0.0, 1.0\], got 1.5"):
         PretrainSettings(average_decay=1.5)
     with pytest.raises(SettingsError, match="form: expected one of none, one, all, got 'two'"):
@@ -836,6 +953,23 @@ def test_settings_cannot_change_on_resume_and_runs_are_not_overwritten(
         assert "Traceback" not in errors
     assert main(["pretrain", "--output", str(out), "--resume", "--json"]) == 0
     assert main(tiny_command(out, "--overwrite", "--epochs", "1")) == 0
+
+
+def test_a_teacher_is_found_again_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(tiny_command(Path("first"), "--json")) == 0
+    taught = ["--distillation.teacher", "first", "--epochs", "1", "--json"]
+    assert main(tiny_command(Path("second"), *taught)) == 0
+    stored = PretrainingDirectory(tmp_path / "second").settings()
+    assert stored.distillation.teacher == str(tmp_path / "first")
+    assert pretraining_commands(tmp_path / "second", "runs/p") == [
+        "vsm pretrain --channels 4 --epochs 2 --batch-size 90 --validation.episodes 4 "
+        "--validation.queries 4 --output runs/p-teacher",
+        "vsm pretrain --channels 4 --epochs 1 --batch-size 90 --distillation.teacher "
+        "runs/p-teacher --validation.episodes 4 --validation.queries 4 --output runs/p",
+    ]
 
 
 def test_help_needs_no_torch() -> None:

@@ -27,7 +27,7 @@ from vsm.experiments.shipping import halved
 from vsm.memory import Observations
 from vsm.memory.named import EncoderIdentity
 from vsm.model import FewShotModel
-from vsm.pretraining.loop import PretrainingDirectory
+from vsm.pretraining.directory import PretrainingDirectory
 from vsm.runs.configuration import settings_to_yaml
 from vsm.runs.directory import RunDirectory
 from vsm.runs.trained_model import TrainedModel, load, save_best, store

@@ -493,6 +493,22 @@ class MixupSettings:
 
 
 @dataclass(frozen=True)
+class DistillationSettings:
+    """Learn from the scores of a finished pre-training as well (born-again networks)."""
+
+    teacher: str | None = None
+    """Directory of `vsm pretrain` on the same data, of any backbone; unset: none."""
+    weight: float = 0.5
+    """α: weight of the teacher's probabilities; that of the labels is 1 - α."""
+    temperature: float = 4.0
+    """T: scores of both are divided by this before the softmax."""
+
+    def __post_init__(self) -> None:
+        _check(self, positive="temperature")
+        _check_interval(self, "weight")
+
+
+@dataclass(frozen=True)
 class FewShotValidationSettings:
     """Nearest prototypes of unseen classes while pre-training; the best backbone is kept."""
 
@@ -553,6 +569,7 @@ class PretrainSettings:
     """Steps between saves of the state from which --resume continues."""
     rotation: RotationSettings = field(default_factory=RotationSettings)
     mixup: MixupSettings = field(default_factory=MixupSettings)
+    distillation: DistillationSettings = field(default_factory=DistillationSettings)
     optimizer: OneCycleSettings = field(default_factory=OneCycleSettings)
     validation: FewShotValidationSettings = field(default_factory=FewShotValidationSettings)
 

@@ -14,7 +14,7 @@ from vsm.errors import SettingsError
 from vsm.runs.configuration import AnySettings, instantiate, read_sections, read_settings
 from vsm.runs.directory import CONFIG_NAME, METRICS_NAME, RESUME_NAME, require_made_by
 from vsm.runs.shipped import is_shipped
-from vsm.settings import RunSettings
+from vsm.settings import PretrainSettings, RunSettings
 
 
 def add_run_arguments(parser: jsonargparse.ArgumentParser, kind: type[AnySettings]) -> None:
@@ -94,12 +94,16 @@ def _switches(kind: type, prefix: str) -> Iterator[str]:
 
 
 def _findable(settings: AnySettings) -> AnySettings:
-    """Make the paths of ``folder:PATH``, ``features:PATH`` and ``init`` absolute for later runs."""
+    """Make the paths of data, of ``init`` and of a teacher absolute, for later runs."""
     kind, _, path = settings.data.partition(":")
     if kind in ("folder", "features") and path:
         settings = replace(settings, data=f"{kind}:{Path(path).expanduser().resolve()}")
     if isinstance(settings, RunSettings) and settings.init and not is_shipped(settings.init):
         settings = replace(settings, init=str(Path(settings.init).expanduser().resolve()))
+    if isinstance(settings, PretrainSettings) and settings.distillation.teacher:
+        teacher = str(Path(settings.distillation.teacher).expanduser().resolve())
+        taught = replace(settings.distillation, teacher=teacher)
+        settings = replace(settings, distillation=taught)
     return settings
 
 

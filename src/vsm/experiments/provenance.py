@@ -14,7 +14,7 @@ from typing import Any
 
 from vsm import __version__
 from vsm.errors import RunError
-from vsm.pretraining.loop import PretrainingDirectory
+from vsm.pretraining.directory import PretrainingDirectory
 from vsm.runs.directory import Directory, RunDirectory
 from vsm.runs.shipped import find_run, is_shipped, read_card
 from vsm.settings import (
@@ -78,7 +78,22 @@ def training_commands(settings: RunSettings, output: str) -> list[str]:
         )
     if run.model.is_file():
         return [*training_commands(run.settings(), folder), train]
-    return [command("pretrain", PretrainingDirectory(path).settings(), folder), train]
+    return [*pretraining_commands(path, folder), train]
+
+
+def pretraining_commands(path: Path, output: str) -> list[str]:
+    """Return the commands that make the pre-training in ``path`` in ``output``, its teacher first.
+
+    Raises:
+        RunError: if the teacher is gone.
+    """
+    settings = PretrainingDirectory(path).settings()
+    if settings.distillation.teacher is None:
+        return [command("pretrain", settings, output)]
+    teacher = f"{output}-teacher"
+    before = pretraining_commands(Path(settings.distillation.teacher), teacher)
+    taught = replace(settings.distillation, teacher=teacher)
+    return [*before, command("pretrain", replace(settings, distillation=taught), output)]
 
 
 def _learning_commands(settings: RunSettings, output: str) -> list[str]:
@@ -95,7 +110,7 @@ def _learning_commands(settings: RunSettings, output: str) -> list[str]:
     elif run.model.is_file():
         before = training_commands(run.settings(), encoder)
     else:
-        before = [command("pretrain", PretrainingDirectory(path).settings(), encoder)]
+        before = pretraining_commands(path, encoder)
     learn = learn_command(settings, output)
     return [*before, learn.replace(shlex.quote(settings.init), shlex.quote(encoder), 1)]
 

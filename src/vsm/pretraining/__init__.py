@@ -1,5 +1,6 @@
 """Supervised training of a backbone on all training classes, for ``vsm train`` to begin with."""
 
-from vsm.pretraining.loop import FewShotScores, PretrainingDirectory, pretrain
+from vsm.pretraining.directory import PretrainingDirectory
+from vsm.pretraining.loop import FewShotScores, pretrain
 
 __all__ = ["FewShotScores", "PretrainingDirectory", "pretrain"]

@@ -5,12 +5,10 @@ optimizer. What it leaves is a backbone whose features tell unseen classes apart
 begins with it.
 """
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,54 +19,18 @@ from vsm.errors import SettingsError
 from vsm.evaluation.evaluator import cached_embedder, evaluate
 from vsm.evaluation.statistics import Estimate
 from vsm.model import FewShotModel
-from vsm.pretraining.averaging import average_decay, update_average
+from vsm.pretraining.directory import PretrainingDirectory
+from vsm.pretraining.learner import Learner, PretrainingState
 from vsm.pretraining.mixup import draw_mixture
-from vsm.pretraining.supervised import (
-    Batch,
-    SupervisedNetwork,
-    one_cycle,
-    shared,
-    supervised_loss,
-    with_turned_copies,
-)
-from vsm.runs.checkpoints import BACKBONE_NAME, save_backbone, stated
-from vsm.runs.directory import Directory
+from vsm.pretraining.supervised import Batch, one_cycle, with_turned_copies
+from vsm.runs.checkpoints import save_backbone
 from vsm.seeding import generator
-from vsm.settings import ModelSettings, OneCycleSettings, PretrainSettings, RunSettings
+from vsm.settings import PretrainSettings
 from vsm.system.interruption import Interrupted, stop_request
 from vsm.system.progress import NULL_PROGRESS, Progress
-from vsm.system.tensor_files import (
-    learning_tensors,
-    load_tensors,
-    load_weights,
-    restore_learning,
-    save_tensors,
-    strip_prefix,
-)
+from vsm.system.tensor_files import save_tensors
 
-AVERAGE = "average"
-"""Before the names of averaged weights among the tensors of a state."""
 VALIDATION_SEED = 0
-VALIDATION_TEMPERATURE = 0.1  # of the cosines; it orders no classes, so accuracy ignores it
-
-
-class PretrainingDirectory(Directory):
-    """The files of one pre-training, by name.
-
-    Attributes:
-        backbone: the best backbone by validation.
-    """
-
-    command = "pretrain"
-    results = (BACKBONE_NAME,)
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.backbone = path / BACKBONE_NAME
-
-    def settings(self) -> PretrainSettings:
-        """Read the pre-training's settings, or say that there is none."""
-        return self.read_settings(PretrainSettings)
 
 
 @dataclass(frozen=True)
@@ -100,18 +62,6 @@ class FewShotScores:
                 for shot, accuracy in self.accuracies.items()
             },
         }
-
-
-@dataclass
-class PretrainingState:
-    """All that changes while pre-training, apart from the network and its optimizer.
-
-    ``step`` counts over all epochs; ``best_epoch`` is 0 before the first validation.
-    """
-
-    step: int = 0
-    best_epoch: int = 0
-    best_accuracy: float = -1.0
 
 
 def pretrain(
@@ -170,52 +120,6 @@ def pretrain(
                     f"{settings.epochs}); go on with: vsm pretrain --output {output} --resume",
                 )
     return run
-
-
-class Learner:
-    """All that learns.
-
-    Attributes:
-        network: what the optimizer changes.
-        optimizer: of its parameters.
-        kept: what is validated and kept: the average of its weights, or the network itself.
-        judge: the few-shot classifier that validates with the backbone of ``kept``.
-    """
-
-    def __init__(self, settings: PretrainSettings, dataset: ImageDataset, num_classes: int) -> None:
-        self.settings = settings
-        self.judge = FewShotModel(judge_settings(settings), dataset.image_shape)
-        self.network = SupervisedNetwork(self.judge.require_backbone(), num_classes, settings)
-        self.optimizer = build_optimizer(self.network, settings.optimizer)
-        self.kept = self.network
-        if settings.average_decay is not None:
-            self.kept = copy.deepcopy(self.network)
-            self.judge.backbone = self.kept.backbone
-
-    def step(self, batch: Batch, learning_rate: float, step: int) -> dict[str, float]:
-        """Do one step and return what is logged."""
-        measured = pretraining_step(
-            self.network, self.optimizer, batch, learning_rate, self.settings, step
-        )
-        if self.settings.average_decay is not None:
-            decay = average_decay(self.settings.average_decay, step)
-            update_average(self.kept, self.network, decay)
-        return measured
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return what :meth:`restore` reads."""
-        tensors = learning_tensors(self.network, self.optimizer)
-        if self.kept is not self.network:
-            tensors |= {f"{AVERAGE}.{name}": t for name, t in self.kept.state_dict().items()}
-        return tensors
-
-    def restore(self, path: Path) -> PretrainingState:
-        """Go back to a state that was saved."""
-        tensors, saved = load_tensors(path)
-        restore_learning(self.network, self.optimizer, tensors, path)
-        if self.kept is not self.network:
-            load_weights(self.kept, strip_prefix(tensors, AVERAGE), path)
-        return PretrainingState(**stated(saved, get_type_hints(PretrainingState), path))
 
 
 @dataclass(frozen=True)
@@ -285,72 +189,6 @@ def load_batch(
     pixels, turns = with_turned_copies(pixels, settings.rotation.form, random)
     mixture = draw_mixture(settings.mixup, len(labels), settings.seed, step)
     return Batch(dataset.normalize(pixels), labels, turns, mixture)
-
-
-def pretraining_step(
-    network: SupervisedNetwork,
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
-    learning_rate: float,
-    settings: PretrainSettings,
-    step: int,
-) -> dict[str, float]:
-    """Do one step; change network and optimizer, and return what is logged."""
-    network.train()
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-    scores = network(batch, generator(settings.seed, "noise", step))
-    terms = supervised_loss(scores, batch, settings)
-    optimizer.zero_grad(set_to_none=True)
-    terms.total.backward()
-    optimizer.step()
-    measured = {
-        "loss": terms.total.item(),
-        "cross_entropy": terms.cross_entropy.item(),
-        "accuracy": shared(
-            partial(_share_right, scores.classes), batch.labels, batch.mixture
-        ).item(),
-        "learning_rate": learning_rate,
-    }
-    if len(batch.turns):
-        measured["rotation_loss"] = terms.rotation.item()
-        measured["rotation_accuracy"] = _share_right(scores.turns, batch.turns).item()
-    return measured
-
-
-def _share_right(scores: Tensor, labels: Tensor) -> Tensor:
-    return (scores.argmax(1) == labels).double().mean()
-
-
-def build_optimizer(
-    network: SupervisedNetwork, settings: OneCycleSettings
-) -> torch.optim.Optimizer:
-    """Return SGD over the parameters that learn."""
-    return torch.optim.SGD(
-        [parameter for parameter in network.parameters() if parameter.requires_grad],
-        lr=settings.learning_rate,
-        momentum=settings.momentum,
-        nesterov=settings.nesterov,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
-
-
-def judge_settings(settings: PretrainSettings) -> RunSettings:
-    """Return the few-shot classifier that validates: nearest prototype by cosine.
-
-    Features have length one before they are averaged to a prototype. It builds the backbone, so
-    that a pre-trained one is what ``vsm train`` would build.
-    """
-    model = ModelSettings(
-        backbone=settings.backbone,
-        channels=settings.channels,
-        keep_probability=settings.keep_probability,
-        normalize_features=True,
-        distance="cosine",
-        temperature=VALIDATION_TEMPERATURE,
-    )
-    return RunSettings(data=settings.data, method="protonet", seed=settings.seed, model=model)
 
 
 def validation_samplers(settings: PretrainSettings, dataset: ImageDataset) -> list[EpisodeSampler]:

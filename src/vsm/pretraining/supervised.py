@@ -42,12 +42,14 @@ class Batch(NamedTuple):
         labels: position of each image's class among the training classes ``[B]``.
         turns: quarter turns of the last R images ``[R]``.
         mixture: how the network is to mix the first B images, if it is.
+        taught: what a teacher says of the classes of the first B, unmixed ``[B, C]``.
     """
 
     images: Tensor
     labels: Tensor
     turns: Tensor
     mixture: Mixture | None = None
+    taught: Tensor | None = None
 
 
 class Scores(NamedTuple):
@@ -82,6 +84,12 @@ class SupervisedNetwork(nn.Module):
             return Scores(classes, features.new_empty(0, QUARTER_TURNS))
         return Scores(classes, self.rotation_head(features[-len(batch.turns) :]))
 
+    @torch.no_grad()
+    def classify(self, batch: Batch) -> Tensor:
+        """Score the classes of the first B images, unmixed, without learning: ``[B, C]``."""
+        scores: Tensor = self.classifier(self.backbone(batch.images[: len(batch.labels)]))
+        return scores
+
 
 def with_turned_copies(pixels: Tensor, form: str, random: Randomness) -> tuple[Tensor, Tensor]:
     """Add copies turned counter-clockwise by quarter turns, for self-supervision.
@@ -110,29 +118,41 @@ def with_turned_copies(pixels: Tensor, form: str, random: Randomness) -> tuple[T
 
 
 class LossTerms(NamedTuple):
-    """The loss and its parts, each a scalar."""
+    """The loss and its parts, each a scalar; zero where there is no rotation or no teacher."""
 
     total: Tensor
     cross_entropy: Tensor
     rotation: Tensor
+    distillation: Tensor
 
 
 def supervised_loss(scores: Scores, batch: Batch, settings: PretrainSettings) -> LossTerms:
     """Cross-entropy of the classes plus the weighted cross-entropy of the rotations.
 
     With ε the label smoothing, an image's target is ``1 - ε + ε / C`` for its class and ``ε / C``
-    for the others. Rotations are not smoothed. A mixed image has the targets of both.
+    for the others. Rotations are not smoothed. A teacher's probabilities are targets as well, with
+    weight α: ``(1 - α) · cross-entropy + α · T² · KL(teacher ‖ network)``, both at temperature T.
+    A mixed image has the targets of both.
     """
+    weight, temperature = settings.distillation.weight, settings.distillation.temperature
 
     def cross_entropy_of(labels: Tensor) -> Tensor:
         smoothing = settings.label_smoothing
         return F.cross_entropy(scores.classes, labels, label_smoothing=smoothing)
 
-    cross_entropy = shared(cross_entropy_of, batch.labels, batch.mixture)
-    if not len(batch.turns):
-        return LossTerms(cross_entropy, cross_entropy, cross_entropy.new_zeros(()))
-    turns = F.cross_entropy(scores.turns, batch.turns)
-    return LossTerms(cross_entropy + settings.rotation.weight * turns, cross_entropy, turns)
+    def divergence_from(taught: Tensor) -> Tensor:
+        mine, theirs = (F.log_softmax(one / temperature, 1) for one in (scores.classes, taught))
+        return temperature**2 * F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
+
+    total = cross_entropy = shared(cross_entropy_of, batch.labels, batch.mixture)
+    rotation = distillation = cross_entropy.new_zeros(())
+    if batch.taught is not None:
+        distillation = shared(divergence_from, batch.taught, batch.mixture)
+        total = (1 - weight) * cross_entropy + weight * distillation
+    if len(batch.turns):
+        rotation = F.cross_entropy(scores.turns, batch.turns)
+        total = total + settings.rotation.weight * rotation
+    return LossTerms(total, cross_entropy, rotation, distillation)
 
 
 def shared(measure: Callable[[Tensor], Tensor], targets: Tensor, mixture: Mixture | None) -> Tensor:

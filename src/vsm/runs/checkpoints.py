@@ -111,12 +111,10 @@ def restored_state(
     )
 
 
-def stated(
-    metadata: dict[str, Any], names: Mapping[str, type], source: Path
-) -> dict[str, int | float]:
+def stated(metadata: dict[str, Any], names: Mapping[str, type], source: Path) -> dict[str, Any]:
     """Return the numbers of these names and types, or say that ``source`` is damaged."""
     for name, kind in names.items():
-        value = metadata.get(name)
+        value: Any = metadata.get(name)
         is_number = type(value) is int or (kind is float and type(value) is float)
         if not is_number or not math.isfinite(value):
             raise RunError(

@@ -90,9 +90,10 @@ def _parsed(
 ) -> jsonargparse.Namespace:
     """Check values, and return them over ``base``."""
     try:
-        return _reader(kind).parse_object(values, base)
+        parsed: jsonargparse.Namespace = _reader(kind).parse_object(values, base)
     except (argparse.ArgumentError, jsonargparse.ArgumentError, TypeError, ValueError) as error:
         raise SettingsError(f"{source}: {shortened(error)}") from error
+    return parsed
 
 
 def _shown(value: object) -> str:
