@@ -76,16 +76,23 @@ def open_tree(path: Path) -> Iterator[Tree]:
 
 def _folder(path: Path) -> Tree:
     """List the files below a folder; links to folders are not followed."""
-
-    def unreadable(error: OSError) -> None:
-        raise DataError(f"cannot list {error.filename}: {error.strerror}; check its permissions")
-
-    names = sorted(
-        (Path(folder) / file).relative_to(path).as_posix()
-        for folder, _, files in os.walk(path, onerror=unreadable)
-        for file in files
-    )
-    return Tree(path, names, True, lambda name: (path / name).read_bytes())
+    names, waiting = [], [""]
+    while waiting:
+        below = waiting.pop()
+        try:
+            with os.scandir(path / below) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(f"{below}{entry.name}/")
+                    elif Path(
+                        entry
+                    ).is_file():  # no pipe, which never ends
+                        names.append(below + entry.name)
+        except OSError as error:
+            raise DataError(
+                f"cannot list {error.filename}: {error.strerror}; check its permissions"
+            ) from error
+    return Tree(path, sorted(names), True, lambda name: (path / name).read_bytes())
 
 
 def _zip(path: Path, archive: zipfile.ZipFile) -> Tree:

@@ -16,7 +16,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,11 @@ import safetensors
 import safetensors.torch
 import torch
 
+from vsm.data.arrays import open_array
 from vsm.data.dataset import SPLITS, FeatureDataset, Ids, Split
 from vsm.data.preparation import ClassLists, dealt
-from vsm.errors import DataError
+from vsm.errors import DataError, DocumentError
+from vsm.system.documents import MOST_JSON_BYTES, parsed_json, read_file, shortened
 from vsm.system.files import atomic_path
 
 SUFFIX = ".safetensors"
@@ -113,7 +115,9 @@ def _open(path: Path) -> tuple[dict[str, _Part], dict[str, _Part]]:
         return (
             {part: _Part(_mapped(file), str(file)) for part, file in arrays.items()},
             {
-                part: _parsed(file.read_bytes() if file.is_file() else None, str(file))
+                part: _parsed(
+                    read_file(file, MOST_JSON_BYTES) if file.is_file() else None, str(file)
+                )
                 for part, file in tables.items()
             },
         )
@@ -128,10 +132,10 @@ def _open(path: Path) -> tuple[dict[str, _Part], dict[str, _Part]]:
 
 def _mapped(file: Path) -> npt.NDArray[Any] | None:
     try:
-        return cast(npt.NDArray[Any], np.load(file, mmap_mode="r", allow_pickle=False))
+        return open_array(file)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(
             f"{file}: cannot be read as an array of numbers or strings ({error}); write it with "
             "numpy.save, without Python objects"
@@ -147,8 +151,8 @@ def _open_safetensors(path: Path) -> tuple[dict[str, _Part], dict[str, _Part]]:
                 is_bfloat16 = tensor.dtype == torch.bfloat16  # which numpy does not have
                 arrays[part] = (tensor.float() if is_bfloat16 else tensor).numpy()
             metadata = file.metadata() or {}
-    except (OSError, safetensors.SafetensorError) as error:
-        raise DataError(f"{path}: cannot be read as safetensors ({error})") from error
+    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise DataError(f"{path}: cannot be read as safetensors ({shortened(error)})") from error
     return (
         {part: _Part(arrays.get(part), f"{path}, tensor {part!r}") for part in ARRAYS},
         {part: _parsed(metadata.get(part), f"{path}, metadata {part!r}") for part in TABLES},
@@ -157,9 +161,9 @@ def _open_safetensors(path: Path) -> tuple[dict[str, _Part], dict[str, _Part]]:
 
 def _parsed(text: str | bytes | None, place: str) -> _Part:
     try:
-        return _Part(None if text is None else json.loads(text), place)
-    except ValueError as error:
-        raise DataError(f"{place}: is not JSON ({error})") from error
+        return _Part(None if text is None else parsed_json(text, place), place)
+    except DocumentError as error:
+        raise DataError(f"{place}: is not JSON ({error.reason})") from error
 
 
 def _checked_features(features: npt.NDArray[Any], place: str) -> npt.NDArray[np.floating[Any]]:
@@ -276,7 +280,7 @@ def _named_splits(table: Any, place: str, names: list[str]) -> ClassLists:
     for name, split in table.items():
         if name not in known_names:
             raise DataError(f"{place}: names the class {name!r}, of which there are no rows")
-        if split not in SPLITS:
+        if not isinstance(split, str) or split not in SPLITS:
             known = ", ".join(SPLITS)
             raise DataError(f"{place}: class {name!r} has split {split!r}; known: {known}")
     for name in names:

@@ -123,7 +123,15 @@ def images_below(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise DataError(f"{path}: there is no such file or folder")
-    return _images(path) + [image for folder in _folders(path) for image in images_below(folder)]
+    found, waiting, visited = [], [path], set()
+    while waiting:
+        folder = waiting.pop()
+        status = folder.stat()
+        if (status.st_dev, status.st_ino) not in visited:  # links may lead back
+            visited.add((status.st_dev, status.st_ino))
+            found += _images(folder)
+            waiting += reversed(_folders(folder))
+    return found
 
 
 def _located(path: Path) -> tuple[Path, int]:

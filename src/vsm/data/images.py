@@ -2,6 +2,7 @@
 
 import io
 import os
+import stat
 import struct
 import warnings
 import zlib
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
@@ -29,6 +30,11 @@ CHUNK = 256  # images decoded between two writes; bounds memory
 AT_ONCE = 16  # images decoded by a thread before it is given others
 DARK = 127.5  # mean of an image whose paper is dark
 MOST_NAMED = 10
+MOST_BYTES = 512 * 2**20  # of an image file
+MAGIC_BYTES = 12
+MAGICS = (
+    b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+",
+)  # fmt: skip
 Item = TypeVar("Item")
 
 # What Pillow and its plugins raise for files that are cut off, damaged, or not images at all.
@@ -186,11 +192,37 @@ def decode_files(files: Sequence[Path], form: ImageFormat) -> Iterator[Pixels]:
 
 
 def read_file(file: Path) -> bytes:
-    """Return the contents of a file, or say that it cannot be read."""
+    """Return the contents of an image file, or say that it cannot be read.
+
+    Its first bytes are looked at before the others, since a file may have any size.
+    """
     try:
-        return file.read_bytes()
+        is_regular = stat.S_ISREG(file.stat().st_mode)
+        if is_regular:
+            with file.open("rb") as opened:
+                begin = opened.read(MAGIC_BYTES)
+                if _is_image(begin):
+                    return begin + _rest(opened, file)
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror}); check the path") from error
+    reason = "no image" if is_regular else "no regular file"
+    raise DataError(f"{file}: unreadable or truncated image ({reason}); replace or remove it")
+
+
+def _is_image(begin: bytes) -> bool:
+    """Tell by its first bytes whether a file may be of one of ``FORMATS``."""
+    is_webp = begin[:4] == b"RIFF" and begin[8:12] == b"WEBP"
+    is_netpbm = begin[:1] == b"P" and begin[1:2] in (b"1", b"2", b"3", b"4", b"5", b"6", b"f", b"y")
+    return is_webp or is_netpbm or begin.startswith(MAGICS)
+
+
+def _rest(opened: BinaryIO, file: Path) -> bytes:
+    size = os.fstat(opened.fileno()).st_size
+    if size > MOST_BYTES:
+        raise DataError(
+            f"{file}: has {size:,} bytes, but a picture at most {MOST_BYTES:,}; replace it"
+        )
+    return opened.read(MOST_BYTES)
 
 
 @contextmanager

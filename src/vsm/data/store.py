@@ -6,7 +6,7 @@ written into a temporary folder first and renamed into place: complete or absent
 """
 
 import hashlib
-import json
+import math
 import os
 import shutil
 import sys
@@ -17,13 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from vsm.data.arrays import open_array
 from vsm.data.dataset import SPLITS, ImageDataset, Normalization, Pixels
 from vsm.data.preparation import Preparation
-from vsm.errors import DataError
+from vsm.errors import DataError, DocumentError
+from vsm.system.documents import read_object, shortened, write_json
 from vsm.system.files import atomic_directory
 from vsm.system.progress import NULL_PROGRESS, Progress
 
 FORMAT = 2
+BLOCK_BYTES, NUM_BLOCKS = 4096, 64  # of the images, that are checked whenever they are opened
 ABANDONED_SECONDS = 86_400  # no preparation is still writing after a day
 
 
@@ -59,7 +62,8 @@ def write(
         with atomic_directory(target) as folder:
             checksum = _write_images(folder / "images.npy", preparation, progress)
             index = _index(name, preparation, normalization, checksum)
-            (folder / "index.json").write_text(json.dumps(index), encoding="utf-8")
+            index["sampled"] = _sampled(folder / "images.npy")
+            write_json(folder / "index.json", index)
     except OSError as error:
         raise DataError(
             f"cannot write prepared data to {target}: {error.strerror or error}; free some space "
@@ -118,6 +122,17 @@ def _write_images(path: Path, preparation: Preparation, progress: Progress) -> s
     return checksum.hexdigest()
 
 
+def _sampled(path: Path) -> str:
+    """Return a checksum of the header of an array file, of its size, and of blocks all over it."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        checksum = hashlib.sha256(str(size).encode())
+        for place in np.linspace(0, max(0, size - BLOCK_BYTES), NUM_BLOCKS, dtype=np.int64):
+            file.seek(int(place))
+            checksum.update(file.read(BLOCK_BYTES))
+    return checksum.hexdigest()
+
+
 def verify(name: str) -> None:
     """Raise :class:`DataError` unless the pixels of a prepared dataset match their checksum."""
     size = read(name).images.nbytes
@@ -132,29 +147,64 @@ def read_index(name: str) -> dict[str, Any]:
     """Return the parsed index of a prepared dataset, or say how to get one."""
     path = data_root() / name / "index.json"
     try:
-        index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        index = read_object(path)
     except FileNotFoundError:
         raise DataError(f"data: {name} is not prepared (looked in {path.parent})") from None
-    except (OSError, ValueError) as error:
-        raise _damaged(name, error) from error
-    if index.get("format") == 1:  # other words; preparing anew may mean downloading anew
-        constants = index.pop("normalisation")
-        index["normalization"] = {"mean": constants["mean"], "std": constants["standard_deviation"]}
-        index["format"] = FORMAT
-    if index.get("format") != FORMAT:
-        raise _damaged(name, f"format {index.get('format')!r}, expected {FORMAT}")
+    except DocumentError as error:
+        raise _damaged(name, f"index.json {error.reason}") from error
+    except OSError as error:
+        raise _damaged(name, error.strerror) from error
+    try:
+        if index.get("format") == 1:  # other words; preparing anew may mean downloading anew
+            old = index.pop("normalisation")
+            index["normalization"] = {"mean": old["mean"], "std": old["standard_deviation"]}
+            index["format"] = FORMAT
+        if index.get("format") != FORMAT:
+            raise ValueError(f"format {index.get('format')!r}, expected {FORMAT}")
+        _check_index(index)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = repr(error) if isinstance(error, KeyError) else error
+        raise _damaged(name, f"index.json: {shortened(reason)}") from error
     return index
+
+
+def _check_index(index: dict[str, Any]) -> None:
+    """Raise whatever shows that an index is none."""
+    names, sizes = index["class_names"], index["class_sizes"]
+    if not all(isinstance(text, str) for text in (*names, index["origin"], index["sha256"])):
+        raise TypeError("class_names, origin and sha256 are texts")
+    if len(set(names)) != len(names) or len(sizes) != len(names):
+        raise ValueError("class_names must differ, and each has one of class_sizes")
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise ValueError("class_sizes must be positive numbers")
+    chosen = [class_id for split in index["splits"].values() for class_id in split]
+    if not all(type(one) is int and 0 <= one < len(names) for one in chosen):
+        raise ValueError("splits must be of positions in class_names")
+    if len(set(chosen)) != len(chosen) or not index["splits"].keys() <= set(SPLITS):
+        raise ValueError("splits must be train, validation and test, without a class in common")
+    mean, std = index["normalization"]["mean"], index["normalization"]["std"]
+    if len(mean) != len(std) or not all(map(math.isfinite, mean)):
+        raise ValueError("normalization needs finite means, and as many standard deviations")
+    if not all(0 < one < math.inf for one in std):
+        raise ValueError("standard deviations must be above 0")
 
 
 def read(name: str) -> ImageDataset:
     """Open a prepared dataset; its images stay on disk until they are used."""
     index = read_index(name)
     try:
-        images = np.load(data_root() / name / "images.npy", mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise _damaged(name, error) from error
-    if images.dtype != np.uint8 or images.ndim != 4 or len(images) != sum(index["class_sizes"]):
+        path = data_root() / name / "images.npy"
+        images = open_array(path)
+        sampled = _sampled(path) if "sampled" in index else None
+    except (OSError, ValueError) as error:
+        raise _damaged(name, f"images.npy: {error}") from error
+    fits = images.dtype == np.uint8 and images.ndim == 4 and images.flags.c_contiguous
+    if not fits or len(images) != sum(index["class_sizes"]):
         raise _damaged(name, f"images.npy is {images.dtype} {images.shape}")
+    if images.shape[3] != len(index["normalization"]["mean"]):
+        raise _damaged(name, f"images.npy has {images.shape[3]} channels")
+    if sampled != index.get("sampled"):
+        raise _damaged(name, "images.npy was changed")
     return _dataset(name, index, images)
 
 

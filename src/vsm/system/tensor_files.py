@@ -5,6 +5,7 @@ digest of the rest of it and of all tensors, which is checked when a file is ope
 version 0.1.0 have none. Every file is replaced atomically. Nothing is pickled.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -60,6 +61,8 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read tensors and metadata, or say what is wrong with the file."""
     if not path.is_file():
         raise RunError(f"{path} is missing: the run has not saved it yet, or it was moved")
+    if not os.access(path, os.R_OK):  # which safetensors takes for a missing file
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     try:
         with safetensors.safe_open(path, "pt") as file:
             # Copied, since the last bit of a matrix product may depend on how its operands are
