@@ -69,6 +69,18 @@ def train(
         Interrupted: after saving, when a process was asked to stop.
         ProcessLostError: when another process ended; the last saved state can be resumed.
     """
+    with RunDirectory(output).alone(processes.is_first):
+        return _train(settings, output, resume, progress, processes, placement)
+
+
+def _train(
+    settings: RunSettings,
+    output: Path,
+    resume: bool,
+    progress: Progress,
+    processes: Processes,
+    placement: Placement | None,
+) -> RunDirectory:
     _require_trainable(settings)
     progress = progress if processes.is_first else NULL_PROGRESS
     tasks = processes.share(settings.tasks)

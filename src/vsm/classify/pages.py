@@ -11,7 +11,6 @@ from PIL import Image, ImageOps
 from vsm.data.images import FORMATS
 
 SIDE = 112  # pixels of a thumbnail
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
 STYLE = """
 :root { color-scheme: light dark } body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto;
 max-width: 70rem; padding: 0 1rem } h2 { margin-top: 2.5rem } .cards { display: flex;
@@ -71,9 +70,3 @@ def name_below(picture: Path, root: Path) -> str:
 def escaped(value: object) -> str:
     """Return text that HTML does not take for markup."""
     return html.escape(str(value))
-
-
-def as_cell(value: object) -> str:
-    """Return a cell that no spreadsheet takes for a formula."""
-    text = str(value)
-    return f"'{text}" if text.startswith(FORMULA) else text

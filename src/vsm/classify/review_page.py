@@ -5,8 +5,9 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from vsm.classify.pages import Thumbnails, as_cell, escaped, name_below, page, section
+from vsm.classify.pages import Thumbnails, escaped, name_below, page, section
 from vsm.classify.review import Review
+from vsm.system.files import as_cell
 
 
 def review_html(found: Review, pictures: Sequence[Path], root: Path, number: int) -> str:

@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from vsm.classify.pages import FORMULA, Thumbnails, as_cell, escaped, page, section
+from vsm.classify.pages import Thumbnails, escaped, page, section
 from vsm.classify.suggestion import Suggestion
+from vsm.system.files import FORMULA, as_cell
 
 
 def suggestions_html(found: Sequence[Suggestion], pictures: Sequence[Path], root: Path) -> str:

@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
 
+from vsm.cli.output import printable
 from vsm.system.documents import shortened
 
 
@@ -13,7 +14,7 @@ class CommandParser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """See :class:`jsonargparse.ArgumentParser`."""
-        super().error(shortened(message), ex)
+        super().error(printable(shortened(message)), ex)
 
 
 def add_action(actions: Any, name: str, purpose: str) -> ArgumentParser:

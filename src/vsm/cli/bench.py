@@ -8,7 +8,7 @@ import jsonargparse
 
 from vsm.cli.arguments import add_json_argument
 from vsm.cli.classify import default_model
-from vsm.cli.output import ProgressBar, need_matplotlib, print_json, print_table
+from vsm.cli.output import ProgressBar, need_matplotlib, print_json, print_table, say
 from vsm.cli.running import add_output_argument, require_success, run_jobs
 from vsm.cli.serve import require_serving
 from vsm.errors import SettingsError
@@ -125,7 +125,7 @@ def _measure_load(parsed: jsonargparse.Namespace) -> None:
         return
     for result in results["models"]:
         print_table(*table(result))
-    print(page)
+    say(page)
 
 
 def _measure_all(parsed: jsonargparse.Namespace) -> None:
@@ -151,7 +151,7 @@ def _measure_all(parsed: jsonargparse.Namespace) -> None:
     require_success(run_jobs("bench", plan.jobs, launcher, parsed.output, parsed.json))
     results = plan.results(store)
     page = write_results(results, parsed.output)
-    print_json(results) if parsed.json else print(page.read_text(encoding="utf-8"))
+    print_json(results) if parsed.json else say(page.read_text(encoding="utf-8"))
 
 
 def _measure_briefly(parsed: jsonargparse.Namespace) -> None:
@@ -192,5 +192,5 @@ def _print_times(result: dict[str, Any]) -> None:
     )
     for name, title in STEP_TITLES.items():
         if ratio := ratios.get(f"{name}_vs_reference_protonet"):
-            print(f"{title} ÷ reference ProtoNet: {ratio.describe()}")
-    print(f"images embedded per second: {result['images_per_second']:,.0f}")
+            say(f"{title} ÷ reference ProtoNet: {ratio.describe()}")
+    say(f"images embedded per second: {result['images_per_second']:,.0f}")

@@ -15,7 +15,7 @@ from vsm.cli.arguments import (
     add_memory_argument,
     add_support_argument,
 )
-from vsm.cli.output import print_json, print_table, progress_bar
+from vsm.cli.output import print_json, print_table, progress_bar, say
 from vsm.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     told = _accuracy(answers, truth)
     if parsed.csv is not None:
         write_text(parsed.csv, _as_csv(queries, answers))
-        print(f"{parsed.csv}: {len(answers):,} answers")
+        say(f"{parsed.csv}: {len(answers):,} answers")
         _print_accuracy(told)
     elif parsed.json:
         pairs = zip(queries, answers, strict=True)
@@ -145,7 +145,7 @@ def _accuracy(answers: Sequence[Answer], truth: Sequence[str | None]) -> dict[st
 
 def _print_accuracy(told: Mapping[str, float]) -> None:
     if told:
-        print(f"accuracy: {told['accuracy']:.1%} of {told['labels']:,} labels")
+        say(f"accuracy: {told['accuracy']:.1%} of {told['labels']:,} labels")
 
 
 def _check(
@@ -228,7 +228,7 @@ def _print_reasons(names: Sequence[str], answers: Sequence[Answer]) -> None:
     ]
     columns = ["picture", "distance", "std", "uncertainty", "aleatoric", "epistemic"]
     print_table("distance and std of the likeliest; uncertainty in nats", columns, rows)
-    print("aleatoric: more examples would not remove it; epistemic: they could")
+    say("aleatoric: more examples would not remove it; epistemic: they could")
 
 
 def _print_recalled(answer: Answer) -> None:
@@ -245,12 +245,16 @@ def _print_recalled(answer: Answer) -> None:
 
 
 def _as_csv(queries: Sequence[Path], answers: Sequence[Answer]) -> str:
+    from vsm.system.files import as_cell
+
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     labels = list(answers[0]["probabilities"])
-    rows.writerow(["picture", "answer", "total", "aleatoric", "epistemic", *labels])
+    columns = ["picture", "answer", "total", "aleatoric", "epistemic"]
+    rows.writerow([*columns, *map(as_cell, labels)])
     for query, answer in zip(queries, answers, strict=True):
         probabilities = [f"{answer['probabilities'][label]:.6f}" for label in labels]
         uncertainty = [f"{value:.6f}" for value in answer["uncertainty"].values()]
-        rows.writerow([query, answer["prediction"], *uncertainty, *probabilities])
+        named = map(as_cell, (query, answer["prediction"]))
+        rows.writerow([*named, *uncertainty, *probabilities])
     return text.getvalue()

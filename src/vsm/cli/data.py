@@ -8,7 +8,7 @@ from typing import Any
 import jsonargparse
 
 from vsm.cli.arguments import add_action, add_json_argument
-from vsm.cli.output import ProgressBar, print_json, print_table
+from vsm.cli.output import ProgressBar, print_json, print_table, say
 from vsm.errors import DataError
 
 
@@ -83,7 +83,7 @@ def _prepare(chosen: jsonargparse.Namespace) -> None:
         print_json(dataset)
         return
     size = f"{dataset['images']:,} images of {dataset['classes']:,} classes"
-    print(f"{dataset['name']}: {size}, ready")
+    say(f"{dataset['name']}: {size}, ready")
 
 
 def _info(chosen: jsonargparse.Namespace) -> None:
@@ -94,7 +94,7 @@ def _info(chosen: jsonargparse.Namespace) -> None:
         raise DataError(f"verify: {dataset['name']} is read as it is and has no checksum")
     if chosen.verify and dataset["location"]:
         store.verify(Path(dataset["location"]).name)
-        print(f"{dataset['name']}: every pixel is as it was prepared", file=sys.stderr)
+        say(f"{dataset['name']}: every pixel is as it was prepared", file=sys.stderr)
     if chosen.json:
         print_json(dataset)
         return

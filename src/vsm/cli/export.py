@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonargparse
 
 from vsm.cli.arguments import add_backbone_argument, add_json_argument, add_memory_argument
-from vsm.cli.output import print_json
+from vsm.cli.output import print_json, say
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -42,6 +42,6 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         print_json({"files": list(map(str, files)), "differences": exported.differences})
         return
     for file in files:
-        print(f"{file}: {file.stat().st_size / 1000:,.0f} kB")
+        say(f"{file}: {file.stat().st_size / 1000:,.0f} kB")
     listed = ", ".join(f"{name} {value:.1e}" for name, value in exported.differences.items())
-    print(f"largest differences from PyTorch: {listed.replace('_', ' ')}")
+    say(f"largest differences from PyTorch: {listed.replace('_', ' ')}")

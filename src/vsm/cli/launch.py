@@ -9,10 +9,17 @@ from typing import Any, cast, get_type_hints
 
 import jsonargparse
 
+from vsm.cli.output import say
 from vsm.cli.processes import is_first_process
 from vsm.errors import SettingsError
 from vsm.runs.configuration import AnySettings, instantiate, read_sections, read_settings
-from vsm.runs.directory import CONFIG_NAME, METRICS_NAME, RESUME_NAME, require_made_by
+from vsm.runs.directory import (
+    CONFIG_NAME,
+    METRICS_NAME,
+    RESUME_NAME,
+    Directory,
+    require_made_by,
+)
 from vsm.runs.shipped import is_shipped
 from vsm.settings import PretrainSettings, RunSettings
 
@@ -59,8 +66,9 @@ def parse_run(
     if resumed:
         _refuse_changes(settings, begun, parsed.output)
     submits = parsed.get("launcher", "none") != "none"  # then the job makes way itself
-    if parsed.overwrite and is_first_process() and not submits:
-        stored.unlink(missing_ok=True)
+    if parsed.overwrite and is_first_process() and not submits and stored.exists():
+        with Directory(parsed.output).alone():
+            stored.unlink()
     return parsed, settings
 
 
@@ -133,7 +141,7 @@ def _check_output(output: Path, resume: bool, command: str) -> None:
     if has_run and not (output / CONFIG_NAME).is_file():
         raise SettingsError(f"output: {output} has no {CONFIG_NAME}, so it cannot be resumed")
     if not (output / RESUME_NAME).is_file() and is_first_process():
-        print(f"vsm {command}: nothing to resume in {output}, starting anew", file=sys.stderr)
+        say(f"vsm {command}: nothing to resume in {output}, starting anew", file=sys.stderr)
 
 
 def _refuse_changes(settings: AnySettings, before: AnySettings, output: Path) -> None:

@@ -1,8 +1,11 @@
 """Find the command, parse its arguments, run it."""
 
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -36,6 +39,7 @@ SHARED_COMMANDS = (("train",), ("memory", "learn"))
 """What several processes can do together."""
 SAME_FOR_ALL = (EpisodeError, RunError, SettingsError, Interrupted)
 """What every process of a job meets, so that the first alone reports it."""
+SIGPIPE = 13
 DESCRIPTION = (
     "Few-shot learning with a long-term memory (Learning to Learn Variational Semantic Memory)."
 )
@@ -44,33 +48,74 @@ DESCRIPTION = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``vsm`` and return its exit code."""
     words = [_with_underscores(word) for word in (sys.argv[1:] if arguments is None else arguments)]
-    if not words or words[0] not in COMMANDS:
-        return _top_level(words)
-    name, *rest = words
-    module, parser = open_command(name)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names may have letters that it cannot print
+        sys.stdout.reconfigure(errors="backslashreplace")
+    name = words[0] if words and words[0] in COMMANDS else ""
     try:
-        shared = any(tuple(words[: len(one)]) == one for one in SHARED_COMMANDS)
-        if is_one_of_several() and not shared:
-            raise SettingsError(
-                "works in one process, but WORLD_SIZE announces several; start it without "
-                "torchrun, or unset WORLD_SIZE"
-            )
-        module.run(parser, rest)
+        code = _run(name, words[1:]) if name else _top_level(words)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads the output has seen enough
+        _discard_output()
+        return 128 + SIGPIPE
     except (VsmError, Interrupted) as error:
         if is_first_process() or not isinstance(error, SAME_FOR_ALL):
-            print(f"vsm {name}: {error}", file=sys.stderr)
+            _complain(name, error)
         return error.exit_code
-    except UnicodeDecodeError as error:
-        print(f"vsm {name}: a settings file is not UTF-8 text ({error})", file=sys.stderr)
-        return 2
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"vsm {name}: {where}{error.strerror or error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"vsm {name}: interrupted", file=sys.stderr)
-        return 130
+    except (Exception, KeyboardInterrupt) as error:
+        return _end_by(error, name)
+    return code
+
+
+def _run(name: str, rest: Sequence[str]) -> int:
+    module, parser = open_command(name)
+    shared = any((name, *rest)[: len(one)] == one for one in SHARED_COMMANDS)
+    if is_one_of_several() and not shared:
+        raise SettingsError(
+            "works in one process, but WORLD_SIZE announces several; start it without "
+            "torchrun, or unset WORLD_SIZE"
+        )
+    module.run(parser, rest)
     return 0
+
+
+def _end_by(error: BaseException, name: str) -> int:
+    """Say in one line why the system, or a user, ended a command; a mistake of ours is raised."""
+    if _was_interrupted(error):
+        _complain(name, "interrupted")
+        return 130
+    if isinstance(error, UnicodeDecodeError):
+        _complain(name, f"a settings file is not UTF-8 text ({error})")
+        return 2
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(name, f"{where}{error.strerror or error}")
+        return 1
+    is_memory = isinstance(error, RuntimeError) and "allocate" in str(error)  # of PyTorch
+    if is_memory or isinstance(error, MemoryError):
+        _complain(name, "there is not enough memory for this; ask for less, or use another machine")
+        return 1
+    raise error
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is at the bottom of it; libraries report other errors of it in imports."""
+    if error is None or isinstance(error, KeyboardInterrupt):
+        return error is not None
+    return _was_interrupted(error.__cause__ or error.__context__)
+
+
+def _complain(name: str, what: object) -> None:
+    from vsm.cli.output import printable
+
+    with suppress(OSError):  # nobody listens
+        print(f"vsm {name}: {printable(what, lines=False)}", file=sys.stderr)
+
+
+def _discard_output() -> None:
+    """Let the interpreter flush what is left to where it disturbs nobody."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
 
 
 def open_command(name: str) -> tuple[ModuleType, "ArgumentParser"]:

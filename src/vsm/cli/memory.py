@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jsonargparse
 
 from vsm.cli.arguments import add_action, add_backbone_argument, add_json_argument
-from vsm.cli.output import ProgressBar, need_matplotlib, print_json, print_table, progress_bar
+from vsm.cli.output import ProgressBar, need_matplotlib, print_json, print_table, progress_bar, say
 from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.errors import SettingsError
 from vsm.runs.directory import RunDirectory
@@ -191,7 +191,7 @@ def _learn(chosen: jsonargparse.Namespace) -> None:
         print_json({"run": str(chosen.output), **{key: described[key] for key in kept}})
         return
     _print_choice(written.memory)
-    print(f"{chosen.output}: {len(written.memory.memory):,} classes remembered")
+    say(f"{chosen.output}: {len(written.memory.memory):,} classes remembered")
 
 
 def _print_choice(memory: "NamedMemory") -> None:
@@ -202,12 +202,12 @@ def _print_choice(memory: "NamedMemory") -> None:
         return
     shown = ", ".join(f"{name} {_short(value)}" for name, value in reading.items())
     if choice is None or not choice["table"]:
-        print(f"read with {shown}" + ("" if choice is None else f": {choice['reason']}"))
+        say(f"read with {shown}" + ("" if choice is None else f": {choice['reason']}"))
         return
     columns = list(choice["table"][0])
     rows = [[_short(row[name]) for name in columns] for row in choice["table"]]
     print_table(f"tried on {choice['episodes_of']}", [c.replace("_", " ") for c in columns], rows)
-    print(f"read with {shown}: {choice['reason']}")
+    say(f"read with {shown}: {choice['reason']}")
 
 
 def _short(value: object) -> str:
@@ -227,7 +227,7 @@ def _show(chosen: jsonargparse.Namespace) -> None:
         from vsm.experiments.memory_map import write_memory_map
 
         write_memory_map(memory, chosen.plot, _title(memory))
-        print(f"{chosen.plot}: {len(memory.memory):,} slots")
+        say(f"{chosen.plot}: {len(memory.memory):,} slots")
         return
     described = memory.describe()
     if chosen.json:
@@ -286,7 +286,7 @@ def _add(chosen: jsonargparse.Namespace) -> None:
         print_json({"num_slots": len(after.memory), **made})
         return
     counted = ", ".join(f"{len(names)} {what}" for what, names in made.items())
-    print(f"{chosen.target}: {counted}; {len(after.memory):,} slots")
+    say(f"{chosen.target}: {counted}; {len(after.memory):,} slots")
 
 
 def _forget(chosen: jsonargparse.Namespace) -> None:
@@ -323,7 +323,7 @@ def _tell(chosen: jsonargparse.Namespace, done: str, after: "NamedMemory") -> No
     if chosen.json:
         print_json({"num_slots": len(after.memory), "names": list(after.names)})
     else:
-        print(f"{done}; {len(after.memory):,} slots")
+        say(f"{done}; {len(after.memory):,} slots")
 
 
 def _export(chosen: jsonargparse.Namespace) -> None:
@@ -336,7 +336,7 @@ def _export(chosen: jsonargparse.Namespace) -> None:
         memory.write(chosen.output)
     else:
         memory.export(chosen.output)
-    print(f"{chosen.output}: {len(memory.memory):,} slots")
+    say(f"{chosen.output}: {len(memory.memory):,} slots")
 
 
 def _stored(target: str) -> "NamedMemory":

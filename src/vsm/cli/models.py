@@ -13,7 +13,7 @@ from vsm.cli.arguments import (
     add_protocol_arguments,
 )
 from vsm.cli.evaluate import SCORE_COLUMNS, score_cells
-from vsm.cli.output import ProgressBar, print_json, print_table
+from vsm.cli.output import ProgressBar, print_json, print_table, say
 from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.errors import SettingsError
 from vsm.runs.shipped import Card, shipped_card, shipped_names
@@ -150,9 +150,9 @@ def _ship(chosen: jsonargparse.Namespace) -> None:
         return
     _print_measurements(card)
     for shot, temperature in (card["temperatures"] or {}).items():
-        print(f"{shot}-shot temperature, fitted on validation classes: {temperature:.3f}")
+        say(f"{shot}-shot temperature, fitted on validation classes: {temperature:.3f}")
     where = f"vsm.load({str(shipment.folder)!r})"
-    print(f"{shipment.folder}: {card['bytes'] / 1000:,.0f} kB; load it with {where}")
+    say(f"{shipment.folder}: {card['bytes'] / 1000:,.0f} kB; load it with {where}")
 
 
 def _calibrate(chosen: jsonargparse.Namespace) -> None:
@@ -164,7 +164,7 @@ def _calibrate(chosen: jsonargparse.Namespace) -> None:
     if chosen.json:
         print_json({"model": chosen.name, "shots": shots})
     else:
-        print(f"{chosen.name}: rejection thresholds for {', '.join(map(str, shots))} shots")
+        say(f"{chosen.name}: rejection thresholds for {', '.join(map(str, shots))} shots")
 
 
 def _print_measurements(card: Card) -> None:

@@ -2,10 +2,11 @@
 
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -22,15 +23,51 @@ from rich.text import Text
 
 from vsm.errors import SettingsError
 
+_CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What moves a cursor, changes colors, turns the direction of writing, or is no letter at all."""
+
+
+def printable(text: object, lines: bool = True) -> str:
+    r"""Return a text as a terminal may show it: ``\x1b`` in place of what would command it.
+
+    Args:
+        text: which may hold names of files and classes, and so anything.
+        lines: whether it may have several lines.
+    """
+    shown = str(text) if lines else str(text).replace("\n", "\\n")
+    return _CONTROLS.sub(_escape, shown)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a name that is not UTF-8
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def say(text: object = "", file: TextIO | None = None) -> None:
+    """Print a text on standard output, or on ``file``, as :func:`printable` has it."""
+    print(printable(text), file=file)
+
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Print exactly one JSON object on standard output."""
-    print(json.dumps(value, ensure_ascii=False))
+    text = json.dumps(value, ensure_ascii=False)
+    print(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+class PlainConsole(Console):
+    """Shows texts as they are: square brackets are just that, and nothing commands the terminal."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """See :class:`rich.console.Console`."""
+        plain = (printable(one) if isinstance(one, str) else one for one in objects)
+        super().print(*plain, **options)
 
 
 def console() -> Console:
-    """Return the console for everything that is not a result; square brackets are just that."""
-    return Console(file=sys.stderr, markup=False)
+    """Return the console for everything that is not a result."""
+    return PlainConsole(file=sys.stderr, markup=False)
 
 
 class ProgressBar:
@@ -67,7 +104,7 @@ class ProgressBar:
 
     def start(self, title: str, total: int | None) -> None:
         """See :class:`vsm.system.progress.Progress`; a stage that was begun before begins anew."""
-        self._title = title
+        self._title = title = printable(title, lines=False)
         if title in self._stages:
             self._progress.update(self._stages[title], total=total, completed=0)
         else:
@@ -75,7 +112,8 @@ class ProgressBar:
 
     def advance(self, count: int = 1, note: str = "") -> None:
         """See :class:`vsm.system.progress.Progress`."""
-        self._progress.update(self._stages[self._title], advance=count, note=note)
+        shown = printable(note, lines=False)
+        self._progress.update(self._stages[self._title], advance=count, note=shown)
 
     def message(self, text: str) -> None:
         """See :class:`vsm.system.progress.Progress`."""
@@ -95,12 +133,12 @@ def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: bool = False
 ) -> None:
     """Print a table on standard output: names in the first column, then numbers, or words."""
-    table = Table(title=Text(title, "italic"), title_justify="left")
+    table = Table(title=Text(printable(title), "italic"), title_justify="left")
     for position, column in enumerate(columns):
         justify: Literal["left", "right"] = "right" if position and not words else "left"
-        table.add_column(Text(column), justify=justify, overflow="fold")
+        table.add_column(Text(printable(column)), justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))  # names are no markup
+        table.add_row(*(Text(printable(cell)) for cell in row))  # names are no markup
     Console(file=sys.stdout).print(table)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jsonargparse
 
 from vsm.cli.launch import add_run_arguments, parse_run, require_trusted_backbone
-from vsm.cli.output import ProgressBar, print_json, print_table
+from vsm.cli.output import ProgressBar, print_json, print_table, say
 from vsm.settings import PretrainSettings, own_code
 
 
@@ -35,7 +35,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         print_json({**files, "best_epoch": best["epoch"], **best["validation"]})
         return
     _print_validations(settings, validations, best["epoch"])
-    print(
+    say(
         f"{finished.backbone} holds the backbone of epoch {best['epoch']}; go on with: "
         f"{_training_command(settings, parsed.output)}"
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jsonargparse
 
 from vsm.cli.arguments import CommandParser, add_json_argument
-from vsm.cli.output import console, print_json, print_table
+from vsm.cli.output import console, print_json, print_table, say
 from vsm.cli.running import (
     add_output_argument,
     add_running_arguments,
@@ -186,7 +186,7 @@ def _print_results(
         print_json({"tables": [results.as_dict() for results in found], "jobs": outcome})
         return
     for results in found:
-        print(f"{results.plan.table.name}: {describe(results)}")
+        say(f"{results.plan.table.name}: {describe(results)}")
         for position, planned in enumerate(results.plan.columns):
             values = value_table(results, position)
             print_table(str(planned.column), values.columns, values.rows)
@@ -226,7 +226,7 @@ def _status(chosen: jsonargparse.Namespace) -> None:
         words=True,
     )
     for line in dict.fromkeys(line for _, _, remarks in found for line in remarks):
-        print(line)
+        say(line)
 
 
 def _report(chosen: jsonargparse.Namespace) -> None:
@@ -236,4 +236,4 @@ def _report(chosen: jsonargparse.Namespace) -> None:
     if chosen.json:
         print_json({"markdown": str(markdown), "html": str(html)})
     else:
-        print(f"{markdown} and {html}")
+        say(f"{markdown} and {html}")

@@ -8,7 +8,7 @@ import jsonargparse
 
 from vsm.cli.arguments import add_backbone_argument, add_json_argument
 from vsm.cli.classify import default_model
-from vsm.cli.output import print_json, print_table, progress_bar
+from vsm.cli.output import print_json, print_table, progress_bar, say
 from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.errors import SettingsError
 
@@ -72,7 +72,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         print_json(_as_dict(found, pictures, model, parsed.number))
         return
     _print(found, pictures, root, min(parsed.number, 10))
-    print(f"{parsed.output}: the page, with thumbnails")
+    say(f"{parsed.output}: the page, with thumbnails")
 
 
 def _as_dict(found: "Review", pictures: Sequence[Path], model: str, number: int) -> dict[str, Any]:
@@ -107,4 +107,4 @@ def _print(found: "Review", pictures: Sequence[Path], root: Path, number: int) -
     ]
     title = f"{len(found.doubts):,} of {len(pictures):,} labels may be wrong"
     print_table(title, ["picture", "rather", "chance of its label"], rows)
-    print(f"{len(found.twins):,} pairs of near duplicates")
+    say(f"{len(found.twins):,} pairs of near duplicates")

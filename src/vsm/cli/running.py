@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import jsonargparse
 
-from vsm.cli.output import ProgressBar, console, print_json, print_table
+from vsm.cli.output import ProgressBar, console, print_json, print_table, say
 from vsm.errors import RunError
 from vsm.settings import SlurmSettings
 
@@ -82,6 +82,6 @@ def show_plan(
         return
     print_table("jobs", ["key", "state", "what"], rows, words=True)
     for line in [line for lines in remarks.values() for line in lines]:
-        print(line)
+        say(line)
     waiting = sum(not store.is_done(job) for job in jobs)
-    print(f"{waiting} of {len(jobs)} jobs to do; nothing was done")
+    say(f"{waiting} of {len(jobs)} jobs to do; nothing was done")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jsonargparse
 
 from vsm.cli.arguments import add_backbones_argument, add_json_argument
-from vsm.cli.output import console, print_json, print_table
+from vsm.cli.output import console, print_json, print_table, say
 from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.cli.running import (
     add_output_argument,
@@ -64,7 +64,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     if parsed.render is not None:
         write_page(studies, parsed.render)
         page = str(parsed.render)
-        print_json({"page": page}) if parsed.json else print(page)
+        print_json({"page": page}) if parsed.json else say(page)
         return
 
     from vsm.experiments.jobs import in_order

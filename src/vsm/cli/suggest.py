@@ -13,7 +13,7 @@ from vsm.cli.arguments import (
     add_support_argument,
 )
 from vsm.cli.classify import default_model
-from vsm.cli.output import print_json, print_table, progress_bar
+from vsm.cli.output import print_json, print_table, progress_bar, say
 from vsm.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         return
     _print(found, pictures, _root(parsed.unlabeled))
     if parsed.csv is not None:
-        print(f"{parsed.csv}: a table to fill in; then give it as --support too")
+        say(f"{parsed.csv}: a table to fill in; then give it as --support too")
     if parsed.output is not None:
-        print(f"{parsed.output}: the page, with thumbnails")
+        say(f"{parsed.output}: the page, with thumbnails")
 
 
 def _pile(given: Sequence[Path], examples: Sequence[Path]) -> list[Path]:

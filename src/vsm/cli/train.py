@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jsonargparse
 
 from vsm.cli.launch import add_run_arguments, parse_run, require_trusted_backbone
-from vsm.cli.output import ProgressBar, print_json
+from vsm.cli.output import ProgressBar, print_json, say
 from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.cli.running import add_launcher_arguments
 from vsm.errors import SettingsError
@@ -72,8 +72,8 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         print_json({**result, "gaussian": described})
         return
     if learned is not None:
-        print(f"{parsed.output}: {learned.describe()}")
-    print(
+        say(f"{parsed.output}: {learned.describe()}")
+    say(
         f"{parsed.output}: best {score['way']}-way validation accuracy {score['accuracy']:.1%} "
         f"± {score['ci95']:.1%} at step {best['step']}; measure it on unseen classes with: "
         f"vsm evaluate {parsed.output}{backbone_option(settings)}"
@@ -97,8 +97,8 @@ def _submit(
     if parsed.json:
         print_json({"run": str(parsed.output), "job": job.id, "log": str(job.log)})
     else:
-        print(f"{parsed.output}: submitted job {job.id} ({slurm.processes} processes)")
-        print(f"its output: {job.log}; stop it with: {job.stop_command}")
+        say(f"{parsed.output}: submitted job {job.id} ({slurm.processes} processes)")
+        say(f"its output: {job.log}; stop it with: {job.stop_command}")
 
 
 def _with_full_names(arguments: Sequence[str]) -> list[str]:

@@ -84,9 +84,7 @@ def _folder(path: Path) -> Tree:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(f"{below}{entry.name}/")
-                    elif Path(
-                        entry
-                    ).is_file():  # no pipe, which never ends
+                    elif Path(entry).is_file():  # no pipe, which never ends
                         names.append(below + entry.name)
         except OSError as error:
             raise DataError(

@@ -24,7 +24,7 @@ from vsm.memory.kanerva import KanervaMemory
 from vsm.memory.state import Memory, Observations, SlotMemory
 from vsm.settings import MemorySettings, RunSettings
 from vsm.system.documents import shortened
-from vsm.system.files import atomic_path, write_text
+from vsm.system.files import as_cell, atomic_path, write_text
 from vsm.system.tensor_files import fingerprint, save_tensors
 
 KINDS: dict[frozenset[str], type[Memory]] = {
@@ -291,8 +291,8 @@ class NamedMemory:
             features = (f"feature_{d}" for d in range(slots.content.shape[1]))
             rows.writerow(["name", "count", "last_update", *features])
             known = zip(self.names, slots.counts.tolist(), slots.last_update.tolist(), strict=True)
-            for one, content in zip(known, slots.content.tolist(), strict=True):
-                rows.writerow([*one, *map(repr, content)])
+            for (name, *one), content in zip(known, slots.content.tolist(), strict=True):
+                rows.writerow([as_cell(name), *one, *map(repr, content)])
             write_text(path, text.getvalue())
         else:
             raise MemoryFileError(f"export: expected a file that ends in .npz or .csv, got {path}")

@@ -81,6 +81,13 @@ def pretrain(
     Raises:
         Interrupted: after saving, when the process was asked to stop.
     """
+    with PretrainingDirectory(output).alone():
+        return _pretrain(settings, output, resume, progress)
+
+
+def _pretrain(
+    settings: PretrainSettings, output: Path, resume: bool, progress: Progress
+) -> PretrainingDirectory:
     dataset = open_images(settings.data)
     images = TrainingImages.of(dataset, settings)
     samplers = validation_samplers(settings, dataset)

@@ -8,7 +8,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
@@ -22,7 +22,7 @@ from vsm.system.documents import (
     read_yaml,
     with_digest,
 )
-from vsm.system.files import write_text
+from vsm.system.files import alone_in, write_text
 
 CONFIG_NAME = "config.yaml"
 MODEL_NAME = "model.safetensors"
@@ -140,8 +140,26 @@ class Directory:
             self.create(settings)
         return has_state
 
-    def create(self, settings: RunSettings | PretrainSettings) -> None:
-        """Begin a run: write its settings and remove what an earlier run left."""
+    @contextmanager
+    def alone(self, writes: bool = True) -> Iterator[None]:
+        """Keep other processes from writing this run while the block runs; others pass by.
+
+        Raises:
+            RunError: if another process is writing it.
+        """
+        if not writes:
+            yield
+            return
+        self._make_folder()
+        refusal = f"output: another process is writing the run in {self.path}; wait until it ends"
+        with alone_in(self.path, f"{refusal}, or choose another --output"):
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    self.path.rmdir()  # if nothing was written
+
+    def _make_folder(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -149,6 +167,10 @@ class Directory:
                 f"output: cannot make the folder {self.path}: {error.strerror}; choose another "
                 "--output"
             ) from error
+
+    def create(self, settings: RunSettings | PretrainSettings) -> None:
+        """Begin a run: write its settings and remove what an earlier run left."""
+        self._make_folder()
         for leftover in (METRICS_NAME, RESUME_NAME, *self.results):
             (self.path / leftover).unlink(missing_ok=True)
         write_text(self.config, settings_to_yaml(settings))

@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from vsm.errors import RunError
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How cells begin that a spreadsheet computes."""
+
 
 @contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
@@ -43,6 +48,32 @@ def locked(target: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def alone_in(folder: Path, refusal: str) -> Iterator[None]:
+    """Refuse to enter the block while another process is in it for the same folder.
+
+    The lock is on the folder itself, and the system gives it back whatever ends the process, so
+    nothing is left behind. Where there is no ``flock`` nobody is refused.
+
+    Raises:
+        RunError: with the text ``refusal``.
+    """
+    try:
+        import fcntl  # noqa: PLC0415 - not on every system
+    except ImportError:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(refusal) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def write_text(target: Path, text: str) -> None:
     r"""Write ``text`` to ``target`` atomically, as UTF-8.
 
@@ -50,6 +81,12 @@ def write_text(target: Path, text: str) -> None:
     """
     with atomic_path(target) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def as_cell(value: object) -> str:
+    """Return a cell of a CSV file that no spreadsheet takes for a formula."""
+    text = str(value)
+    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 @contextmanager

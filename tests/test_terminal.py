@@ -1,0 +1,164 @@
+"""What reaches a terminal, a table or a pipe: names never command, and every end is one line."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from vsm.cli import main as command_line
+from vsm.cli.main import main
+from vsm.cli.output import ProgressBar, print_json, print_table, printable, say
+from vsm.errors import RunError
+from vsm.runs.directory import RunDirectory
+
+HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J\u202e[bold]x[/bold]"
+NOT_UTF8 = os.fsdecode(b"caf\xe9")
+
+
+def assert_harmless(text: str) -> None:
+    assert not any(ord(letter) < 32 and letter != "\n" for letter in text)
+    assert not {"\x7f", "\x9b", "\u202e"} & set(text)
+
+
+def test_names_are_shown_but_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    say(HOSTILE)
+    print_table(HOSTILE, [HOSTILE, "b"], [[HOSTILE, HOSTILE]])
+    with ProgressBar() as bar:
+        bar.start(HOSTILE, 2)
+        bar.message(HOSTILE)
+        bar.advance(2, HOSTILE)
+    printed = capsys.readouterr()
+    assert_harmless(printed.out)
+    assert_harmless(printed.err)
+    assert "\\x1b[31mred" in printed.out
+    assert "[bold]x[/bold]" in printed.out
+    assert printable(NOT_UTF8) == "caf\\xe9"
+    assert printable("a\nb", lines=False) == "a\\nb"
+
+
+def test_json_keeps_every_name_and_commands_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {HOSTILE: NOT_UTF8}
+    print_json(value)
+    printed = capsys.readouterr().out
+    assert_harmless(printed)
+    assert printed.encode("utf-8")
+    assert json.loads(printed) == value
+
+
+def test_errors_are_one_harmless_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", f"runs/{HOSTILE}\nTraceback"]) == 2
+    error = capsys.readouterr().err
+    assert_harmless(error)
+    assert error.count("\n") == 1
+    with pytest.raises(SystemExit):
+        main(["evaluate", "a", f"--{HOSTILE}"])
+    assert_harmless(capsys.readouterr().err)
+
+
+def test_pictures_and_classes_may_have_any_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, label in enumerate(("=1+1", f"{NOT_UTF8}", "\x1b[31m")):
+        (tmp_path / "support" / label).mkdir(parents=True)
+        Image.new("L", (28, 28), 90 * number).save(tmp_path / "support" / label / "a.png")
+    (tmp_path / "query").mkdir()
+    Image.new("L", (28, 28), 80).save(tmp_path / "query" / f"{NOT_UTF8}\x1b.png")
+    words = ["classify", "--support", str(tmp_path / "support"), "--query", str(tmp_path / "query")]
+    assert main(words) == 0
+    assert_harmless(capsys.readouterr().out)
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["classes"]) == {"=1+1", NOT_UTF8, "\x1b[31m"}
+    assert Path(found["answers"][0]["picture"]).is_file()
+    assert main([*words, "--csv", str(tmp_path / "a.csv")]) == 0
+    header, row = csv.reader((tmp_path / "a.csv").read_text("utf-8").splitlines())
+    assert "'=1+1" in header
+    assert not any(cell.startswith(("=", "+", "-", "@")) for cell in (*header, *row))
+    memory = tmp_path / "m.safetensors"
+    learn = ["--images", str(tmp_path / "support"), "--model", "glyphs-5w1s"]
+    assert main(["memory", "add", str(memory), *learn]) == 0
+    capsys.readouterr()
+    assert main(["memory", "show", str(memory), "--json"]) == 0
+    names = {slot["name"] for slot in json.loads(capsys.readouterr().out)["slots"]}
+    assert {"=1+1", NOT_UTF8, "\x1b[31m"} <= names
+
+
+def start(*words: str, **options: Any) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-m", "vsm", *words], text=True, **options)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start("models", "--json", stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert process.communicate(timeout=300)[1] == ""
+    assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_a_full_disk_is_named() -> None:
+    with Path("/dev/full").open("w") as full:
+        process = start("models", "--json", stdout=full, stderr=subprocess.PIPE)
+        error = process.communicate(timeout=300)[1]
+    assert (process.returncode, error.count("\n")) == (1, 1)
+    assert "No space left on device" in error
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_interruption_while_importing_is_one_line(
+    wrapped: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            if wrapped:
+                raise ImportError("a library explains it otherwise") from error
+            raise
+
+    monkeypatch.setattr(sys.modules["vsm.cli.main"], "open_command", interrupted)
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "vsm train: interrupted\n"
+    assert callable(command_line)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't allocate memory: 9 bytes")])
+def test_too_little_memory_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sys.modules["vsm.cli.main"], "open_command", fail)
+    assert main(["train"]) == 1
+    assert "not enough memory" in capsys.readouterr().err
+
+
+def test_two_processes_do_not_write_one_run(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    with run.alone():
+        script = (
+            "from pathlib import Path; from vsm.runs.directory import RunDirectory\n"
+            f"with RunDirectory(Path({str(run.path)!r})).alone(): pass"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1
+        assert "another process is writing the run in" in done.stderr
+        with pytest.raises(RunError, match="another process is writing"), run.alone():
+            pass
+        (run.path / "config.yaml").touch()
+    assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
+    with run.alone():
+        pass
+    with RunDirectory(tmp_path / "unused").alone():
+        pass
+    assert not (tmp_path / "unused").exists()
