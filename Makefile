@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= $(shell $(PYTHON) -c "import os; print(min(os.cpu_count() or 1, 8))")
 
-.PHONY: demo test pytest docs bench lint types format clean
+.PHONY: demo test pytest faults docs bench lint types format clean
 
 demo: $(INSTALLED)  ## train and compare on the built-in data, write runs/demo/report.html
 	$(BIN)/vsm demo --output runs/demo --overwrite
@@ -15,6 +15,9 @@ test: lint  ## lint, types and tests
 
 pytest: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
+
+faults: $(INSTALLED)  ## damage files, kill processes, fill disks; write docs/faults.md; 1 if anything is wrong
+	$(BIN)/python -m faults --minutes 25 --output docs/faults.md
 
 docs: $(INSTALLED)  ## build the documentation into site/index.html; every warning is an error
 	rm -rf site
