@@ -40,6 +40,8 @@ class Bench:
     def build(self, quick: bool = False) -> None:
         """Make the specimens, or those that take little time, and keep a copy of them."""
         specimens.build(self.folder, self.scratch, quick)
+        for folder in (self.root, self.root.parent):
+            folder.chmod(0o755)  # other users are tried, too
         shutil.copytree(self.folder, self.root / "pristine")
 
     def restore(self) -> None:

@@ -12,7 +12,7 @@ from random import Random
 
 from faults.bench import Attempt, Bench, Group
 from faults.formats import ADD
-from faults.oracles import changes, process_defects, tree_of
+from faults.oracles import changes, is_temporary, process_defects, tree_of
 from faults.processes import Ended, command
 from faults.specimens import PRETRAIN, TRAIN, environment
 from faults.trees import NAMES
@@ -74,7 +74,7 @@ def _full_disk(bench: Bench, number: int, random: Random) -> Attempt:
     program = WRITERS[number % len(WRITERS)]
     try:
         ended = bench.run(program)
-        left = [name for name in tree_of(target) if _is_temporary(name)]
+        left = [name for name in tree_of(target) if is_temporary(name)]
     finally:
         subprocess.run(["umount", "-l", str(target)], check=False)
     return _told(f"{size} bytes of disk; {program}", ended, {1}, "out", left)
@@ -82,15 +82,15 @@ def _full_disk(bench: Bench, number: int, random: Random) -> Attempt:
 
 def _largest_file(bench: Bench, number: int, random: Random) -> Attempt:
     """Write where no file may be large."""
-    size, program = random.choice([0, 512, 4096]), WRITERS[number % len(WRITERS)]
+    size, program = random.choice([1024, 4096]), WRITERS[number % len(WRITERS)]
 
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python begins
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
-    # What it prints goes to a file, too, which lies in the way of --json alone.
+    # What it prints goes to files, too, but is shorter.
     ended = bench.run(program, prepare=limit)
-    left = [name for name in tree_of(bench.folder) if _is_temporary(name)]
+    left = [name for name in tree_of(bench.folder) if is_temporary(name)]
     return _told(f"files of at most {size} bytes; {program}", ended, {1}, None, left)
 
 
@@ -116,15 +116,16 @@ def _unreadable(bench: Bench, number: int, random: Random) -> Attempt:
 
 
 def _few_open_files(bench: Bench, number: int, random: Random) -> Attempt:
-    most, programs = random.choice([4, 6, 8, 12, 20]), (*READERS[:4], *WRITERS)
+    more, programs = random.choice([2, 4, 8, 16]), (*READERS[:4], *WRITERS)
     program = programs[number % len(programs)]
 
     def limit() -> None:
+        most = max(map(int, os.listdir("/proc/self/fd"))) + more  # noqa: PTH208 - numbers
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     ended = bench.run(program, prepare=limit)
-    left = [name for name in tree_of(bench.folder) if _is_temporary(name)]
-    return _told(f"{most} open files; {program}", ended, {1, 2}, None, left)
+    left = [name for name in tree_of(bench.folder) if is_temporary(name)]
+    return _told(f"{more} more open files; {program}", ended, {1, 2}, None, left)
 
 
 def _without(names: tuple[str, ...], bench: Bench, number: int, _: Random) -> Attempt:
@@ -241,8 +242,3 @@ def _told(what: str, ended: Ended, codes: set[int], named: str | None, left: lis
         defects.append(f"does not name the path: {ended.errors.strip()[-150:]}")
     defects += [f"has left {name}" for name in left[:1]]
     return Attempt(what, "refused" if ended.code else "same", tuple(defects))
-
-
-def _is_temporary(name: str) -> bool:
-    last = name.rpartition("/")[2]
-    return last.startswith(".") and not last.endswith(".lock")

@@ -138,7 +138,10 @@ FORMATS = (
         60,
     ),
     Format("thresholds", "learned/calibration.json", JSON, MODEL_READERS, 80),
-    Format("log of a run", "resumed/metrics.jsonl", any_of(in_json_lines, in_bytes), (RESUME,), 30),
+    Format(  # of which lines that are cut short are passed over
+        *("log of a run", "resumed/metrics.jsonl", harmless(any_of(in_json_lines, in_bytes))),
+        *((RESUME,), 30),
+    ),
     Format("state to resume", "resumed/resume.safetensors", TENSORS, (RESUME,), 60),
     Format("config to resume", "resumed/config.yaml", YAML, (RESUME,), 40),
     Format("state to pre-train on", "begun/resume.safetensors", TENSORS, (PRETRAIN_RESUME,), 30),

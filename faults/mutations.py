@@ -267,7 +267,7 @@ def _places(document: Any, above: tuple[Any, ...]) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = "deep nesting or aliases" if value == RAW else repr(value)
     return text if len(text) <= 40 else f"{text[:37]}…"
 
 

@@ -158,7 +158,8 @@ def judge(
         return Verdict("other", (f"prints no JSON: {str(error)[:80]}",))
     left = changes(before, after, (*writes, *cache))
     defects += [f"has changed {name}" for name in left[:1]]
-    defects += [f"has left {n}" for n in sorted(after.keys() - before.keys()) if _temporary(n)][:1]
+    made = changes(before, after, cache)
+    defects += [f"has left {n}" for n in made if n not in before and is_temporary(n)][:1]
     if (answer, results) == (undisturbed["answer"], undisturbed["files"]):
         return Verdict("same", tuple(defects))
     if not may_differ:
@@ -166,6 +167,7 @@ def judge(
     return Verdict("other", tuple(defects))
 
 
-def _temporary(name: str) -> bool:
+def is_temporary(name: str) -> bool:
+    """Tell whether a file has a name that writers give to what is not finished."""
     last = name.rpartition("/")[2]
     return last.startswith(".") and not last.endswith(".lock")

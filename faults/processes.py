@@ -191,9 +191,10 @@ def _become(program: Program, folder: Path, files: list[Path], around: Around) -
             os.environ.clear()
             os.environ.update(around.variables)
         _limit()
+        log = os.open(files[2], os.O_WRONLY | os.O_APPEND)
         if around.prepare is not None:
             around.prepare()
-        _watch_calls(os.open(files[2], os.O_WRONLY | os.O_APPEND))
+        _watch_calls(log)
         code = _exit_code(program)
         sys.stdout.flush()
         sys.stderr.flush()
