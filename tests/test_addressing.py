@@ -75,6 +75,33 @@ def test_hidden_slots_get_no_weight_and_the_rest_sums_to_one(
     torch.testing.assert_close(weights.sum(-1), torch.ones(TASKS, WAY).double())
 
 
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@pytest.mark.parametrize("prepared", [False, True])
+def test_addressing_is_as_if_hidden_slots_were_not_there(
+    support_mean: Tensor, content: Tensor, similarity: str, prepared: bool
+) -> None:
+    """Also not through the center: weights are those of plain loops over the other slots."""
+    settings = MemorySettings(addressing=similarity, addressing_scale=7.0)  # type: ignore[arg-type]
+    addressing = Addressing(settings).double()
+    content = content + 3.0  # a large common part
+    hidden = torch.rand(TASKS, WAY, SLOTS, generator=torch.Generator().manual_seed(3)) < 0.4
+    hidden[..., :2] = False  # a slot alone is its own center
+    weights = addressing(support_mean, addressing.keys(content) if prepared else content, hidden)
+    for t in range(TASKS):
+        for n in range(WAY):
+            seen = ~hidden[t, n]
+            alone = loop_weights(support_mean, content[seen], similarity, 7.0, centered=True)
+            torch.testing.assert_close(weights[t, n, seen], alone[t, n], rtol=1e-6, atol=1e-9)
+            assert not weights[t, n, ~seen].any()
+    everywhere = torch.zeros_like(hidden)
+    everywhere[..., 2] = True
+    far = content.clone()
+    far[2] = 50.0
+    torch.testing.assert_close(
+        addressing(support_mean, far, everywhere), addressing(support_mean, content, everywhere)
+    )
+
+
 def test_a_row_with_every_slot_hidden_is_zero_and_has_finite_gradients(
     support_mean: Tensor, content: Tensor
 ) -> None:

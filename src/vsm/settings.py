@@ -116,7 +116,7 @@ class MemorySettings:
     addressing: Literal["cosine", "dot"] = "cosine"
     """Similarity g of Eq. 9 between a slot and the support mean."""
     center_addressing: bool = True
-    """Compare relative to the mean of all slots, since post-ReLU features share a common part."""
+    """Compare relative to the mean of visible slots; post-ReLU features share a common part."""
     addressing_scale: float | None = None
     """Factor on the similarity before the softmax; unset: 30 for cosine, 1 for dot."""
     learn_addressing_scale: bool = True

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 from vsm.runs.configuration import AnySettings
 from vsm.settings import PretrainSettings, RunSettings, is_frozen_encoder
 
-RESULTS_VERSION = 1
+RESULTS_VERSION = 2
 """Part of every name. Raise it with any change to what training or evaluation computes."""
 
 GIVEN_FILES = (

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from vsm.settings import MemorySettings
 
+EPSILON = 1e-6  # no length is taken to be less
 DEFAULT_SCALE = {"cosine": 30.0, "dot": 1.0}
 
 
@@ -18,10 +19,12 @@ class Keys(NamedTuple):
     Attributes:
         slots: M ``[A, D]``, less the center, and of length one for a cosine.
         center: mean of all slots ``[D]``; None if it is not subtracted.
+        differences: M less the center ``[A, D]``, from which a center of fewer slots is found.
     """
 
     slots: Tensor
     center: Tensor | None
+    differences: Tensor
 
 
 class Addressing(nn.Module):
@@ -30,7 +33,7 @@ class Addressing(nn.Module):
     Raw dot products of many post-ReLU features saturate to one-hot, and cosines alone are almost
     uniform; hence the cosine with a learnable scale that starts sharp. Post-ReLU features also
     share a large common part, which makes every cosine close to one: by default they are compared
-    relative to the mean of all slots.
+    relative to the mean of all slots that are not hidden, so that a hidden slot has no influence.
 
     Two controls show what addressing is worth: equal weights for all slots, and weights that are as
     sharp as they should be but belong to other slots (half the memory further on).
@@ -51,7 +54,8 @@ class Addressing(nn.Module):
         """Return what supports are compared with, of M ``[A, D]``."""
         center = content.mean(0) if self.center and content.shape[0] else None
         keys = content if center is None else content - center
-        return Keys(F.normalize(keys, dim=-1) if self.similarity == "cosine" else keys, center)
+        slots = F.normalize(keys, dim=-1) if self.similarity == "cosine" else keys
+        return Keys(slots, center, keys)
 
     def forward(
         self, support_mean: Tensor, content: Tensor | Keys, slot_mask: Tensor | None
@@ -66,9 +70,13 @@ class Addressing(nn.Module):
         keys = content if isinstance(content, Keys) else self.keys(content)
         if keys.center is not None:
             support_mean = support_mean - keys.center
-        if self.similarity == "cosine":
-            support_mean = F.normalize(support_mean, dim=-1)
-        logits = self.log_scale.exp() * (support_mean @ keys.slots.mT)
+        if keys.center is not None and slot_mask is not None:
+            similarity = self._about_visible(support_mean, keys.differences, ~slot_mask)
+        elif self.similarity == "cosine":
+            similarity = F.normalize(support_mean, dim=-1) @ keys.slots.mT
+        else:
+            similarity = support_mean @ keys.slots.mT
+        logits = self.log_scale.exp() * similarity
         num_slots = keys.slots.shape[0]
         if self.control == "uniform":
             logits = torch.zeros_like(logits)
@@ -81,6 +89,23 @@ class Addressing(nn.Module):
             dropped = torch.ones_like(logits, dtype=torch.bool).scatter_(-1, best, False)
             logits = logits.masked_fill(dropped, -torch.inf)
         return masked_softmax(logits)
+
+    def _about_visible(self, support: Tensor, slots: Tensor, visible: Tensor) -> Tensor:
+        """Compare relative to the mean of each class's visible slots: ``[T, N, A]``.
+
+        Products are expanded, since a center for each class would make slots ``[T, N, A, D]``. As
+        ``support [T, N, D]`` and ``slots [A, D]`` are relative to the mean of all, nothing cancels.
+        """
+        counts = visible.sum(-1, keepdim=True).clamp_min(1)
+        center = visible.to(slots) @ slots / counts  # [T, N, D]
+        support = support - center
+        dot = support @ slots.mT - (support * center).sum(-1, keepdim=True)
+        if self.similarity == "dot":
+            return dot
+        squares = slots.square().sum(-1) - 2 * (center @ slots.mT)
+        squares = squares + center.square().sum(-1, keepdim=True)  # |M_a - center|² [T, N, A]
+        lengths = squares.clamp_min(EPSILON**2).sqrt()
+        return dot / (lengths * support.norm(dim=-1, keepdim=True).clamp_min(EPSILON))
 
 
 def masked_softmax(logits: Tensor) -> Tensor:
