@@ -47,7 +47,8 @@ def loop_update(
             + module.attention_sample[d].item() * node[d].item()
             for d in range(WIDTH)
         )
-        exponentials.append(math.exp(score if score > 0 else 0.2 * score))
+        scale = module.attention_scale
+        exponentials.append(math.exp(scale * (score if score > 0 else 0.2 * score)))
     total = sum(exponentials)
     new = [
         sum(e / total * node[d].item() for e, node in zip(exponentials, nodes, strict=True))
@@ -59,9 +60,10 @@ def loop_update(
     )
 
 
-def test_seen_classes_are_updated_as_plain_loops_do() -> None:
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_seen_classes_are_updated_as_plain_loops_do(scale: float) -> None:
     memory, seen = memory_of(7, 3, 5), observe(5, 7, 5, 7, 7)
-    module = build(retention=0.7)
+    module = build(retention=0.7, attention_scale=scale)
     module.attention_sample.data *= 10  # make the attention uneven
     updated = module(memory, seen, step=9)
     for slot, class_id in ((0, 7), (2, 5)):
@@ -162,6 +164,41 @@ def test_both_halves_of_the_attention_vector_receive_gradient_that_finite_differ
     assert torch.autograd.gradcheck(content, halves)
     content(*halves).square().sum().backward()
     assert all(half.grad is not None and half.grad.abs().max() > 0 for half in halves)
+
+
+@pytest.mark.parametrize(("scale", "learns"), [(1.0, False), (30.0, True)])
+def test_attention_learns_to_pass_over_noise_if_its_logits_have_a_scale(
+    scale: float, learns: bool
+) -> None:
+    """One of five samples is noise, known by its first feature; all are of length one, as usual.
+
+    The rest of the class tells what the slot should be. Without a scale, two hundred steps of Adam
+    leave the noise the weight that it has in the mean.
+    """
+    random = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    module = SlotConsolidation(32, MemorySettings(attention_scale=scale))
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
+    classes = torch.arange(10).repeat(5)
+    shares = []
+    for _ in range(200):
+        patterns = torch.randn(10, 32, generator=random)
+        samples = patterns.repeat(5, 1) + 0.3 * torch.randn(50, 32, generator=random)
+        samples[:10] = torch.randn(10, 32, generator=random)
+        samples[:, 0] = patterns[:, 0] = 0.0
+        samples[:10, 0] = 6.0
+        samples, target = (torch.nn.functional.normalize(one, dim=1) for one in (samples, patterns))
+        nodes, segment = torch.cat([target, samples]), torch.cat([torch.arange(10), classes])
+        weights = module.attention_weights(target, nodes, segment)
+        new = torch.zeros(10, 32).index_add(0, segment, weights.unsqueeze(1) * nodes)
+        loss = (new - target).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        shares.append(weights[10:20].mean().item())  # 1 / 6 in the mean of slot and samples
+    assert shares[0] == pytest.approx(1 / 6, abs=0.03)
+    last = sum(shares[-20:]) / 20
+    assert last < 0.1 if learns else last > 0.14
 
 
 def test_identical_and_huge_features_stay_finite() -> None:

@@ -1,5 +1,6 @@
 """Settings: presets load, round trips keep everything, mistakes are named."""
 
+import math
 import re
 from dataclasses import replace
 from operator import attrgetter
@@ -7,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from vsm.cli import main
 from vsm.errors import SettingsError
+from vsm.memory import Observations, SlotConsolidation
+from vsm.memory.addressing import Addressing, entropy
 from vsm.runs.configuration import (
     PRESETS,
     check_settings,
@@ -30,6 +34,7 @@ from vsm.settings import (
 )
 
 SHIPPED = sorted(path.stem for path in PRESETS.glob("*.yaml"))
+CELLS = [name for name in SHIPPED if name.startswith("paper-") and name != "paper-literal"]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -45,10 +50,10 @@ def test_every_cell_of_the_papers_shallow_tables_has_a_preset() -> None:
         for shot in (1, 5)
         if (data, way) != ("cifar-fs", 20)
     }
-    assert cells == {name for name in SHIPPED if name.startswith("paper-")}
+    assert cells == set(CELLS)
 
 
-@pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("paper-")])
+@pytest.mark.parametrize("name", CELLS)
 def test_the_papers_presets_hold_the_papers_numbers(name: str) -> None:
     preset = settings_from_files(*preset_paths(name))
     data, way, shot = re.fullmatch(r"paper-(.+)-(\d+)way-(\d)shot", name).groups()  # type: ignore[union-attr]
@@ -62,6 +67,46 @@ def test_the_papers_presets_hold_the_papers_numbers(name: str) -> None:
     assert preset.sampling.train_prototypes == 100
     assert preset.optimizer.schedule == "constant"
     assert not preset.model.residual
+
+
+@pytest.mark.parametrize(("name", "is_inert"), [("paper", False), ("paper-literal", True)])
+def test_the_literal_reading_of_the_paper_alone_has_an_inert_memory(
+    name: str, is_inert: bool
+) -> None:
+    """Eight classes of post-ReLU features of length 7, kept by Eqs. 11-13 and addressed."""
+    random = torch.Generator().manual_seed(0)
+    settings = settings_from_files(*preset_paths(name)).memory
+    patterns = torch.randn(8, 256, generator=random).relu()
+    patterns = 7 * torch.nn.functional.normalize(patterns, dim=1)
+    seen = patterns.repeat(5, 1) + 0.1 * torch.randn(40, 256, generator=random).relu()
+    classes = torch.arange(8).repeat(5)
+    consolidation = SlotConsolidation(256, settings)
+    memory = consolidation.empty()
+    for step in range(60):
+        memory = consolidation(memory, Observations(seen, classes), step)
+    weights = Addressing(settings)(patterns[None], memory.content.detach(), None)
+    from_uniform = math.log(8) - entropy(weights).mean().item()
+    assert from_uniform < 0.05 if is_inert else from_uniform > 1.0
+
+
+def test_the_literal_reading_is_added_to_a_cell(tmp_path: Path) -> None:
+    cell = settings_from_files(*preset_paths("paper-cifar-fs-5way-5shot"))
+    paths = [*preset_paths("paper-cifar-fs-5way-5shot"), *preset_paths("paper-literal")]
+    literal = settings_from_files(*paths)
+    changed = {"addressing": "dot", "center_addressing": False, "update_activation": "softmax"}
+    memory = replace(cell.memory, learn_addressing_scale=False, **changed)  # type: ignore[arg-type]
+    assert literal == replace(cell, memory=memory)
+
+
+def test_slots_that_sum_to_one_are_refused_where_they_are_averaged_with_features() -> None:
+    softmax = {"memory.update_activation": "softmax"}
+    with pytest.raises(
+        SettingsError, match=r"^memory\.update_activation: softmax makes slots .* use"
+    ):
+        given(softmax)
+    given({**softmax, "model.inference": "network"})
+    given({**softmax, "memory.update": "mean"})
+    given({"memory.update_activation": "tanh"})
 
 
 def test_an_unknown_preset_is_answered_with_the_known_ones() -> None:

@@ -239,7 +239,7 @@ def test_the_attention_vector_receives_gradient_and_moves(
     start = FewShotModel(settings, tiny_dataset.image_shape).consolidation
     model, _, measured = step_through(settings, tiny_dataset, 8)
     assert measured[0]["attention_gradient_norm"] == 0  # nothing was pending
-    assert all(row["attention_gradient_norm"] > 0 for row in measured[3:])
+    assert all(row["attention_gradient_norm"] > 1e-6 for row in measured[3:])
     assert isinstance(start, SlotConsolidation)
     assert isinstance(model.consolidation, SlotConsolidation)
     assert not torch.equal(start.attention_sample, model.consolidation.attention_sample)

@@ -128,7 +128,10 @@ class MemorySettings:
     update: Literal["attention", "mean"] = "attention"
     """New content of a slot: graph attention over its samples (Eqs. 11-12), or their mean."""
     update_activation: Literal["identity", "softmax", "relu", "tanh"] = "identity"
-    """σ of Eq. 12."""
+    """σ of Eq. 12; softmax, the paper's example, leaves little to address (paper-literal)."""
+    attention_scale: float = 1.0
+    """Factor on the logits of Eq. 11. Of features of length one, logits are below |w|, and their
+    softmax is almost the mean; 30 makes them as sharp as addressing is."""
     delayed_gradient: bool = True
     """Teach what updates the memory by the next step's loss; false: it stays as it began."""
     retention: float = 0.7
@@ -147,10 +150,15 @@ class MemorySettings:
     def __post_init__(self) -> None:
         _check(
             self,
-            positive="gumbel_temperature addressing_scale top_k capacity",
+            positive="gumbel_temperature addressing_scale attention_scale top_k capacity",
             not_negative="refresh_steps strength",
         )
         _check_interval(self, "retention")
+
+    @property
+    def makes_distributions(self) -> bool:
+        """Whether updated slots sum to one, which features do not."""
+        return self.update == "attention" and self.update_activation == "softmax"
 
     @property
     def recall_kind(self) -> RecallKind:
@@ -362,6 +370,12 @@ class RunSettings:
                 f"memory.strength: has no effect with {cause}; leave it out (null), or {way_out}"
             )
         self._check_gaussian()
+        if self.inference == "conjugate" and self.memory.makes_distributions:
+            raise SettingsError(
+                "memory.update_activation: softmax makes slots of features that sum to one, which "
+                "conjugate inference cannot average with features; use identity or tanh, or "
+                "--model.inference network"
+            )
         kind = self.memory.recall_kind
         if self.memory.gumbel_temperature is not None and kind != "gumbel":
             raise SettingsError(

@@ -99,13 +99,14 @@ class Addressing(nn.Module):
         counts = visible.sum(-1, keepdim=True).clamp_min(1)
         center = visible.to(slots) @ slots / counts  # [T, N, D]
         support = support - center
-        dot = support @ slots.mT - (support * center).sum(-1, keepdim=True)
+        dot: Tensor = support @ slots.mT - (support * center).sum(-1, keepdim=True)
         if self.similarity == "dot":
             return dot
         squares = slots.square().sum(-1) - 2 * (center @ slots.mT)
         squares = squares + center.square().sum(-1, keepdim=True)  # |M_a - center|² [T, N, A]
         lengths = squares.clamp_min(EPSILON**2).sqrt()
-        return dot / (lengths * support.norm(dim=-1, keepdim=True).clamp_min(EPSILON))
+        cosine: Tensor = dot / (lengths * support.norm(dim=-1, keepdim=True).clamp_min(EPSILON))
+        return cosine
 
 
 def masked_softmax(logits: Tensor) -> Tensor:

@@ -55,6 +55,7 @@ class SlotConsolidation(nn.Module, Consolidation):
         self.num_features = num_features
         self.update = settings.update
         self.activation = ACTIVATIONS[settings.update_activation]
+        self.attention_scale = settings.attention_scale
         self.retention = settings.retention
         self.capacity = settings.capacity
         self.capacity_policy = settings.capacity_policy
@@ -119,9 +120,10 @@ class SlotConsolidation(nn.Module, Consolidation):
         return self.activation(_segment_sum(weights * nodes, segment, len(old)))
 
     def attention_weights(self, old: Tensor, nodes: Tensor, segment: Tensor) -> Tensor:
-        """Eq. 11: β = softmax over each class's nodes of LeakyReLU(wᵀ[M_c, h_i]): ``[P]``."""
+        """Eq. 11: β = softmax over each class's nodes of LeakyReLU(s·wᵀ[M_c, h_i]): ``[P]``."""
         from_memory = (old @ self.attention_memory).index_select(0, segment)
         scores = F.leaky_relu(from_memory + nodes @ self.attention_sample, LEAKY_SLOPE)
+        scores = self.attention_scale * scores
         highest = torch.full_like(scores[: len(old)], -torch.inf).scatter_reduce(
             0, segment, scores.detach(), "amax"
         )

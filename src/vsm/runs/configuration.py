@@ -25,7 +25,8 @@ PRESETS = Path(__file__).parents[1] / "presets"
 def preset_paths(name: str) -> list[Path]:
     """Return the files of a shipped preset, general before special, or say which there are.
 
-    A preset ``paper-…`` is a cell of the paper's tables; it adds to what ``paper`` says of all.
+    A preset ``paper-…`` is a cell of the paper's tables, or its literal reading; it adds to what
+    ``paper`` says of all.
     """
     path = PRESETS / f"{name}.yaml"
     if not path.is_file():

@@ -1,7 +1,7 @@
 """How long a reproduction may take: from a budget, a column and a row to the settings of a run.
 
 ``smoke`` and ``cpu`` are YAML files beside this one. ``paper`` is the presets ``paper-…``, the
-paper's own schedule read as literally as can be. ``tiny`` serves the tests.
+paper's own schedule, with a reading under which its memory works. ``tiny`` serves the tests.
 """
 
 from collections.abc import Mapping
