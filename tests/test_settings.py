@@ -280,3 +280,19 @@ def test_presets_serve_several_methods(name: str) -> None:
     methods: list[Method] = ["protonet", "vpn", "rote", "transformed", "vsm", "kanerva"]
     for method in methods:
         assert replace(preset, method=method).inference == preset.inference
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"model": {"channels": 10**9}}, "channels: must be at most 65,536"),
+        ({"kanerva": {"slots": 10**6}}, "slots: must be at most 65,536"),
+        ({"steps": 10**400}, "steps: must be at most 2,147,483,647, got more"),
+        ({"model": {"temperature": float("nan")}}, "temperature: must be greater than 0, got nan"),
+        ({"optimizer": {"weight_decay": float("nan")}}, "weight_decay: must not be negative"),
+        ({"memory": {"retention": float("nan")}}, "retention: must lie in"),
+    ],
+)
+def test_absurd_numbers_are_refused(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        check_settings(RunSettings, values, Path("a.yaml"))

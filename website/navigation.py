@@ -8,7 +8,7 @@ SECTIONS = {
     "Your own data": ["classifier", "serving", "models", "data", "encoders", "export"],
     "Research": ["pretraining", "baselines", "studies", "reproduction", "scaling", "benchmarks"],
     "Findings": ["results", "uncertainty", "smoke/report"],
-    "Reference": ["commands", "api", "equations", "faults", NOTES],
+    "Reference": ["commands", "api", "equations", "threat-model", "faults", NOTES],
 }
 
 

@@ -34,6 +34,10 @@ BaselineName = Literal[
 ]
 BASELINE_NAMES: tuple[BaselineName, ...] = get_args(BaselineName)
 
+LARGEST_NUMBER, LARGEST_WIDTH = 2**31 - 1, 65_536
+WIDTHS = ("channels", "hidden_units", "slots", "width", "reads", "controller_units")
+"""Sizes of layers and memories, by whose square memory is asked for."""
+
 NETWORK_SETTINGS = (
     "sampling.train_memory",
     "sampling.evaluation_memory",
@@ -670,11 +674,17 @@ def _check(settings: object, positive: str = "", not_negative: str = "") -> None
             known = ", ".join(map(str, get_args(choice)))
             raise SettingsError(f"{name}: expected one of {known}, got {value!r}")
     for name in positive.split():
-        if (value := getattr(settings, name)) is not None and value <= 0:
+        if (value := getattr(settings, name)) is not None and not value > 0:  # nor is NaN
             raise SettingsError(f"{name}: must be greater than 0, got {value}")
     for name in not_negative.split():
-        if (value := getattr(settings, name)) is not None and value < 0:
+        if (value := getattr(settings, name)) is not None and not value >= 0:
             raise SettingsError(f"{name}: must not be negative, got {value}")
+    for name in (*positive.split(), *not_negative.split()):
+        if isinstance(value := getattr(settings, name), int) and value > LARGEST_NUMBER:
+            raise SettingsError(f"{name}: must be at most {LARGEST_NUMBER:,}, got more")
+    for name in WIDTHS:
+        if (value := getattr(settings, name, 0)) > LARGEST_WIDTH:
+            raise SettingsError(f"{name}: must be at most {LARGEST_WIDTH:,}, got {value:,}")
 
 
 def _check_interval(

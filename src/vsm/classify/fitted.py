@@ -21,6 +21,7 @@ from vsm.classify.explanation import (
     split_gaussian_uncertainty,
     split_uncertainty,
 )
+from vsm.errors import ClassifierError
 from vsm.evaluation.calibration import scale_by_temperature
 from vsm.evaluation.evaluator import ELEMENTS_AT_ONCE
 from vsm.evaluation.rejection import rejection_scores, slots_of
@@ -248,7 +249,13 @@ class FittedClasses:
 
     def _calibrated(self, log_probabilities: Tensor, temperature: float) -> Tensor:
         """Average over samples, and calibrate: ``[1, n, N, L]`` to probabilities ``[n, N]``."""
-        return scale_by_temperature(predictive(log_probabilities), temperature).exp()[0]
+        found = scale_by_temperature(predictive(log_probabilities), temperature).exp()[0]
+        if not found.isfinite().all():
+            raise ClassifierError(
+                f"probabilities: {self.trained.name} and its memory give numbers that are none; "
+                "is one of their files damaged?"
+            )
+        return found
 
     def _parts(self, features: Tensor, also: int = 1) -> tuple[Tensor, ...]:
         """Split rows into parts whose samples, or ``also`` numbers per row, fit into memory."""
