@@ -1,8 +1,10 @@
 """What reaches a terminal, a table or a pipe: names never command, and every end is one line."""
 
 import csv
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +18,9 @@ from vsm.cli import main as command_line
 from vsm.cli.main import main
 from vsm.cli.output import ProgressBar, print_json, print_table, printable, say
 from vsm.errors import RunError
-from vsm.runs.directory import RunDirectory
+from vsm.runs.directory import RunDirectory, StepLog
+from vsm.runs.shipped import shipped_folder
+from vsm.system.files import atomic_path
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J\u202e[bold]x[/bold]"
 NOT_UTF8 = os.fsdecode(b"caf\xe9")
@@ -162,3 +166,34 @@ def test_two_processes_do_not_write_one_run(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "unused").alone():
         pass
     assert not (tmp_path / "unused").exists()
+
+
+def test_a_disk_that_refuses_names_the_file(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*a\.txt'"), atomic_path(target):
+        full()
+    with (
+        pytest.raises(PermissionError, match=r"denied: '.*a\.txt'"),
+        atomic_path(target) as temporary,
+    ):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(temporary))
+    assert list(tmp_path.iterdir()) == []
+    file = Path("/dev/full").open("w")  # noqa: SIM115 - closed where it can be written
+    with pytest.raises(OSError, match=r"No space left on device: '/dev/full'"):
+        StepLog(file).write({"step": 1})
+    os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+    file.close()
+
+
+def test_an_unreadable_file_is_not_a_missing_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(shipped_folder("glyphs-5w1s"), tmp_path / "model")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as for anybody but root
+    assert main(["memory", "show", str(tmp_path / "model")]) == 1
+    error = capsys.readouterr().err
+    assert error.endswith("memory.safetensors: Permission denied\n")

@@ -22,7 +22,7 @@ from vsm.system.documents import (
     read_yaml,
     with_digest,
 )
-from vsm.system.files import alone_in, write_text
+from vsm.system.files import alone_in, naming, write_text
 
 CONFIG_NAME = "config.yaml"
 MODEL_NAME = "model.safetensors"
@@ -64,8 +64,9 @@ class StepLog:
     def write(self, row: dict[str, Any]) -> None:
         """Append one row."""
         if self._file is not None:
-            self._file.write(_line(row))
-            self._file.flush()
+            with naming(Path(self._file.name)):
+                self._file.write(_line(row))
+                self._file.flush()
 
     def step(self, position: dict[str, int], measured: dict[str, float], advice: str = "") -> None:
         """Append every tenth step, and the first; raise if the loss is not finite.

@@ -16,18 +16,31 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 @contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``target``; rename it onto ``target`` if the block succeeds."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(descriptor)
-    temporary = Path(name)
+    with naming(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        os.close(descriptor)
+        temporary = Path(name)
+        try:
+            yield temporary
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
+            temporary.chmod(0o666 & ~_umask())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(target: Path) -> Iterator[None]:
+    """Let what the system refuses name ``target``: a full disk names nothing."""
     try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        beside = f".{target.name}."
+        if error.filename is None or Path(os.fsdecode(error.filename)).name.startswith(beside):
+            error.filename = str(target)
+        raise
 
 
 @contextmanager
