@@ -191,8 +191,9 @@ def _interrupted(bench: Bench, number: int, random: Random) -> Attempt:
 
     ended = bench.run(program, watch=press, prepare=program.in_a_process_of_its_own)
     what = f"Ctrl-C after {seconds:.1f} seconds; {program}"
-    if ended.code in (-signal.SIGINT, 130) and "Traceback" not in ended.errors:
-        return Attempt(what, "refused", ())
+    ours = "Traceback" in ended.errors and f"{os.sep}vsm{os.sep}" in ended.errors
+    if ended.code in (1, 130, -signal.SIGINT) and not ours:
+        return Attempt(what, "refused", ())  # before our first line the interpreter speaks
     return _told(what, ended, {130}, None, [])
 
 
