@@ -57,7 +57,9 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return stored
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_tensors(
+    path: Path, must_be_finite: bool = True
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read tensors and metadata, or say what is wrong with the file."""
     if not path.is_file():
         raise RunError(f"{path} is missing: the run has not saved it yet, or it was moved")
@@ -76,23 +78,29 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ) from None
     except (safetensors.SafetensorError, ValueError, RuntimeError, MemoryError) as error:
         raise RunError(f"{path} is damaged: {shortened(error)}") from error
-    return tensors, _checked(tensors, text, path)
+    metadata = _checked(tensors, text, path)
+    if must_be_finite:
+        _require_finite(tensors, path)
+    return tensors, metadata
 
 
-def _checked(tensors: dict[str, Tensor], text: str, path: Path) -> dict[str, Any]:
-    """Return metadata if tensors are finite and all is as it was written."""
-    try:
-        metadata = parsed_json(text, path, verify=False)
-    except DocumentError as error:
-        raise RunError(f"{path} is damaged: its metadata {error.reason}") from error
-    if not isinstance(metadata, dict):
-        raise RunError(f"{path} is damaged: its metadata is no JSON object")
+def _require_finite(tensors: dict[str, Tensor], path: Path) -> None:
     for name, tensor in tensors.items():
         allowed = name.rpartition(".")[2] == MAY_BE_INFINITE
         if (tensor.isnan() if allowed else ~tensor.isfinite()).any():
             raise RunError(
                 f"{path} is damaged: its tensor {shortened(name)} holds no finite numbers"
             )
+
+
+def _checked(tensors: dict[str, Tensor], text: str, path: Path) -> dict[str, Any]:
+    """Return metadata if all is as it was written."""
+    try:
+        metadata = parsed_json(text, path, verify=False)
+    except DocumentError as error:
+        raise RunError(f"{path} is damaged: its metadata {error.reason}") from error
+    if not isinstance(metadata, dict):
+        raise RunError(f"{path} is damaged: its metadata is no JSON object")
     stored = metadata.pop(DIGEST_KEY, None)
     if stored is not None and stored != _digest(tensors, metadata):
         raise RunError(
