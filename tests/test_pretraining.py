@@ -51,7 +51,12 @@ from vsm.pretraining.supervised import (
     with_turned_copies,
 )
 from vsm.runs.checkpoints import load_backbone
-from vsm.runs.configuration import read_settings, settings_to_yaml
+from vsm.runs.configuration import (
+    PRETRAINING_PRESETS,
+    preset_paths,
+    read_settings,
+    settings_to_yaml,
+)
 from vsm.runs.directory import RunDirectory
 from vsm.settings import (
     DistillationSettings,
@@ -908,6 +913,22 @@ def test_the_command_prints_every_validation_and_a_command_to_go_on_with(
     assert main([*command, *few, "--json"]) == 0
     assert "validation 1-shot" in printed.err
     assert "loss" in printed.err
+
+
+def test_presets_load_and_what_comes_later_on_the_line_wins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [path.stem for path in PRETRAINING_PRESETS.glob("*.yaml")]
+    assert "cifar-fs-resnet12" in names
+    for name in names:
+        read_settings(PretrainSettings, *preset_paths(name, PRETRAINING_PRESETS))
+    out = tmp_path / "run"
+    smaller = ["--data", "glyphs", "--backbone=conv4", "--json"]
+    assert main(tiny_command(out, "--preset", "cifar-fs-resnet12", *smaller, "--epochs", "1")) == 0
+    stored = PretrainingDirectory(out).settings()
+    assert (stored.backbone, stored.channels, stored.epochs) == ("conv4", 16, 1)
+    assert main(tiny_command(tmp_path / "other", "--preset", "resnet")) == 2
+    assert "unknown preset 'resnet'; known: cifar-fs-resnet12" in capsys.readouterr().err
 
 
 def test_json_is_one_object_with_the_best_validation(

@@ -12,7 +12,14 @@ import jsonargparse
 from vsm.cli.output import say
 from vsm.cli.processes import is_first_process
 from vsm.errors import SettingsError
-from vsm.runs.configuration import AnySettings, instantiate, read_sections, read_settings
+from vsm.runs.configuration import (
+    PRESETS,
+    AnySettings,
+    instantiate,
+    preset_paths,
+    read_sections,
+    read_settings,
+)
 from vsm.runs.directory import (
     CONFIG_NAME,
     METRICS_NAME,
@@ -81,6 +88,22 @@ def _check_files(words: Sequence[str], kind: type[AnySettings]) -> None:
             values = read_sections(kind, path, verify=False)
             if "config" in values or not isinstance(values.get("slurm", {}), dict):
                 raise SettingsError(f"{path}: holds the name of another file; give it as --config")
+
+
+def with_preset(arguments: Sequence[str], folder: Path = PRESETS) -> list[str]:
+    """Put the file of ``--preset NAME`` where it is named, as a ``--config``; of ``folder``."""
+    words: list[str] = []
+    remaining = iter(arguments)
+    for word in remaining:
+        name, equals, value = word.partition("=")
+        if name == "--preset":
+            chosen = value if equals else next(remaining, "")
+            words += [
+                word for path in preset_paths(chosen, folder) for word in ("--config", str(path))
+            ]
+        else:
+            words.append(word)
+    return words
 
 
 def with_bare_switches(words: Sequence[str], kind: type[AnySettings]) -> list[str]:

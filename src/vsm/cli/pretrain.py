@@ -7,20 +7,28 @@ from typing import Any
 
 import jsonargparse
 
-from vsm.cli.launch import add_run_arguments, parse_run, require_trusted_backbone
+from vsm.cli.launch import (
+    add_run_arguments,
+    parse_run,
+    require_trusted_backbone,
+    with_preset,
+)
 from vsm.cli.output import ProgressBar, print_json, print_table, say
+from vsm.runs.configuration import PRETRAINING_PRESETS
 from vsm.settings import PretrainSettings, own_code
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare the pre-training's settings and where it goes."""
+    parser.add_argument("--preset", type=str, help="Shipped settings by name: cifar-fs-resnet12.")
     add_run_arguments(parser, PretrainSettings)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Pre-train a backbone."""
-    parsed, settings = parse_run(parser, arguments, PretrainSettings, "pretrain")
-    require_trusted_backbone(own_code(settings.backbone), arguments, "--backbone")
+    words = with_preset(arguments, PRETRAINING_PRESETS)
+    parsed, settings = parse_run(parser, words, PretrainSettings, "pretrain")
+    require_trusted_backbone(own_code(settings.backbone), words, "--backbone")
 
     from vsm.pretraining.loop import pretrain
     from vsm.system.allocator import keep_allocations

@@ -35,7 +35,10 @@ from vsm.experiments.study.page import (
 if TYPE_CHECKING:
     from vsm.experiments.store import JobStore
     from vsm.experiments.study.plan import StudyPlan
+    from vsm.experiments.study.pretraining import PretrainingPlan
     from vsm.experiments.uncertainty import UncertaintyPlan
+
+    Plan = StudyPlan | UncertaintyPlan | PretrainingPlan
 
 OUTPUT = Path("runs/study")
 
@@ -85,21 +88,26 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         print_json({"studies": done})
 
 
-def _plan(study: Study, parsed: jsonargparse.Namespace) -> "StudyPlan | UncertaintyPlan":
+def _plan(study: Study, parsed: jsonargparse.Namespace) -> "Plan":
     from vsm.experiments.study.plan import StudyPlan
+    from vsm.experiments.study.pretraining import PretrainingPlan
     from vsm.experiments.uncertainty import UncertaintyPlan
 
-    kind = StudyPlan if isinstance(study.settings, StudySettings) else UncertaintyPlan
+    kinds: dict[str, type[Plan]] = {
+        "runs": StudyPlan,
+        "uncertainty": UncertaintyPlan,
+        "pretraining": PretrainingPlan,
+    }
+    kind = kinds[study.settings.kind]
     return kind(study, parsed.backbone, device=parsed.device, precision=parsed.precision)
 
 
-def _write(
-    plan: "StudyPlan | UncertaintyPlan", store: "JobStore", made: set[str], quiet: bool
-) -> dict[str, Any]:
+def _write(plan: "Plan", store: "JobStore", made: set[str], quiet: bool) -> dict[str, Any]:
     """Write the result file, pictures and page of a study, and print what was found."""
     from vsm.experiments import uncertainty
     from vsm.experiments.study import results
     from vsm.experiments.study.plan import StudyPlan
+    from vsm.experiments.study.pretraining import PretrainingPlan
 
     study, pictures = plan.study, 0
     if isinstance(plan, StudyPlan):
@@ -107,6 +115,8 @@ def _write(
         pictures = _draw(study, plan.asked, found, quiet)
         if not quiet:
             _print_conditions(plan.asked, found["conditions"])
+    elif isinstance(plan, PretrainingPlan):
+        plan.write_results(store)
     else:
         uncertainty.write_results(plan, store)
     page = study.folder / "page.md"

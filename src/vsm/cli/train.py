@@ -4,12 +4,16 @@ from collections.abc import Sequence
 
 import jsonargparse
 
-from vsm.cli.launch import add_run_arguments, parse_run, require_trusted_backbone
+from vsm.cli.launch import (
+    add_run_arguments,
+    parse_run,
+    require_trusted_backbone,
+    with_preset,
+)
 from vsm.cli.output import ProgressBar, print_json, say
 from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.cli.running import add_launcher_arguments
 from vsm.errors import SettingsError
-from vsm.runs.configuration import preset_paths
 from vsm.settings import RunSettings, SlurmSettings
 
 BACKBONE, BACKBONE_ALIAS = "--model.backbone", "--backbone"
@@ -41,7 +45,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Train."""
-    words = _with_preset(_with_full_names(arguments))
+    words = with_preset(_with_full_names(arguments))
     parsed, settings = parse_run(parser, words, RunSettings, "train")
     if parsed.backbone is not None:
         raise SettingsError("backbone: in a settings file it belongs to model, as model.backbone")
@@ -112,17 +116,3 @@ def _with_full_names(arguments: Sequence[str]) -> list[str]:
         else word
         for word in arguments
     ]
-
-
-def _with_preset(arguments: Sequence[str]) -> list[str]:
-    """Put the file of ``--preset NAME`` where it is named, as a ``--config``."""
-    words: list[str] = []
-    remaining = iter(arguments)
-    for word in remaining:
-        name, equals, value = word.partition("=")
-        if name == "--preset":
-            chosen = value if equals else next(remaining, "")
-            words += [word for path in preset_paths(chosen) for word in ("--config", str(path))]
-        else:
-            words.append(word)
-    return words

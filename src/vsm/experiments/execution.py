@@ -68,7 +68,9 @@ def execute(root: Path, job: Job) -> None:
 
 
 def _pretrain(store: JobStore, job: Job) -> Outcome:
-    finished = pretrain(pretrain_settings(job), store.run_folder(job), resume=True)
+    teachers = [str(store.run_folder(before).resolve()) for before in job.after]
+    settings = pretrain_settings(job, *teachers)
+    finished = pretrain(settings, store.run_folder(job), resume=True)
     return _best(finished, "epoch", "mean_accuracy")
 
 

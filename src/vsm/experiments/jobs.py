@@ -7,7 +7,7 @@ is no part of the name: where it is stored, how often it is saved, which plan as
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -88,11 +88,17 @@ def given_job(path: Path, **options: Any) -> Job:
     return Job("given", str(path), {"digest": digest.hexdigest()}, options=where)
 
 
-def pretrain_job(settings: PretrainSettings, data_checksum: str) -> Job:
-    """Return the pre-training of a backbone by ``settings`` on data with ``data_checksum``."""
+def pretrain_job(settings: PretrainSettings, data_checksum: str, teacher: Job | None = None) -> Job:
+    """Return the pre-training of a backbone by ``settings``, which ``teacher`` teaches, if any.
+
+    ``settings`` name no teacher of their own: its path would not tell what it has learned.
+    """
     title = f"pre-train {settings.backbone} on {settings.data}, {settings.epochs} epochs"
-    options = {"checkpoint_every": settings.checkpoint_every}
-    return Job("pretrain", title, _recipe(settings, data_checksum), options=options)
+    options, after = (
+        {"checkpoint_every": settings.checkpoint_every},
+        () if teacher is None else (teacher,),
+    )
+    return Job("pretrain", title, _recipe(settings, data_checksum), after, options)
 
 
 def train_job(
@@ -161,9 +167,10 @@ def run_settings(job: Job, init: str = "pre-trained") -> RunSettings:
     return _settings(RunSettings, job, init=init if job.after else None)
 
 
-def pretrain_settings(job: Job) -> PretrainSettings:
-    """Return the settings of a ``pretrain`` job."""
-    return _settings(PretrainSettings, job)
+def pretrain_settings(job: Job, teacher: str | None = None) -> PretrainSettings:
+    """Return the settings of a ``pretrain`` job; ``teacher`` is the directory of its teacher."""
+    settings = _settings(PretrainSettings, job)
+    return replace(settings, distillation=replace(settings.distillation, teacher=teacher))
 
 
 def _settings(kind: type[AnySettings], job: Job, **more: Any) -> AnySettings:

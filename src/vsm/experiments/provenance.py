@@ -184,9 +184,9 @@ def training_record(path: Path, settings: RunSettings) -> dict[str, Any]:
         "method": settings.method,
         "steps": settings.steps,
         "tasks": settings.tasks,
-        "seconds": _seconds(path),
+        "seconds": logged_seconds(path),
         "init": settings.init,
-        "init_seconds": None if settings.init is None else _seconds(Path(settings.init)),
+        "init_seconds": None if settings.init is None else logged_seconds(Path(settings.init)),
         "command": command("train", replace(settings, seed=RunSettings().seed)),
     }
 
@@ -202,14 +202,14 @@ def _learning_record(run: RunDirectory, settings: RunSettings) -> dict[str, Any]
         "method": settings.method,
         "steps": 0,
         "tasks": 0,
-        "seconds": _seconds(run.path),
+        "seconds": logged_seconds(run.path),
         "init": init,
-        "init_seconds": None if _is_named(init) else _seconds(find_run(str(init))),
+        "init_seconds": None if _is_named(init) else logged_seconds(find_run(str(init))),
         "command": learn_command(replace(settings, seed=RunSettings().seed)),
     }
 
 
-def _seconds(path: Path) -> float | None:
+def logged_seconds(path: Path) -> float | None:
     """Add up the wall clock of a log; it begins at zero again where the run was resumed."""
     times = [float(row["seconds"]) for row in Directory(path).read_metrics() if "seconds" in row]
     ends = [now for now, after in pairwise(times) if after < now]

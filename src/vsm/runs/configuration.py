@@ -20,19 +20,20 @@ AnySettings = TypeVar("AnySettings", RunSettings, PretrainSettings)
 ReadSettings = TypeVar("ReadSettings", bound="DataclassInstance")
 
 PRESETS = Path(__file__).parents[1] / "presets"
+PRETRAINING_PRESETS = PRESETS / "pretraining"
 
 
-def preset_paths(name: str) -> list[Path]:
+def preset_paths(name: str, folder: Path = PRESETS) -> list[Path]:
     """Return the files of a shipped preset, general before special, or say which there are.
 
     A preset ``paper-…`` is a cell of the paper's tables, or its literal reading; it adds to what
     ``paper`` says of all.
     """
-    path = PRESETS / f"{name}.yaml"
+    path = folder / f"{name}.yaml"
     if not path.is_file():
-        known = ", ".join(sorted(preset.stem for preset in PRESETS.glob("*.yaml")))
+        known = ", ".join(sorted(preset.stem for preset in folder.glob("*.yaml")))
         raise SettingsError(f"preset: unknown preset {name!r}; known: {known}")
-    return [PRESETS / "paper.yaml", path] if name.startswith("paper-") else [path]
+    return [folder / "paper.yaml", path] if name.startswith("paper-") else [path]
 
 
 def settings_to_yaml(settings: RunSettings | PretrainSettings) -> str:

@@ -15,7 +15,11 @@ from vsm.system.documents import read_mapping, read_object, write_json
 BatchNorm = Literal["inductive", "transductive"]
 Found = dict[str, Any]
 """What a result file, or a part of it, holds."""
-PARTS = {"runs": {"study", "runs", "conditions"}, "uncertainty": {"study", "models"}}
+PARTS = {
+    "runs": {"study", "runs", "conditions"},
+    "uncertainty": {"study", "models"},
+    "pretraining": {"study", "pretrainings"},
+}
 """Keys of a result file, by the kind of study."""
 
 
@@ -169,6 +173,43 @@ class UncertaintySettings:
         _require_episodes(self.episodes)
 
 
+@dataclass(frozen=True)
+class PretrainingStudySettings:
+    """Which pre-trainings `vsm study` compares on validation classes."""
+
+    kind: Literal["pretraining"]
+    """Which kind of study this is."""
+    title: str
+    """Heading of its part of the page."""
+    data: str
+    """What all are trained on."""
+    rows: dict[str, dict[str, Any]]
+    """Label of a row to settings of `vsm pretrain`, by their dotted names; `teacher` is the label
+    of another row, whose pre-training teaches this one."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Settings that all rows share."""
+    seeds: tuple[int, ...] = (0,)
+    """Training seeds."""
+
+    def __post_init__(self) -> None:
+        if not self.rows or not self.seeds:
+            raise SettingsError("rows, seeds: expected at least one of each, got none")
+        if "teacher" in self.changes:
+            raise SettingsError("changes: a teacher teaches one row; name it there")
+        for label, row in self.rows.items():
+            path, above = [label], row.get("teacher")
+            while above is not None:
+                if above not in self.rows or above in path:
+                    raise SettingsError(
+                        f"rows: the teacher {above!r} of {path[-1]!r} is no other row above it"
+                    )
+                path, above = [*path, above], self.rows[above].get("teacher")
+            if "distillation.teacher" in row:
+                raise SettingsError(
+                    f"rows: {label!r} names a directory as its teacher; name another row as teacher"
+                )
+
+
 def _require_episodes(episodes: int) -> None:
     if episodes < 2:
         raise SettingsError(f"episodes: an interval needs at least 2, got {episodes}")
@@ -179,7 +220,7 @@ class Study:
     """A study and its folder, which has the name of its file and lies beside it."""
 
     path: Path
-    settings: StudySettings | UncertaintySettings
+    settings: StudySettings | UncertaintySettings | PretrainingStudySettings
 
     @property
     def folder(self) -> Path:
@@ -222,9 +263,9 @@ def read_study(path: Path) -> Study:
         raise SettingsError(f"study: expected a YAML file, and {path} is none")
     try:
         values = read_mapping(path)
-        if values.get("kind") == "uncertainty":
-            return Study(path, check_settings(UncertaintySettings, values, path))
-        return Study(path, check_settings(StudySettings, values, path))
+        kinds = {"uncertainty": UncertaintySettings, "pretraining": PretrainingStudySettings}
+        kind = kinds.get(str(values.get("kind")), StudySettings)
+        return Study(path, check_settings(kind, values, path))
     except (SettingsError, DocumentError) as error:
         reason = " ".join(str(error).removeprefix(f"{path}: ").split())
         raise SettingsError(f"{path}: {reason}") from error

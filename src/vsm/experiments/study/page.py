@@ -11,9 +11,9 @@ from vsm.experiments.study.definition import (
     Found,
     Study,
     StudySettings,
-    UncertaintySettings,
     condition_of,
 )
+from vsm.experiments.study.pretraining_page import pretraining_blocks
 from vsm.experiments.study.uncertainty_page import grouped_table, uncertainty_blocks
 
 QUARTERS = ("nearest", "second", "third", "farthest")
@@ -31,13 +31,15 @@ def write_page(studies: Sequence[Study], page: Path) -> None:
     files = " ".join(study.path.as_posix() for study in studies)
     command = f"`vsm study {files} --render {page.as_posix()}`"
     alone = studies[0].settings if len(studies) == 1 else None
-    title = alone.title if isinstance(alone, UncertaintySettings) else "Results"
+    title = "Results" if alone is None or isinstance(alone, StudySettings) else alone.title
     blocks: list[Block] = [Heading(1, title), Text(f"Rendered from result files by {command}.")]
     if any(isinstance(study.settings, StudySettings) for study in studies):
         blocks.append(Text(INTRODUCTION))
     for study, results in found:
         if isinstance(study.settings, StudySettings):
             blocks += study_blocks(study, results, page)
+        elif study.settings.kind == "pretraining":
+            blocks += pretraining_blocks(results, alone is None)
         else:
             blocks += uncertainty_blocks(results, alone is None)
     write_markdown(page, blocks)
