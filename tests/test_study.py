@@ -15,7 +15,7 @@ import torch
 import yaml
 from PIL import Image
 
-from run_helpers import edit_config
+from run_helpers import edit_config, rows
 from vsm.cli import main
 from vsm.data import open_dataset
 from vsm.errors import RunError
@@ -322,12 +322,18 @@ def test_rows_of_settings_are_trained_once_and_measured_as_runs_are(
     few["memory.strength"] = 2.0
     few |= {"sampling.train_prototypes": 4, "sampling.evaluation_prototypes": 4}
     few |= {"way": 5, "validation.episodes": 2, "model.inference": "conjugate"}
+    few["validation.every"] = 1
     asked = asked_of(
         data,
         runs,
         base="demo",
         changes=few,
-        rows={"memory": {}, "without": {"method": "vpn"}, "given": str(runs / "without-{seed}")},
+        rows={
+            "memory": {},
+            "without": {"method": "vpn"},
+            "given": str(runs / "without-{seed}"),
+            "learned": {"encoder": "without", "gaussian.rho": 0.0},
+        },
         split="validation",
         **{"episodes": 6, "baselines": [], "memory_sizes": [], "seeds": [0], "pictures": False},
     )
@@ -340,11 +346,23 @@ def test_rows_of_settings_are_trained_once_and_measured_as_runs_are(
         assert code == 0, error
         [done] = json.loads(printed)["studies"]
         counts.append((done["measured"], done["kept"]))
-    assert counts == [(2 + 3 + 2, 0), (0, 2 + 3 + 2)]  # trainings, evaluations, and what changed
+    # trainings, a memory, evaluations, and what changed
+    assert counts == [(2 + 1 + 4 + 2, 0), (0, 2 + 1 + 4 + 2)]
     found = read_study(study).read_results()
     [condition] = found["conditions"]
     assert "temperature" not in condition["rows"]["memory"]
-    [memory, without, _] = found["runs"]
+    [memory, without, _, learned] = found["runs"]
+    encoders = [load(run["run"]).model.require_backbone() for run in (without, learned)]
+    for one, other in zip(*(encoder.parameters() for encoder in encoders), strict=True):
+        assert torch.equal(one, other)
+    logged = [row for row in rows(Path(memory["run"])) if "validation" in row]
+    assert memory["validations"] == [
+        [row["step"], row["validation"]["accuracy"], row["validation"]["ci95"]] for row in logged
+    ]
+    assert [step for step, _, _ in memory["validations"]] == [1, 2, 3]
+    drawn = (tmp_path / "s" / "charts" / "s-curves.svg").read_text()
+    assert "<!-- memory, seed 0 -->" in drawn
+    assert "<!-- without, seed 0 -->" in drawn
     assert (memory["steps"], without["method"]) == (3, "vpn")
     assert "--method vpn" in without["command"]
     trained = load_for(memory["run"], EpisodeProtocol(data, "validation", 5, 1, 3, 6, 0))
@@ -518,7 +536,10 @@ def test_the_record_of_a_training_adds_up_the_time_of_all_its_parts(
     shutil.copytree(runs / "memory-0", tmp_path / "run")
     times = [1.0, 5.0, 2.0, 3.0, 0.5]  # resumed twice
     rows = [{"step": step, "seconds": time} for step, time in enumerate(times)]
-    log = "".join(json.dumps(row) + "\n" for row in [*rows, {"step": 5, "validation": {}}])
+    log = "".join(
+        json.dumps(row) + "\n"
+        for row in [*rows, {"step": 5, "validation": {"accuracy": 0.5, "ci95": 0.1}}]
+    )
     (tmp_path / "run" / "metrics.jsonl").write_text(log)
     record = training_record(tmp_path / "run", RunDirectory(tmp_path / "run").settings())
     assert record["seconds"] == 5.0 + 3.0 + 0.5

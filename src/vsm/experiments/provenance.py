@@ -185,6 +185,10 @@ def training_record(path: Path, settings: RunSettings) -> dict[str, Any]:
         "steps": settings.steps,
         "tasks": settings.tasks,
         "seconds": logged_seconds(path),
+        "validations": [
+            [row["step"], row["validation"]["accuracy"], row["validation"]["ci95"]]
+            for row in run.read_validations()
+        ],
         "init": settings.init,
         "init_seconds": None if settings.init is None else logged_seconds(Path(settings.init)),
         "command": command("train", replace(settings, seed=RunSettings().seed)),

@@ -54,8 +54,9 @@ class StudySettings:
     """What all runs are trained on."""
     rows: dict[str, str | dict[str, Any]]
     """Label of a row to its run directories, with {seed}, {shot} and {way} where they differ; or to
-    settings that are trained, as changes of the base by their dotted names; or to an `encoder` and
-    the `gaussian` settings with which its memory is learned."""
+    settings that are trained, as changes of the base by their dotted names; or to an `encoder`,
+    which may be the label of such a row, and the `gaussian` settings with which its memory is
+    learned."""
     reference: str
     """Label of the row that the others are compared with."""
     kind: Literal["runs"] = "runs"

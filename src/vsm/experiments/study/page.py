@@ -68,7 +68,7 @@ def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
     blocks += _memory_sizes(asked, conditions) + _effects(conditions)
     for found in conditions.values():
         blocks += _chart(study, found) + _changed_answers(study, found, page)
-    return blocks + _runs(results["runs"])
+    return blocks + _curves(study, results["runs"]) + _runs(results["runs"])
 
 
 SCORE_COLUMNS = ("", "accuracy", "NLL", "ECE", "T", "NLL at T", "ECE at T")
@@ -175,6 +175,17 @@ def _chart(study: Study, found: Found) -> list[Block]:
     drawn = chart(found, name)
     caption = f"{condition}: what the memory gives"
     return [] if drawn is None else [Picture(name, drawn, caption, "charts", ".svg")]
+
+
+def _curves(study: Study, runs: Sequence[Found]) -> list[Block]:
+    """Draw accuracy on validation classes against steps, where runs were validated on their way."""
+    shown = [run for run in runs if len(run.get("validations", [])) > 1]
+    try:
+        from vsm.experiments.study.pictures import curves  # noqa: PLC0415 - an extra
+    except ImportError:
+        return []
+    name, caption = f"{study.path.stem}-curves", "Validation classes while training"
+    return [Picture(name, curves(shown, name), caption, "charts", ".svg")] if shown else []
 
 
 def _changed_answers(study: Study, found: Found, page: Path) -> list[Block]:

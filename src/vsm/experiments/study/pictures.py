@@ -4,7 +4,7 @@ Charts show figures of a result file; pictures of answers show images of the dat
 matplotlib.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
@@ -49,6 +49,29 @@ def chart(found: Found, name: str) -> bytes | None:
         draw(axes)
         axes.grid(alpha=0.3)
         hide_spines(axes, "top", "right")
+    return svg(figure, name)
+
+
+def curves(runs: Sequence[Found], name: str) -> bytes:
+    """Return accuracy on validation classes against steps as SVG: a line for every run."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    labels = list(dict.fromkeys(run["row"] for run in runs))
+    for run in runs:
+        steps, means, widths = zip(*run["validations"], strict=True)
+        axes.errorbar(
+            steps,
+            [100 * mean for mean in means],
+            [100 * width for width in widths],
+            label=f"{run['row']}, seed {run['seed']}",
+            color=color_of(labels.index(run["row"])),
+            linewidth=1,
+            capsize=2,
+        )
+    axes.set_xlabel("training steps")
+    axes.set_ylabel("accuracy on validation classes, %")
+    axes.legend(fontsize=7)
+    hide_spines(axes, "top", "right")
     return svg(figure, name)
 
 

@@ -1,7 +1,7 @@
 """From a study of runs to its jobs: evaluations of every row, condition and seed, and the rest."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -73,6 +73,8 @@ class StudyPlan:
             label, _, seed = key
             job, settings = self._model(*key)
             if (label, job.key) not in found:
+                if job.kind == "learn" and job.after and not job.after[0].is_given:
+                    settings = replace(settings, init=str(store.run_folder(job.after[0])))
                 record = training_record(store.run_folder(job), settings)
                 found[label, job.key] = {"row": label, "seed": seed, **record}
         return list(found.values())
@@ -142,7 +144,9 @@ class StudyPlan:
     def _learned(self, row: Mapping[str, Any], seed: int) -> Model:
         """Return the memory that is learned with the encoder of a row, and its settings."""
         name, before = str(row["encoder"]).format(seed=seed), None
-        if not is_frozen_encoder(name):
+        if isinstance(trained := self.asked.rows.get(name), dict):
+            before = self._trained(trained, seed).job
+        elif not is_frozen_encoder(name):
             path = find_run(name)
             if not path.exists():
                 raise RunError(f"rows: there is no encoder {path}; make it first")
