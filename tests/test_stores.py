@@ -108,6 +108,56 @@ def test_a_memory_comes_back_to_the_bit(store: Store, other: Store) -> None:
     assert not any(one.remembered for one in store.examples(task))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE vsm_classes SET count = count + 1 WHERE name = 'ash'",
+        "UPDATE vsm_classes SET content = substr(content, 1, 7)",
+        "UPDATE vsm_classes SET name = 'oak' WHERE name = 'ash'",
+        "DELETE FROM vsm_classes WHERE name = 'ash'",
+        "UPDATE vsm_memory SET shared = substr(shared, 1, 30)",
+        "UPDATE vsm_memory SET dtype = 'float31'",
+        "UPDATE vsm_events SET event = 'null'",
+        "UPDATE vsm_events SET event = '['",
+    ],
+)
+def test_a_changed_memory_is_refused_until_it_is_replaced(
+    store: Store, other: Store, change: str
+) -> None:
+    assert isinstance(store, SqlStore)
+    assert isinstance(other, SqlStore)
+    with store._pool.writing() as connection:
+        connection.change(change)
+        connection.change("UPDATE vsm_memory SET version = version + 1")
+    with pytest.raises(StoreError, match="is damaged: its memory cannot be read"):
+        other.memory()
+    other.replace_memory(small_memory())
+    assert same(store.memory().named, small_memory())
+
+
+def test_a_changed_example_is_refused_until_it_is_deleted(store: Store, other: Store) -> None:
+    assert isinstance(store, SqlStore)
+    task = store.create_task("trees", MANY).id
+    [first, second] = store.add_examples(task, "oak", some_examples(2), MANY)
+    with store._pool.writing() as connection:
+        connection.change("UPDATE vsm_examples SET label = 'elm' WHERE id = ?", first)
+    with pytest.raises(StoreError, match=f"damaged: the example {first} cannot be read"):
+        other.support(task)
+    other.delete_example(task, first)
+    assert other.support(task).ids == [second]
+
+
+def test_what_was_stored_without_digests_is_read(store: Store, other: Store) -> None:
+    assert isinstance(store, SqlStore)
+    task = store.create_task("trees", MANY).id
+    store.add_examples(task, "oak", some_examples(2), MANY)
+    with store._pool.writing() as connection:
+        connection.change("UPDATE vsm_examples SET digest = NULL")
+        connection.change("UPDATE vsm_memory SET digest = NULL")
+    assert len(other.support(task).ids) == 2
+    assert same(other.memory().named, small_memory())
+
+
 def test_examples_are_taken_in_once_by_however_many(store: Store, other: Store) -> None:
     task = store.create_task("trees", MANY).id
     store.add_examples(task, "oak", some_examples(4), MANY)
@@ -317,7 +367,9 @@ def test_several_servers_that_start_at_once_migrate_once(
     assert errors == []
     assert same(opened[0].memory().named, small_memory())
     with opened[0]._pool.single() as connection:  # type: ignore[attr-defined]
-        assert connection.rows("SELECT version FROM vsm_schema") == [(1,)]
+        assert connection.rows("SELECT version FROM vsm_schema ORDER BY version") == [
+            (number,) for number in range(1, len(STEPS) + 1)
+        ]
     for store in opened:
         store.close()
 

@@ -55,6 +55,10 @@ STEPS: tuple[tuple[str, ...], ...] = (
             event TEXT NOT NULL
         )""",
     ),
+    (  # what was written before has no digest
+        "ALTER TABLE vsm_memory ADD COLUMN digest TEXT",
+        "ALTER TABLE vsm_examples ADD COLUMN digest TEXT",
+    ),
 )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from vsm.errors import NotStoredError, StoreError, StoreFullError
 from vsm.memory.named import Changes, EncoderIdentity, NamedMemory
@@ -33,7 +34,17 @@ from vsm.stores.contract import (
     name_problem,
 )
 from vsm.stores.migrations import migrate
-from vsm.stores.statistics import ClassRow, Head, event_text, head_of, memory_of, rows_of
+from vsm.stores.statistics import (
+    ClassRow,
+    Head,
+    digest_of,
+    event_text,
+    example_digest,
+    head_of,
+    memory_of,
+    rows_of,
+)
+from vsm.system.documents import shortened
 
 TASKS = "SELECT id, name, created, version FROM vsm_tasks"
 COUNTS = "SELECT task, label, COUNT(*) FROM vsm_examples"
@@ -72,9 +83,10 @@ class SqlStore:
             found = _encoder(connection)
             if found is None:
                 head = head_of(memory)
-                marks = ", ".join("?" * (3 + len(head)))
+                marks = ", ".join("?" * (4 + len(head)))
+                values = (1, *encoder, *head, digest_of(memory))
                 connection.change(
-                    f"INSERT INTO vsm_memory ({HEAD}) VALUES ({marks})", 1, *encoder, *head
+                    f"INSERT INTO vsm_memory ({HEAD}, digest) VALUES ({marks})", *values
                 )
                 self._write_classes(connection, None, memory)
             elif found.fingerprint != encoder.fingerprint:
@@ -159,13 +171,14 @@ class SqlStore:
                     f"the limit of {most}; delete some, or begin another task"
                 )
             rows = [
-                (id_, task, place + n, label, one.file, now, 0, vector, one.thumbnail, one.original)
+                (id_, task, place + n, label, one.file, now, 0, vector, digest, *one[2:])
                 for n, (id_, one) in enumerate(zip(ids, examples, strict=True), 1)
                 for vector in [self.database.vector(one.embedding)]
+                for digest in [example_digest(label, one.embedding)]
             ]
             connection.change_many(
                 "INSERT INTO vsm_examples (id, task, place, label, file, created, remembered, "
-                "embedding, thumbnail, original) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "embedding, digest, thumbnail, original) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 rows,
             )
         return ids
@@ -236,14 +249,14 @@ class SqlStore:
     def replace_memory(self, memory: NamedMemory) -> StoredMemory:
         """See :class:`vsm.stores.Store`."""
         with self._pool.writing() as connection:
-            before = self._memory_to_change(connection)
+            version = self._raised_version(connection)  # what is there may be damaged
             known = _encoder(connection)
             assert known is not None
             memory.require_encoder(known, self.database.name)
             connection.change("DELETE FROM vsm_classes")
             connection.change("DELETE FROM vsm_events")
             connection.change("UPDATE vsm_examples SET remembered = 0")
-            after = self._write(connection, StoredMemory(before.version, None), memory)
+            after = self._write(connection, StoredMemory(version - 1, None), memory)
         return self._keep(after)
 
     def remember(self, task: str, consolidate: Consolidate) -> tuple[Changes, StoredMemory]:
@@ -330,12 +343,18 @@ class SqlStore:
 
     def _support(self, connection: Connection, task: str, version: int) -> Support:
         rows = connection.rows(
-            "SELECT id, label, remembered, embedding FROM vsm_examples WHERE task = ? "
+            "SELECT id, label, remembered, digest, embedding FROM vsm_examples WHERE task = ? "
             "ORDER BY place",
             task,
         )
-        vectors = [self.database.row(vector) for *_, vector in rows]
-        features = torch.from_numpy(np.stack(vectors)) if vectors else torch.zeros(0, 0)
+        try:
+            vectors = [self.database.row(vector) for *_, vector in rows]
+            features = torch.from_numpy(np.stack(vectors)) if vectors else torch.zeros(0, 0)
+        except ValueError as error:
+            raise self._damaged("an example", error) from error
+        for (id_, label, _, digest, _), vector in zip(rows, vectors, strict=True):
+            if digest is not None and digest != example_digest(label, vector):
+                raise self._damaged(f"the example {id_}", "its digest belongs to another")
         return Support(
             version,
             [row[0] for row in rows],
@@ -351,25 +370,42 @@ class SqlStore:
 
     def _memory_to_change(self, connection: Connection) -> StoredMemory:
         """Return the memory once it is our turn to change it; its version rises, others wait."""
+        return self._memory_at(connection, self._raised_version(connection) - 1)
+
+    def _raised_version(self, connection: Connection) -> int:
         if not connection.change("UPDATE vsm_memory SET version = version + 1"):
             raise StoreError(f"store: {self.database.name} is empty; vsm serve begins it")
         [[version]] = connection.rows("SELECT version FROM vsm_memory")
-        return self._memory_at(connection, version - 1)
+        return int(version)
 
     def _memory_at(self, connection: Connection, version: int) -> StoredMemory:
         with self._guard:
             if self._known is not None and self._known.version == version:
                 return self._known
-        [[_, name, fingerprint, *head]] = connection.rows(f"SELECT {HEAD} FROM vsm_memory")
+        [[_, name, fingerprint, *head, digest]] = connection.rows(
+            f"SELECT {HEAD}, digest FROM vsm_memory"
+        )
         rows = connection.rows(f"SELECT {ROW} FROM vsm_classes ORDER BY place")
         events = connection.rows("SELECT event FROM vsm_events ORDER BY place")
-        named = memory_of(
-            Head._make((*head[:-1], bytes(head[-1]))),
-            EncoderIdentity(name, fingerprint),
-            [ClassRow._make((*row[:-2], bytes(row[-2]), bytes(row[-1]))) for row in rows],
-            [json.loads(event) for (event,) in events],
-        )
+        try:
+            named = memory_of(
+                Head._make((*head[:-1], bytes(head[-1]))),
+                EncoderIdentity(name, fingerprint),
+                [ClassRow._make((*row[:-2], bytes(row[-2]), bytes(row[-1]))) for row in rows],
+                [json.loads(event) for (event,) in events],
+            )
+            is_same = digest is None or digest == digest_of(named)
+        except (LookupError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+            raise self._damaged("its memory", error) from error
+        if not is_same:
+            raise self._damaged("its memory", "its digest belongs to another")
         return self._keep(StoredMemory(version, named))
+
+    def _damaged(self, what: str, why: object) -> StoreError:
+        return StoreError(
+            f"store: {self.database.name} is damaged: {what} cannot be read ({shortened(why)}); "
+            "go back to a copy of it"
+        )
 
     def _keep(self, memory: StoredMemory) -> StoredMemory:
         """Know the newest memory that was committed, so that it need not be read again."""
@@ -386,6 +422,7 @@ class SqlStore:
             head = head_of(after)
             columns = ", ".join(f"{name} = ?" for name in Head._fields)
             connection.change(f"UPDATE vsm_memory SET {columns}", *head)
+        connection.change("UPDATE vsm_memory SET digest = ?", digest_of(after))
         gone = self._write_classes(connection, before.named, after)
         connection.change_many(
             "UPDATE vsm_examples SET remembered = 0 WHERE label = ?", [(name,) for name in gone]

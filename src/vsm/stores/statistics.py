@@ -4,8 +4,9 @@ What belongs to one class is a row: counts, mean and scatter factors. What all c
 safetensors blob, so that a class can be added or forgotten without writing the others again.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,8 +120,32 @@ def memory_of(
         )
     else:
         memory = SlotMemory(**fields)
+    memory.check(head.width)
     names = tuple(row.name for row in rows)
     return NamedMemory(memory, names, encoder, tuple(map(dict, provenance)), head.method, head.step)
+
+
+def digest_of(named: NamedMemory | None) -> str:
+    """Return a SHA-256 of all that is stored of a memory, in whatever order its classes are."""
+    values: list[Any] = [*head_of(named)]
+    if named is not None:
+        values += [*named.encoder, *map(event_text, named.provenance)]
+        values += [value for _, row in sorted(rows_of(named).items()) for value in row]
+    return _digest(values)
+
+
+def example_digest(label: str, embedding: Row) -> str:
+    """Return a SHA-256 of what answers depend on of an example."""
+    return _digest([label, np.ascontiguousarray(embedding, np.float32).tobytes()])
+
+
+def _digest(values: Iterable[Any]) -> str:
+    digest = hashlib.sha256()
+    for value in values:
+        part = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+        digest.update(b"%d " % len(part))
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def event_text(event: Mapping[str, Any]) -> str:
