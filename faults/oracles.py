@@ -169,5 +169,4 @@ def judge(
 
 def is_temporary(name: str) -> bool:
     """Tell whether a file has a name that writers give to what is not finished."""
-    last = name.rpartition("/")[2]
-    return last.startswith(".") and not last.endswith(".lock")
+    return name.rpartition("/")[2].startswith(".")

@@ -28,12 +28,12 @@ ALLOWED = {
     "pretraining": "system backbones data model evaluation runs",
     "training": "system data nn memory model objective evaluation runs",
     "classify": "system data nn memory model evaluation runs",
-    "stores": "memory",
+    "stores": "system memory",
     "export": "system nn memory runs",
     "benchmarking": "system backbones data memory model evaluation runs training classify",
     "experiments": "system data nn memory model baselines evaluation runs pretraining training "
     "classify benchmarking",
-    "serve": "data memory runs classify stores",
+    "serve": "system data memory runs classify stores",
     "cli": "system data memory evaluation runs pretraining training classify export benchmarking "
     "experiments stores serve",
 }

@@ -22,7 +22,12 @@ from vsm.memory.named import restored_memory
 from vsm.runs.memory_files import read_memory
 from vsm.runs.shipped import shipped_folder
 from vsm.runs.trained_model import load
-from vsm.system.tensor_files import load_tensors, save_tensors
+from vsm.system.tensor_files import (
+    learning_tensors,
+    load_tensors,
+    restore_learning,
+    save_tensors,
+)
 
 NAME = "glyphs-5w1s"
 SEED = 20261117
@@ -264,3 +269,19 @@ def test_a_saved_classifier_that_was_spoiled_is_named(tmp_path: Path) -> None:
             write_raw(path, tensors | {name: spoiled.contiguous()}, metadata)
             found = tried(answer)
             assert found is None or (found == expected).all(), (name, spoiled.shape)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_moments_that_are_missing_are_named(kind: type[torch.optim.Optimizer]) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = kind(
+        model.parameters(), lr=0.1, **({"momentum": 0.9} if "SGD" in str(kind) else {})
+    )
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    tensors = learning_tensors(model, optimizer)
+    restore_learning(model, optimizer, tensors, Path("state"))
+    for missing in [name for name in tensors if name.startswith("optimizer.")]:
+        kept = {name: value for name, value in tensors.items() if name != missing}
+        with pytest.raises(RunError, match="state is damaged: some moments"):
+            restore_learning(model, optimizer, kept, Path("state"))

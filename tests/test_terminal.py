@@ -3,6 +3,7 @@
 import csv
 import errno
 import json
+import math
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ from vsm.cli.output import ProgressBar, print_json, print_table, printable, say
 from vsm.errors import RunError
 from vsm.runs.directory import RunDirectory, StepLog
 from vsm.runs.shipped import shipped_folder
+from vsm.settings import RunSettings
 from vsm.system.files import atomic_path
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J\u202e[bold]x[/bold]"
@@ -54,6 +56,12 @@ def test_json_keeps_every_name_and_commands_nothing(capsys: pytest.CaptureFixtur
     assert_harmless(printed)
     assert printed.encode("utf-8")
     assert json.loads(printed) == value
+
+
+def test_json_has_null_for_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": [math.nan, (1.5, -math.inf)], "b": {"c": math.inf}})
+    printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert printed == {"a": [None, [1.5, None]], "b": {"c": None}}
 
 
 def test_errors_are_one_harmless_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,6 +113,25 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     os.close(writing)
     assert process.communicate(timeout=300)[1] == ""
     assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_output_may_be_closed_from_the_start() -> None:
+    closing = (
+        "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    words = ["-c", closing, "-m", "vsm", "models"]
+    ended = subprocess.run([sys.executable, *words], stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_folder_in_place_of_a_state_changes_nothing(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.open(RunSettings(), resume=False)
+    run.metrics.write_text("kept")
+    run.resume.mkdir()
+    with pytest.raises(RunError, match="is no regular file; remove it"):
+        run.open(RunSettings(), resume=True)
+    assert run.metrics.read_text() == "kept"
 
 
 def test_a_full_disk_is_named() -> None:

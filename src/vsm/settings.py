@@ -134,8 +134,8 @@ class MemorySettings:
     update_activation: Literal["identity", "softmax", "relu", "tanh"] = "identity"
     """σ of Eq. 12; softmax, the paper's example, leaves little to address (paper-literal)."""
     attention_scale: float = 1.0
-    """Factor on the logits of Eq. 11. Of features of length one, logits are below |w|, and their
-    softmax is almost the mean; 30 makes them as sharp as addressing is."""
+    """Factor on the logits of Eq. 11. Where features have length one, logits are below that of
+    w, and their softmax is almost the mean; 30 makes them as sharp as addressing is."""
     delayed_gradient: bool = True
     """Teach what updates the memory by the next step's loss; false: it stays as it began."""
     retention: float = 0.7

@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = words[0] if words and words[0] in COMMANDS else ""
     try:
         code = _run(name, words[1:]) if name else _top_level(words)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it is None where it was closed from the start
+            sys.stdout.flush()
     except BrokenPipeError:  # whoever reads the output has seen enough
         _discard_output()
         return 128 + SIGPIPE

@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vsm.errors import SettingsError
+from vsm.system.documents import finite
 
 _CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What moves a cursor, changes colors, turns the direction of writing, or is no letter at all."""
@@ -51,8 +52,8 @@ def say(text: object = "", file: TextIO | None = None) -> None:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """Print exactly one JSON object on standard output."""
-    text = json.dumps(value, ensure_ascii=False)
+    """Print exactly one JSON object on standard output; numbers that JSON lacks become null."""
+    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False)
     print(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 

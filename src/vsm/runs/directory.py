@@ -135,6 +135,10 @@ class Directory:
                 f"output: {self.path} already holds a run; go on with --resume, replace it with "
                 "--overwrite, or choose another --output"
             )
+        if self.resume.exists() and not self.resume.is_file():
+            raise RunError(
+                f"{self.resume} is no regular file; remove it, or choose another --output"
+            )
         if writes and has_state:
             write_text(self.config, settings_to_yaml(settings))  # more steps may be asked for
         elif writes:

@@ -1,6 +1,5 @@
 """A fitted task and embedded pictures to answers as plain values."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from vsm.classify.classifier import NONE_OF_THESE, Embedded
 from vsm.errors import ClassifierError
 from vsm.serve.fitting import FittedTask
 from vsm.serve.problems import Problem
+from vsm.system.documents import finite
 
 ALTERNATIVES = 20
 Answer = dict[str, Any]
@@ -80,15 +80,6 @@ def _answers(
             "recalled": [one._asdict() for one in fitted.recalled[best["label"]]],
         }
         if explanation is not None:
-            answer["explanation"] = _finite(explanation.as_dict())
+            answer["explanation"] = finite(explanation.as_dict())
         answers.append(answer)
     return answers
-
-
-def _finite(value: Any) -> Any:
-    """Return plain values with null in place of numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,6 +9,7 @@ version 0.1.0.
 
 import hashlib
 import json
+import math
 import re
 import stat
 from collections.abc import Mapping
@@ -115,6 +116,15 @@ def digest_of(value: Mapping[str, Any]) -> str:
     """Return a SHA-256 of an object as JSON keeps it, whatever the order of its keys."""
     kept = json.loads(json.dumps(value))  # where keys are strings
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def finite(value: Any) -> Any:
+    """Return plain values with null in place of numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def with_digest_line(text: str) -> str:

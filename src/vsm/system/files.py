@@ -47,18 +47,33 @@ def naming(target: Path) -> Iterator[None]:
 def locked(target: Path) -> Iterator[None]:
     """Keep other processes that ask for ``target`` waiting until the block is left.
 
-    The lock is on an empty file beside it, since ``target`` itself is replaced. Where there is no
-    ``flock`` nobody waits.
+    The lock is on an empty file beside it, since ``target`` itself is replaced; whoever leaves the
+    block removes it. Where there is no ``flock`` nobody waits.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.with_name(f".{target.name}.lock").open("a") as file:
-        try:
-            import fcntl  # noqa: PLC0415 - not on every system
-        except ImportError:
-            pass
-        else:
-            fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed
+    try:
+        import fcntl  # noqa: PLC0415 - not on every system
+    except ImportError:
         yield
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lock = target.with_name(f".{target.name}.lock")
+    while True:
+        with lock.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed
+            if not _is_at(file.fileno(), lock):  # who had it before has removed it
+                continue
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+            return
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

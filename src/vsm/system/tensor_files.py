@@ -181,5 +181,10 @@ def restore_learning(
             raise RunError(f"{source} is damaged: {shortened(key)} has another shape")
         laid_out = torch.empty_like(parameter).copy_(value) if value.ndim else value
         moments.setdefault(int(index), {})[name] = laid_out.detach()
+    if len({frozenset(of_one) for of_one in moments.values()}) > 1:
+        raise RunError(f"{source} is damaged: some moments of the optimizer are missing")
+    # SGD has moments of all parameters or of none; Adam may have none where no gradient came.
+    if isinstance(optimizer, torch.optim.SGD) and 0 < len(moments) < len(parameters):
+        raise RunError(f"{source} is damaged: some moments of the optimizer are missing")
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
