@@ -271,12 +271,12 @@ def test_a_saved_classifier_that_was_spoiled_is_named(tmp_path: Path) -> None:
             assert found is None or (found == expected).all(), (name, spoiled.shape)
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
-def test_moments_that_are_missing_are_named(kind: type[torch.optim.Optimizer]) -> None:
+@pytest.mark.parametrize("is_sgd", [True, False])
+def test_moments_that_are_missing_are_named(is_sgd: bool) -> None:
     model = torch.nn.Linear(3, 2)
-    optimizer = kind(
-        model.parameters(), lr=0.1, **({"momentum": 0.9} if "SGD" in str(kind) else {})
-    )
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters())
+    if is_sgd:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     tensors = learning_tensors(model, optimizer)
