@@ -345,7 +345,7 @@ def test_the_command_refuses_in_one_line_and_changes_nothing(
         (["show", "glyphs-99w1s"], "holds none; give a run of a method with memory, a name that"),
         (["show", run, "--plot", tmp_path / "map.gif"], "ends in .png, .svg, .pdf"),
         (["show", run, "--plot", tmp_path / "map.png", "--json"], "give one of them"),
-        (["export", run, tmp_path / "x.txt"], "ends in .npz or .csv"),
+        (["export", run, tmp_path / "x.txt"], "ends in .npz, .csv, .safetensors, got"),
     ):
         assert main(["memory", *map(str, arguments)]) == 2
         [line] = capsys.readouterr().err.splitlines()

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -414,11 +415,11 @@ def test_connections_that_broke_are_made_anew(postgres: object, store_target: st
 
 
 def test_what_is_no_store_is_named(tmp_path: Path) -> None:
-    (tmp_path / "text.sqlite").write_text("no database " * 100)
-    with pytest.raises(
-        StoreUnavailableError, match=r"text\.sqlite cannot be used now .*not a data"
-    ):
-        open_store(tmp_path / "text.sqlite")
+    text = tmp_path / "text.sqlite"
+    text.write_text("no database " * 100)
+    with pytest.raises(StoreError, match=r"text\.sqlite is not a store.* that ends in \.sqlite"):
+        open_store(text)
+    assert text.read_text() == "no database " * 100
     with pytest.raises(StoreError, match="is a folder"):
         open_store(tmp_path)
     with pytest.raises(StoreError, match="expected a path or postgresql://"):
@@ -475,6 +476,44 @@ def test_export_says_where_there_is_no_store(
     assert main(["memory", "export", str(tmp_path / "a.sqlite"), "out.csv"]) == 2
     assert "store: there is none at" in capsys.readouterr().err
     assert not (tmp_path / "a.sqlite").exists()
+
+
+def test_files_that_are_no_memory_files_are_called_what_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, moved = tmp_path / "a.sqlite", tmp_path / "moved"
+    file = tmp_path / "memory.safetensors"
+    small_memory().write(file)
+    assert main(["memory", "import", str(file), "--store", str(store)]) == 0
+    shutil.copy(store, moved)
+    capsys.readouterr()
+    for words in (["show", store], ["forget", moved, "oak"], ["import", moved, "--store", store]):
+        assert main(["memory", *map(str, words)]) == 2
+        told = capsys.readouterr().err
+        assert f"memory: {words[1]} is a store; write its memory to a file" in told
+        assert f"vsm memory export {words[1]} FILE.safetensors" in told
+    for suffix in (".csv", ".npz"):
+        written = tmp_path / f"slots{suffix}"
+        assert main(["memory", "export", str(moved), str(written)]) == 0  # also by its contents
+        assert main(["memory", "import", str(written), "--store", str(store)]) == 2
+        assert f"memory: {written} is for other programs and cannot be" in capsys.readouterr().err
+        file.rename(written)  # a memory file by another name is still one
+        assert same(read_memory(written), small_memory())
+        written.rename(file)
+    file.write_bytes(file.read_bytes()[:100])
+    assert main(["memory", "show", str(file)]) == 2
+    assert "memory.safetensors is damaged" in capsys.readouterr().err
+
+
+def test_an_empty_file_becomes_a_store_and_a_damaged_one_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "store.sqlite"
+    file.touch()
+    open_store(file).close()
+    damaged = bytearray(file.read_bytes())
+    damaged[16:100] = bytes(84)
+    file.write_bytes(damaged)
+    with pytest.raises(StoreUnavailableError, match="no other program hold it"):
+        open_store(file)
 
 
 def test_a_full_or_locked_file_is_an_error_that_can_pass(

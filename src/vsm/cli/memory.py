@@ -21,6 +21,7 @@ TARGET = "A run directory, or a memory file."
 SOURCE = "A run directory, a name that vsm models lists, or a memory file."
 STORE = "An SQLite file that ends in .sqlite, or postgresql://…"
 SHOWN = 40  # rows for people
+OUTPUTS = (".npz", ".csv", ".safetensors")
 FEW_IMAGES = 50  # so few are embedded before a bar could be read
 
 
@@ -327,6 +328,10 @@ def _tell(chosen: jsonargparse.Namespace, done: str, after: "NamedMemory") -> No
 
 
 def _export(chosen: jsonargparse.Namespace) -> None:
+    if chosen.output.suffix not in OUTPUTS:
+        raise SettingsError(
+            f"output: expected a file that ends in {', '.join(OUTPUTS)}, got {chosen.output}"
+        )
     from vsm.runs.memory_files import read_memory
     from vsm.stores import is_store
 

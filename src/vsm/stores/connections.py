@@ -35,6 +35,7 @@ class Database(ABC):
     Attributes:
         name: for messages; it holds no password.
         errors: what its driver raises.
+        advice: what to look at when it does.
         types: SQL types by the names that migrations use.
         distance: SQL of the distance of a column ``mean`` to the value ``?``.
         begin_reading: starts a transaction that sees one state of all tables.
@@ -43,6 +44,7 @@ class Database(ABC):
 
     name: str
     errors: tuple[type[Exception], ...]
+    advice: str
     types: dict[str, str]
     distance: str
     begin_reading: str
@@ -172,6 +174,5 @@ class Pool:
         except self.database.errors as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise StoreUnavailableError(
-                f"store: {self.database.name} cannot be used now ({reason}); is it running, and "
-                "may it be written?"
+                f"store: {self.database.name} cannot be used now ({reason}); {self.database.advice}"
             ) from error

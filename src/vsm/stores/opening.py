@@ -9,6 +9,7 @@ from vsm.errors import StoreError
 from vsm.memory.named import EncoderIdentity
 from vsm.stores.connections import Database
 from vsm.stores.contract import Store
+from vsm.system.files import is_sqlite
 
 ADDRESSES = ("postgresql://", "postgres://")
 SUFFIX = ".sqlite"
@@ -16,7 +17,12 @@ SUFFIX = ".sqlite"
 
 def is_store(target: str) -> bool:
     """Tell whether a path or an address names a store."""
-    return target.startswith(ADDRESSES) or Path(target).suffix == SUFFIX
+    path = Path(target)
+    return (
+        target.startswith(ADDRESSES)
+        or path.suffix == SUFFIX
+        or (path.is_file() and is_sqlite(path))
+    )
 
 
 def default_store(model: str, encoder: EncoderIdentity) -> Path:
@@ -63,6 +69,11 @@ def _database(target: str, create: bool) -> Database:
         raise StoreError(f"store: {path} is a folder; name a file in it that ends in {SUFFIX}")
     if not create and not path.is_file():
         raise StoreError(f"store: there is none at {path}; vsm serve --store {path} begins one")
+    if path.is_file() and path.stat().st_size and not is_sqlite(path):
+        raise StoreError(
+            f"store: {path} is not a store, which is a file of SQLite; name another, or a new one "
+            f"that ends in {SUFFIX}"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     return SqliteDatabase(path)
 

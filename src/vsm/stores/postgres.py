@@ -61,6 +61,7 @@ class PostgresDatabase(Database):
     """The dialect of PostgreSQL."""
 
     errors = (psycopg.Error,)
+    advice = "is it running, and may it be written?"
     types = {"integer": "BIGINT", "vector": "vector", "blob": "BYTEA"}  # noqa: RUF012 - constant
     distance = "mean <-> ?"
     begin_reading = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"

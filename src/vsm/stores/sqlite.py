@@ -53,6 +53,7 @@ class SqliteDatabase(Database):
     """The dialect of SQLite. One transaction at a time writes, others wait up to ``WAIT``."""
 
     errors = (sqlite3.Error,)
+    advice = "may the file be written, and does no other program hold it?"
     types = {"integer": "INTEGER", "vector": "BLOB", "blob": "BLOB"}  # noqa: RUF012 - constant
     distance = "vsm_distance(mean, ?)"
     begin_reading = "BEGIN"

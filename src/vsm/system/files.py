@@ -11,6 +11,7 @@ from vsm.errors import RunError
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """How cells begin that a spreadsheet computes."""
+SQLITE = b"SQLite format 3\0"
 
 
 @contextmanager
@@ -109,6 +110,12 @@ def write_text(target: Path, text: str) -> None:
     """
     with atomic_path(target) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def is_sqlite(path: Path) -> bool:
+    """Tell whether a file is a database of SQLite, whatever its name."""
+    with path.open("rb") as file:
+        return file.read(len(SQLITE)) == SQLITE
 
 
 def as_cell(value: object) -> str:
