@@ -391,6 +391,28 @@ def test_a_question_is_read_as_the_description_says(client: TestClient) -> None:
     assert set(schema["properties"]) == {"files", "reject", "explain"}
 
 
+def test_a_field_that_a_form_does_not_have_is_refused(client: TestClient) -> None:
+    address = f"/v1/tasks/{add_task(client, labels=LABELS[:2])}"
+    picture, data = queries()[0], {"label": LABELS[0]}
+    told = client.post(f"{address}/classify", data={"rejct": "0.9"}, files=parts(picture))
+    assert "'rejct' is no field of this form; known: files, reject, explain" in problem(
+        told, 422, "rejct"
+    )
+    before = client.get(address).json()
+    told = client.post(f"{address}/examples", data=data, files=[("file", ("a.png", picture))])
+    assert "'file' is no field of this form; known: files, label" in problem(told, 422, "file")
+    odd = client.post(f"{address}/examples", data=data | {"a\nb" * 99: ""}, files=parts(picture))
+    assert odd.status_code == 422
+    assert len(odd.json()["detail"]) < 200
+    assert client.get(address).json() == before
+    paths = client.get("/openapi.json").json()["paths"]
+    for name, required in (("examples", {"label", "files"}), ("classify", {"files"})):
+        content = paths[f"/v1/tasks/{{task}}/{name}"]["post"]["requestBody"]["content"]
+        schema = content["multipart/form-data"]["schema"]
+        assert set(schema["required"]) == required
+        assert schema["additionalProperties"] is False
+
+
 def test_a_batch_passes_the_model_in_pieces(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,6 +450,12 @@ def test_other_mistakes_are_named(shared: TestClient) -> None:
     for body in (b'{"name": "\\ud800"}', b'{"name": 3}', b"{}"):
         problem(shared.post("/v1/tasks", content=body, headers=JSON), 422, "name")
     assert "JSON" in problem(shared.post("/v1/tasks", content=b"{", headers=JSON), 422, "body")
+    hint = "; send JSON with the header content-type: application/json"
+    for headers in ({}, {"content-type": "application/x-www-form-urlencoded"}):  # curl -d
+        answer = shared.post("/v1/tasks", content=b'{"name": "a"}', headers=headers)
+        assert problem(answer, 422, "body").endswith(hint)
+    answer = shared.post("/v1/tasks", content=b"[]", headers=JSON)
+    assert hint not in problem(answer, 422, "body")
     problem(shared.post("/v1/tasks", content=b"\xff", headers=JSON), 400, "body")
     problem(shared.get("/v1/tasks/nothing"), 404, "task")
     problem(shared.get("/v1/memory?limit=0"), 422, "limit")
@@ -446,7 +474,10 @@ def test_a_token_is_required_everywhere_but_for_health(tmp_path: Path) -> None:
         for address in addresses:
             for headers in wrong:
                 answer = client.get(address, headers=headers)
-                assert "Bearer TOKEN" in problem(answer, 401, "token")
+                told = problem(answer, 401, "token")
+                assert "Bearer TOKEN" in told
+                is_wrong = headers.get("authorization", "").startswith("Bearer")
+                assert ("the token is wrong" in told) == is_wrong
                 assert "Bearer" in answer.headers["www-authenticate"]
             assert client.get(address, headers={"authorization": f"Bearer {TOKEN}"}).is_success
         typed = base64.b64encode(f"me:{TOKEN}".encode()).decode()

@@ -7,13 +7,13 @@ from importlib.resources import files as package_files
 from pathlib import Path as FilePath
 from typing import Annotated, Any
 
-from fastapi import FastAPI, File, Form, Query, Request, Response, UploadFile
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
 from vsm import __version__
 from vsm.serve import schemas
-from vsm.serve.forms import QUESTION_BODY, question_of
+from vsm.serve.forms import ExamplesForm, QuestionForm, described, form_of
 from vsm.serve.gate import Access, Gate
 from vsm.serve.metrics import Metrics
 from vsm.serve.problems import Problem, add_problem_handlers
@@ -28,7 +28,6 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         },
     }
 }
-Files = Annotated[list[UploadFile], File(description="Pictures.")]
 MOST_LISTED = 10_000
 
 
@@ -113,10 +112,10 @@ def _add_answer_routes(app: FastAPI, service: Service) -> None:
         "/v1/tasks/{task}/classify",
         response_model=schemas.Answers,
         summary="Classify pictures",
-        openapi_extra=QUESTION_BODY,
+        openapi_extra=described(QuestionForm),
     )
     async def classify(task: str, request: Request) -> JSONResponse:
-        async with question_of(request) as asked:
+        async with form_of(request, QuestionForm) as asked:
             answers = await service.classify(task, asked.files, asked.reject, asked.explain)
         return JSONResponse({"answers": answers})
 
@@ -183,12 +182,12 @@ def _add_task_routes(app: FastAPI, service: Service) -> None:
         status_code=201,
         response_model=schemas.AddedExamples,
         summary="Add examples of a class: all files, or none",
+        openapi_extra=described(ExamplesForm),
     )
-    async def add_examples(
-        task: str, label: Annotated[str, Form(description="The class.")], files: Files
-    ) -> JSONResponse:
-        ids = await service.add_examples(task, label, files)
-        return JSONResponse({"label": label, "examples": ids}, 201)
+    async def add_examples(task: str, request: Request) -> JSONResponse:
+        async with form_of(request, ExamplesForm) as given:
+            ids = await service.add_examples(task, given.label, given.files)
+        return JSONResponse({"label": given.label, "examples": ids}, 201)
 
     @app.delete("/v1/tasks/{task}/examples/{example}", status_code=204, summary="Delete an example")
     async def delete_example(task: str, example: str) -> Response:

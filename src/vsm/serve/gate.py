@@ -61,8 +61,10 @@ class Access:
         host = headers.get("host", "")
         if self.hosts is not None and _hostname(host) not in self.hosts:
             return problem_response(403, "host", f"host: this server is not called {host!r}")
-        if self.token is not None and not _same(_given_token(headers), self.token):
-            told = "token: expected Authorization: Bearer TOKEN"
+        given = _given_token(headers)
+        if self.token is not None and not _same(given, self.token):
+            right = "expected Authorization: Bearer TOKEN"
+            told = f"token: the token is wrong; {right}" if given else f"token: {right}"
             refusal = problem_response(401, "token", told, {"WWW-Authenticate": PROGRAMS})
             if PAGE_HEADER not in headers:
                 refusal.headers.append("WWW-Authenticate", BROWSERS)

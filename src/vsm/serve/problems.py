@@ -79,16 +79,22 @@ def as_problem(error: VsmError) -> Problem:
     return Problem(status, field[1] if field else None, text)
 
 
+def _says_json(request: Request) -> bool:
+    return "json" in request.headers.get("content-type", "").lower()
+
+
 def add_problem_handlers(app: FastAPI) -> None:
     """Let every error of ``app`` become a problem."""
 
     @app.exception_handler(RequestValidationError)
-    async def of_validation(_: Request, error: RequestValidationError) -> ProblemDetails:
+    async def of_validation(request: Request, error: RequestValidationError) -> ProblemDetails:
         first = error.errors()[0]
         where = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
         field = "body" if first["type"] == "json_invalid" else ".".join(where) or "body"
         others = len(error.errors()) - 1
         also = f" (and {others} more)" if others else ""
+        if first["type"] == "model_attributes_type" and not _says_json(request):
+            also += "; send JSON with the header content-type: application/json"
         return problem_response(422, field, f"{field}: {first['msg']}{also}")
 
     @app.exception_handler(StarletteHTTPException)
