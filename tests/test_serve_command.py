@@ -4,6 +4,8 @@ import importlib.util
 import json
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -42,7 +44,7 @@ def test_an_open_server_without_a_token_is_refused(
     token.write_text("é" * 20)
     assert "not plain ASCII" in refusal(capsys, "--token-file", str(token))
     told = refusal(capsys, "--token-file", str(tmp_path / "none"), code=1)
-    assert "No such file" in told
+    assert f"token_file: {tmp_path / 'none'}: No such file" in told
     assert "host: no.such.host.invalid is unknown" in refusal(
         capsys, "--host", "no.such.host.invalid"
     )
@@ -71,7 +73,35 @@ def test_a_taken_port_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         told = refusal(capsys, "--model", MODEL, "--port", str(port), code=1)
-    assert f"127.0.0.1:{port}: Address already in use" in told
+    assert told == (
+        f"vsm serve: 127.0.0.1:{port}: Address already in use; give another --port, or --port 0 "
+        "for a free one\n"
+    )
+
+
+def test_simple_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("short")
+    script = (
+        "import sys; from vsm.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for words, named in (
+            (["--host", "0.0.0.0"], "host: everyone"),
+            (["--token-file", str(token)], "token_file: "),
+            (["--port", "70000"], "port: expected"),
+            (["--port", str(taken.getsockname()[1])], "already in use"),
+            (["--model", "nothing"], "no model of that name"),
+            (["--model", str(tmp_path / "a" / "b")], "is not a run directory"),
+        ):
+            done = subprocess.run(
+                [sys.executable, "-c", script, "serve", *words],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert named in done.stderr
+            assert done.stdout == "False\n", words
 
 
 def test_answers_are_sent_at_once() -> None:
@@ -126,6 +156,7 @@ def test_sigterm_finishes_what_is_under_way_and_exits_with_zero(tmp_path: Path) 
         line = process.stderr.readline()
         address = line.split(", ")[0].removeprefix("vsm serve: ")
         assert address.startswith("http://127.0.0.1:"), line
+        assert f"open {address} in a browser" in process.stderr.readline()
         multipart = "multipart/form-data; boundary=x"
         task = call(f"{address}/v1/tasks", b'{"name": "characters"}')["id"]
         examples = f"{address}/v1/tasks/{task}/examples"

@@ -57,21 +57,33 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     require_serving("serve")
     keep_allocations(in_threads=True)  # one of which uses the model
 
-    from vsm.runs.trained_model import load
     from vsm.serve import server
-    from vsm.serve.service import Service
-    from vsm.stores import default_store, open_store
-    from vsm.system.devices import choose_placement
 
     token = None if parsed.token_file is None else server.read_token(parsed.token_file)
     access = server.checked_access(parsed.host, token, parsed.insecure)
     name = parsed.model or default_model()
-    placement = choose_placement(parsed.device, "float32")
-    trained = load(name, memory=parsed.memory, backbone=parsed.backbone, placement=placement)
+    _require_run(name)
     with server.open_socket(parsed.host, parsed.port) as listening:
+        from vsm.runs.trained_model import load
+        from vsm.serve.service import Service
+        from vsm.stores import default_store, open_store
+        from vsm.system.devices import choose_placement
+
+        placement = choose_placement(parsed.device, "float32")
+        trained = load(name, memory=parsed.memory, backbone=parsed.backbone, placement=placement)
         store = open_store(parsed.store or default_store(name, trained.encoder))
         service = Service(trained, store, limits, keep_originals=parsed.keep_originals)
         server.run(service, access, listening)
+
+
+def _require_run(name: str) -> None:
+    """Say that there is no such model before anything is loaded."""
+    from vsm.runs.directory import RunDirectory
+    from vsm.runs.shipped import find_run
+
+    path = find_run(name)
+    if not path.is_file():  # of which loading tells what it is
+        RunDirectory(path).used.settings()
 
 
 def require_serving(what: str) -> None:

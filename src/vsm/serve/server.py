@@ -1,19 +1,27 @@
-"""Run the application: checks of address and token, the socket, signals."""
+"""Run the application: checks of address and token, the socket, signals.
 
+Nothing here imports torch before the application runs, so that mistakes are told at once.
+"""
+
+import errno
 import ipaddress
+import os
 import signal
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from vsm.errors import SettingsError
-from vsm.serve.app import create_app
 from vsm.serve.gate import Access
-from vsm.serve.service import Service
+
+if TYPE_CHECKING:
+    from vsm.serve.service import Service
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+ANY_ADDRESS = ("0.0.0.0", "::")
 SHORTEST_TOKEN = 16
 
 
@@ -23,6 +31,8 @@ def read_token(path: Path) -> str:
         token = path.read_text(encoding="ascii").strip()
     except UnicodeDecodeError:
         raise SettingsError(f"token_file: {path} is not plain ASCII text") from None
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, f"token_file: {path}") from error
     if len(token) < SHORTEST_TOKEN or not token.isprintable() or " " in token:
         raise SettingsError(
             f"token_file: {path} must hold at least {SHORTEST_TOKEN} characters without spaces, as "
@@ -60,15 +70,20 @@ def open_socket(host: str, port: int) -> socket.socket:
     try:
         listening = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, f"{host}:{port}") from error
+        reason = os.strerror(error.errno or 0)  # its own text names the address once more
+        if error.errno == errno.EADDRINUSE:
+            reason += "; give another --port, or --port 0 for a free one"
+        raise OSError(error.errno, reason, f"{host}:{port}") from error
     # Connections inherit it. An answer is written in two parts, and without it the second waits
     # until the client has acknowledged the first, which clients put off for 40 milliseconds.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
 
-def run(service: Service, access: Access, listening: socket.socket) -> None:
+def run(service: "Service", access: Access, listening: socket.socket) -> None:
     """Serve until SIGTERM or Ctrl-C; what is under way is finished."""
+    from vsm.serve.app import create_app  # noqa: PLC0415 - imports torch
+
     config = uvicorn.Config(
         create_app(service, access),
         loop="auto",  # uvloop and httptools, if they are installed
@@ -81,7 +96,13 @@ def run(service: Service, access: Access, listening: socket.socket) -> None:
     )
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print(f"vsm serve: http://{shown}:{port}, {service.store!r}", file=sys.stderr, flush=True)
+    here = "localhost" if host in ANY_ADDRESS else shown
+    print(
+        f"vsm serve: http://{shown}:{port}, {service.store!r}\n"
+        f"vsm serve: open http://{here}:{port} in a browser; Ctrl-C stops it",
+        file=sys.stderr,
+        flush=True,
+    )
     # uvicorn stops on SIGTERM and then raises it once more, for whoever handled it before.
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
