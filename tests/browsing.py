@@ -26,11 +26,17 @@ from playwright.sync_api import (
     ConsoleMessage,
     Page,
     Request,
+    Route,
     expect,
     sync_playwright,
 )
 
-__all__ = ["Browser", "Page", "expect"]  # for tests, which cannot import them before that check
+__all__ = [
+    "Browser",
+    "Page",
+    "Route",
+    "expect",
+]  # for tests, which cannot import them before that check
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 OPTIONS = [

@@ -1,6 +1,7 @@
 """The page, in a real Chromium against a server that listens."""
 
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from browsing import (
     RING_AGAIN,
     Browser,
     Page,
+    Route,
     Seen,
     Strokes,
     chromium,
@@ -111,6 +113,24 @@ def choose(page: Page, label: str, *named: tuple[str, bytes]) -> None:
     page.get_by_label(label, exact=True).set_input_files(files(*named))  # type: ignore[arg-type]
 
 
+def answering(page: Page, pattern: str, **changes: object) -> None:
+    """Let the server's JSON for some addresses be changed before the page sees it."""
+
+    def change(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, body=json.dumps(answer.json() | changes))
+
+    page.route(pattern, change)
+
+
+def answered(label: str | None, **chances: float) -> list[dict[str, object]]:
+    """Return what the server answers for one picture."""
+    others = [{"label": one, "probability": p} for one, p in chances.items() if one != label]
+    probability = None if label is None else chances[label]
+    told = {"file": "a", "label": label, "probability": probability}
+    return [{**told, "alternatives": others, "recalled": []}]
+
+
 def test_two_drawn_characters_are_told_apart_and_are_still_there_after_a_reload(
     page: Page,
 ) -> None:
@@ -143,6 +163,81 @@ def test_two_drawn_characters_are_told_apart_and_are_still_there_after_a_reload(
     expect(page.locator("#task option:checked")).to_have_text("of a test (2 classes)")
     expect(page.locator("#classes .class .name")).to_have_text(["ring", "gate"])
     expect(page.locator("#classes .example img[src^='blob:']")).to_have_count(3)
+
+
+def test_one_class_alone_says_that_it_gets_everything(page: Page) -> None:
+    teach(page, "ring", RING)
+    draw(page, "#ask-pad", RING_AGAIN)
+    note = page.get_by_text("One class alone always gets 100%. Add a second.").first
+    expect(note).to_be_visible()
+    teach(page, "gate", GATE)
+    expect(page.locator("#ask-answer .bar:not(.nothing)")).to_have_count(2)
+    expect(note).to_be_hidden()
+    page.locator("#ask-clear").click()
+    expect(page.locator("#ask-answer .verdict")).to_have_text("Draw to ask.")
+
+
+@pytest.mark.parametrize(
+    ("chances", "shown"),
+    [
+        ((1.0, 1e-9), (">99%", "<1%")),  # which single precision rounds to 1
+        ((0.995, 0.005), (">99%", "1%")),
+        ((0.94, 0.06), ("94%", "6%")),
+        ((1.0, 0.0), ("100%", "0%")),
+    ],
+)
+def test_chances_are_rounded_to_certainty_only_if_they_are(
+    page: Page, chances: tuple[float, float], shown: tuple[str, str]
+) -> None:
+    teach(page, "ring", RING)
+    teach(page, "gate", GATE)
+    ring, gate = chances
+    answering(page, "**/classify", answers=answered("ring", ring=ring, gate=gate))
+    draw(page, "#ask-pad", RING_AGAIN)
+    bars = page.locator("#ask-answer .bar:not(.nothing) > span:last-child")
+    expect(bars).to_have_text(list(shown))
+    expect(page.locator("#ask-answer .verdict span")).to_have_text(shown[0])
+
+
+def test_none_of_these_is_said_once_and_why_it_cannot_be_said(page: Page) -> None:
+    page.locator("#tab-photos").click()
+    for label in ("cross", "circle"):
+        add_pictures(page, label, (f"{label}.png", picture(label)))
+        expect(page.locator(f".column[data-label={label}] .example")).to_have_count(1)
+    answering(page, "**/classify", answers=answered(None, cross=0.7, circle=0.3))
+    choose(page, "Choose pictures to classify", ("one.png", picture("circle")))
+    card = page.locator(".query")
+    expect(card.locator(".bar.nothing")).to_have_text("too far from all classes")
+    assert card.inner_text().lower().count("none of these") == 1
+    slider = page.get_by_role("slider", name="answer about 90% of your classes’ pictures")
+    expect(slider).to_be_visible()
+    slider.press("ArrowRight")
+    expect(page.locator("#photos-coverage span")).to_contain_text("about 91%")
+    page.locator("#photos-coverage input[type=checkbox]").uncheck()
+    expect(page.locator("#photos-coverage span")).to_have_text("off: answer every picture")
+    answering(page, "**/v1/model", can_reject=False)
+    page.reload()
+    ready(page)
+    told = page.locator("#photos-coverage").get_by_text("was forgotten, or the model has no")
+    expect(told).to_be_visible()
+    expect(page.get_by_role("slider")).to_be_hidden()
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+def test_names_of_some_words_are_shown_whole(page: Page, size: dict[str, int]) -> None:
+    page.set_viewport_size(size)  # type: ignore[arg-type]
+    teach(page, "my ring with a long name", RING)
+    teach(page, "my gate with a name of its own", GATE)
+    draw(page, "#ask-pad", RING_AGAIN)
+    is_whole = "one => one.scrollWidth <= one.clientWidth && one.scrollHeight <= one.clientHeight"
+    names = page.locator(".bar:not(.nothing) > span:first-child")
+    expect(names).to_have_count(2)
+    assert all(one.evaluate(is_whole) for one in names.all())
+    page.locator("#tab-photos").click()
+    choose(page, "Choose pictures to classify", ("one.png", picture("circle")))
+    names = page.locator(".query .bar:not(.nothing) > span:first-child")
+    expect(names).to_have_count(2)
+    assert all(one.evaluate(is_whole) for one in names.all())
 
 
 def test_the_keyboard_alone_adds_a_class(page: Page) -> None:
@@ -230,7 +325,9 @@ def test_names_are_text_whatever_they_hold(page: Page) -> None:
     expect(page.get_by_role("dialog")).to_contain_text(NASTY)
     page.keyboard.press("Escape")
     page.locator("#task-remember").click()
-    expect(page.locator("#toasts")).to_contain_text("2 classes added to the memory")
+    expect(page.locator("#toasts")).to_contain_text(
+        "2 classes added to the memory. Other tasks recall them now."
+    )
     page.locator("#tab-photos").click()
     expect(page.locator("#columns .name").first).to_have_text(NASTY)
     choose(page, "Choose pictures to classify", ("<img src=x>.png", picture("circle")))
@@ -271,6 +368,37 @@ def test_what_was_remembered_is_forgotten_unless_that_is_undone(page: Page) -> N
     assert len(deleted) == 1
     page.locator("#tab-draw").click()
     expect(page.locator("#task-remember")).to_have_text("Remember this task")
+
+
+def test_a_class_that_leaves_something_behind_is_forgotten_in_plain_words(page: Page) -> None:
+    page.locator("#tab-memory").click()
+    page.locator("#memory-search").fill("alphabet03/character05")
+    expect(page.locator("#memory-list .pick")).to_have_count(1)
+    page.locator("#memory-list .pick").click()
+    details = page.locator("#memory-detail")
+    expect(details).to_be_visible()
+    # Other tests use the memory, so that the server is not told.
+    gone = {"name": "alphabet03/character05", "exact": False, "classes": 641}
+    page.route(
+        "**/v1/memory/alphabet03*",
+        lambda route: (
+            route.fulfill(json=gone) if route.request.method == "DELETE" else route.continue_()
+        ),
+    )
+    page.clock.install()
+    details.get_by_role("button", name="Forget").click()
+    page.get_by_role("dialog").get_by_role("button", name="Forget").click()
+    page.clock.fast_forward(8_000)
+    expect(page.locator("#toasts")).to_have_text(
+        "alphabet03/character05 forgotten. Some of what the model learned from it stays."
+    )
+    page.clock.fast_forward(7_000)
+    expect(page.locator("#toasts .toast")).to_have_count(0)
+    expect(details).to_be_visible()
+    page.locator("#memory-search").fill("nothing is called this")
+    page.clock.fast_forward(1_000)
+    expect(page.locator("#memory-list .blank")).to_be_visible()
+    expect(details).to_be_hidden()
 
 
 def test_a_phone_shows_everything_without_scrolling_sideways(browser: Browser, shared: str) -> None:

@@ -64,6 +64,9 @@ const ranked = (answer) =>
     ? answer.alternatives
     : [{ label: answer.label, probability: answer.probability }, ...answer.alternatives];
 
+// A chance as text. Rounding makes one of several 1 though something is left for the others.
+const chanceText = (chance, all) => percent(all.filter((one) => one > 0).length > 1 ? Math.min(chance, 0.999) : chance);
+
 // The answer as bars that keep their places while their lengths change.
 export class AnswerView {
   constructor(place, { sorted = false, live = true } = {}) {
@@ -73,7 +76,8 @@ export class AnswerView {
     this.verdict = make("p", { class: "verdict", "aria-live": live ? "polite" : null }, this.strong, this.chance);
     this.bars = make("div", { class: "bars" });
     this.rows = new Map();
-    place.replaceChildren(this.verdict, this.bars);
+    this.alone = make("p", { class: "hint", hidden: true }, "One class alone always gets 100%. Add a second.");
+    place.replaceChildren(this.verdict, this.bars, this.alone);
   }
 
   wait(text) {
@@ -82,6 +86,7 @@ export class AnswerView {
     this.chance.textContent = "";
     this.rows.clear();
     this.bars.replaceChildren();
+    this.alone.hidden = true;
   }
 
   show(answer) {
@@ -89,14 +94,17 @@ export class AnswerView {
     this.verdict.className = none ? "verdict none" : "verdict";
     this.strong.textContent = none ? "None of these" : answer.label;
     this.strong.title = this.strong.textContent;
-    this.chance.textContent = none ? "" : percent(answer.probability);
-    let chances = ranked(answer).slice(0, MOST_BARS);
+    let chances = ranked(answer);
+    const all = chances.map((one) => one.probability);
+    this.chance.textContent = none ? "" : chanceText(answer.probability, all);
+    this.alone.hidden = chances.length > 1;
+    chances = chances.slice(0, MOST_BARS);
     if (!this.sorted) {
       const order = [...classes().keys()];
       chances = chances.toSorted((a, b) => order.indexOf(a.label) - order.indexOf(b.label));
     }
     this.bars.classList.toggle("rejected", none);
-    const rows = chances.map((one) => this.#row(one, one.label === answer.label));
+    const rows = chances.map((one) => this.#row(one, one.label === answer.label, all));
     if (coverage() !== null) rows.push(noneRow(none));
     const shown = new Set(chances.map((one) => one.label));
     for (const label of this.rows.keys()) if (!shown.has(label)) this.rows.delete(label);
@@ -105,7 +113,7 @@ export class AnswerView {
     }
   }
 
-  #row({ label, probability }, best) {
+  #row({ label, probability }, best, all) {
     if (!this.rows.has(label)) {
       const bar = fill(0);
       const row = make("div", { class: "bar" }, make("span", { title: label }, label));
@@ -116,7 +124,7 @@ export class AnswerView {
     const { row, bar } = this.rows.get(label);
     row.classList.toggle("best", best);
     row.style.setProperty("--own", colorOf(label));
-    row.lastChild.textContent = percent(probability);
+    row.lastChild.textContent = chanceText(probability, all);
     requestAnimationFrame(() => setFill(bar, probability));
     return row;
   }
@@ -126,26 +134,31 @@ const noneRow = (none) =>
   make(
     "div",
     { class: none ? "bar nothing yes" : "bar nothing" },
-    make("span", {}, "none of these"),
-    make("span", {}, none ? "too far from all" : "near enough"),
+    none ? null : make("span", {}, "none of these"),
+    make("span", {}, none ? "too far from all classes" : "near enough"),
   );
 
 // Whether and at what coverage "none of these" may be the answer; all such controls are alike.
 export function coverageControls(place) {
   const id = `${place.id}-on`;
   const box = make("input", { type: "checkbox", id });
-  const slider = make("input", { type: "range", min: 50, max: 99, step: 1, "aria-label": "Coverage" });
-  const output = make("output");
+  const slider = make("input", { type: "range", min: 50, max: 99, step: 1 });
+  const shown = make("span");
+  const share = make("label", {}, slider, shown);
+  const reason = make(
+    "p",
+    { class: "hint" },
+    "Not possible with this memory: a class that the model was trained with was forgotten, or the model has no thresholds.",
+  );
   const draw = () => {
     const can = state.model?.can_reject ?? false;
     box.checked = state.rejects && can;
     box.disabled = !can;
     slider.disabled = !box.checked;
     slider.value = Math.round(100 * state.reject);
-    output.textContent = box.checked ? `${slider.value}%` : "off";
-    place.title = can
-      ? `About ${slider.value}% of the pictures of your classes are answered; others are “none of these”.`
-      : "“None of these” cannot be told with the memory as it is: a class that the model was trained with was forgotten, or the model has no thresholds.";
+    shown.textContent = box.checked ? `answer about ${slider.value}% of your classes’ pictures` : "off: answer every picture";
+    share.hidden = !can;
+    reason.hidden = can;
   };
   const change = () => {
     state.rejects = box.checked;
@@ -154,7 +167,7 @@ export function coverageControls(place) {
   };
   box.addEventListener("change", change);
   slider.addEventListener("input", change);
-  place.replaceChildren(make("label", { for: id }, box, "“None of these”"), slider, output);
+  place.replaceChildren(make("label", { for: id }, box, "“None of these”"), share, reason);
   return draw;
 }
 
@@ -214,6 +227,7 @@ function movedPart({ moved, memory_strength: strength }, label) {
 
 function tablePart({ probabilities, std, distances, shots, remembered }, label) {
   const number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+  const all = Object.values(probabilities);
   const rows = Object.entries(probabilities)
     .toSorted((a, b) => b[1] - a[1])
     .slice(0, 20)
@@ -222,7 +236,7 @@ function tablePart({ probabilities, std, distances, shots, remembered }, label) 
         "tr",
         { class: name === label ? "best" : null },
         make("td", { title: name }, name),
-        make("td", {}, `${percent(probability)} ± ${percent(std[name] ?? 0)}`),
+        make("td", {}, `${chanceText(probability, all)} ± ${percent(std[name] ?? 0)}`),
         make("td", {}, number(distances[name], 1)),
         make("td", {}, String(shots[name] ?? 0)),
         make("td", {}, String(remembered[name] ?? 0)),

@@ -88,7 +88,9 @@ async function remember() {
     if (added.length) parts.push(`${plural(added.length, "class", "classes")} added to the memory`);
     if (updated.length) parts.push(`${plural(updated.length, "known class", "known classes")} updated, which cannot be undone`);
     const undo = added.length ? { action: updated.length ? "Undo added" : "Undo", act: () => forgetNow(added) } : {};
-    toast(`${parts.join(", ") || "Nothing new"}. Other tasks recall it now.`, { seconds: 10, ...undo });
+    const them = added.length + updated.length === 1 ? "it" : "them";
+    const told = parts.length ? `${parts.join(", ")}. Other tasks recall ${them} now.` : "Nothing new.";
+    toast(told, { seconds: 10, ...undo });
   });
 }
 

@@ -35,7 +35,7 @@ export async function telling(place, work) {
 }
 
 export const percent = (value) =>
-  value > 0 && value < 0.005 ? "<1%" : value > 0.995 && value < 1 ? ">99%" : `${Math.round(100 * value)}%`;
+  value > 0 && value < 0.005 ? "<1%" : value >= 0.995 && value < 1 ? ">99%" : `${Math.round(100 * value)}%`;
 
 export const plural = (count, one, many = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 

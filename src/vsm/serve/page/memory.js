@@ -48,6 +48,7 @@ async function search() {
     if (text !== byId("memory-search").value.trim()) return; // typed on meanwhile
     found = answer && { total: answer.total, names: answer.classes.map((one) => one.name) };
     shown = PAGE;
+    if (found?.total === 0) choose(null);
     drawList();
   });
 }
@@ -134,7 +135,7 @@ async function forget(name) {
   if (!one?.added && state.model.can_reject) {
     const text =
       "The model learned this class in training. Without it, “none of these” can no longer be told, " +
-      "and what it contributed to the scatter within classes stays.";
+      "and some of what the model learned from it stays.";
     if (!(await confirm(`Forget ${name}?`, text, "Forget"))) return;
   }
   going.add(name);
@@ -172,7 +173,8 @@ export async function forgetNow(gone) {
       await Promise.all([loadMemory(), loadModel(), state.task && openTask(state.task.id)]);
     }
     const which = gone.length === 1 ? gone[0] : plural(gone.length, "class", "classes");
-    const rest = inexact.length ? "What it contributed to the scatter within classes stays." : "Nothing of it is left.";
+    const it = gone.length === 1 ? "it" : "them";
+    const rest = inexact.length ? `Some of what the model learned from ${it} stays.` : `Nothing of ${it} is left.`;
     toast(`${which} forgotten. ${rest}`);
   });
 }
