@@ -104,6 +104,17 @@ YAML = any_of(in_yaml, in_yaml, in_signed_yaml, in_bytes, in_kind)
 ARRAY = any_of(in_bytes, in_array_header, in_array_header, in_array, in_kind)
 DATABASE = any_of(in_bytes, in_database, in_database, in_kind)
 
+
+def begun_anew(mutate: Mutate) -> Mutate:
+    """Let another answer be right where the file is gone: it is begun anew."""
+
+    def change(path: Path, random: Random) -> Mutation:
+        done = mutate(path, random)
+        return Mutation(done.what, done.may_differ or not path.exists())
+
+    return change
+
+
 MODEL_READERS = (
     _classify("learned"),
     _reads("evaluate", "learned", *EVALUATE),
@@ -229,7 +240,7 @@ FORMATS = (
         harmless(YAML),
         (
             _reads("study", "study.yaml", "--output", "jobs", "--dry-run"),
-            Reader(command("study", "study.yaml", "--render", "out.md"), ("out.md",)),
+            Reader(command("study", "study.yaml", "--render", "out.md"), ("out.md", "charts")),
         ),
         50,
     ),
@@ -237,7 +248,7 @@ FORMATS = (
         "results of a study",
         "study/results.json",
         harmless(JSON),
-        (Reader(command("study", "study.yaml", "--render", "out.md"), ("out.md",)),),
+        (Reader(command("study", "study.yaml", "--render", "out.md"), ("out.md", "charts")),),
         40,
     ),
     Format(
@@ -269,7 +280,7 @@ FORMATS = (
     Format(
         "store of a server",
         "store.sqlite",
-        DATABASE,
+        begun_anew(DATABASE),
         (
             Reader(
                 command("memory", "export", "store.sqlite", "out.safetensors"),

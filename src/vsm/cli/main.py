@@ -91,6 +91,9 @@ def _end_by(error: BaseException, name: str) -> int:
         where = f"{error.filename}: " if error.filename else ""
         _complain(name, f"{where}{error.strerror or error}")
         return 1
+    if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # of Path.resolve
+        _complain(name, error)
+        return 1
     is_memory = isinstance(error, RuntimeError) and "allocate" in str(error)  # of PyTorch
     if is_memory or isinstance(error, MemoryError):
         _complain(name, "there is not enough memory for this; ask for less, or use another machine")

@@ -17,6 +17,7 @@ from vsm.cli.running import (
     run_jobs,
     show_plan,
 )
+from vsm.errors import RunError, VsmError
 from vsm.experiments.study.definition import (
     Found,
     Study,
@@ -31,6 +32,7 @@ from vsm.experiments.study.page import (
     score_rows,
     write_page,
 )
+from vsm.system.documents import shortened
 
 if TYPE_CHECKING:
     from vsm.experiments.store import JobStore
@@ -83,7 +85,15 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     outcome = run_jobs("study", jobs, launcher, parsed.output, parsed.json)
     require_success(outcome)
     made = {job.key for job in outcome.done}
-    done = [_write(plan, store, made, parsed.json) for plan in plans]
+    try:
+        done = [_write(plan, store, made, parsed.json) for plan in plans]
+    except VsmError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(
+            f"{parsed.output}: holds results that do not belong there ({shortened(error)}); "
+            "measure again with another --output"
+        ) from error
     if parsed.json:
         print_json({"studies": done})
 

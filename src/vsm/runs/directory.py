@@ -220,7 +220,7 @@ class Directory:
             return
         kept = [row for row in self.read_metrics() if row["step"] <= step]
         write_text(self.metrics, "".join(map(_line, kept)))
-        with self.metrics.open("a", encoding="utf-8") as file:
+        with naming(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
             yield StepLog(file)
 
 

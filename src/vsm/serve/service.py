@@ -54,6 +54,7 @@ class Service:
                 f"model: {trained.name} takes features, not pictures; serve one that takes pictures"
             )
         store.bind(trained.encoder, trained.memory)
+        store.memory()  # says now if it is damaged
         self.trained, self.store = trained, store
         self.limits = limits or Limits()
         self.keep_originals = keep_originals

@@ -72,6 +72,8 @@ def migrate(pool: Pool) -> None:
             )
         )
         [[found]] = connection.rows("SELECT COALESCE(MAX(version), 0) FROM vsm_schema")
+        if type(found) is not int:
+            raise StoreError(f"store: {database.name} is damaged: its version is no number")
         if found > len(STEPS):
             raise StoreError(
                 f"store: {database.name} has tables of version {found}, but this vsm knows only "

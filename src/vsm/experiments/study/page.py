@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
+from vsm.errors import RunError, VsmError
 from vsm.experiments.document import Block, Heading, Picture, Table, Text, write_markdown
 from vsm.experiments.study.definition import (
     Found,
@@ -15,6 +16,7 @@ from vsm.experiments.study.definition import (
 )
 from vsm.experiments.study.pretraining_page import pretraining_blocks
 from vsm.experiments.study.uncertainty_page import grouped_table, uncertainty_blocks
+from vsm.system.documents import shortened
 
 QUARTERS = ("nearest", "second", "third", "farthest")
 INTRODUCTION = (
@@ -36,13 +38,24 @@ def write_page(studies: Sequence[Study], page: Path) -> None:
     if any(isinstance(study.settings, StudySettings) for study in studies):
         blocks.append(Text(INTRODUCTION))
     for study, results in found:
-        if isinstance(study.settings, StudySettings):
-            blocks += study_blocks(study, results, page)
-        elif study.settings.kind == "pretraining":
-            blocks += pretraining_blocks(results, alone is None)
-        else:
-            blocks += uncertainty_blocks(results, alone is None)
+        try:
+            blocks += _blocks(study, results, page, alone is None)
+        except VsmError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(
+                f"{study.results}: does not fit {study.path} ({shortened(error)}); run vsm study "
+                f"{study.path} again"
+            ) from error
     write_markdown(page, blocks)
+
+
+def _blocks(study: Study, results: Found, page: Path, is_part: bool) -> list[Block]:
+    if isinstance(study.settings, StudySettings):
+        return study_blocks(study, results, page)
+    if study.settings.kind == "pretraining":
+        return pretraining_blocks(results, is_part)
+    return uncertainty_blocks(results, is_part)
 
 
 def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
