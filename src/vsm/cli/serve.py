@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import jsonargparse
@@ -72,8 +73,9 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         placement = choose_placement(parsed.device, "float32")
         trained = load(name, memory=parsed.memory, backbone=parsed.backbone, placement=placement)
         store = open_store(parsed.store or default_store(name, trained.encoder))
-        service = Service(trained, store, limits, keep_originals=parsed.keep_originals)
-        server.run(service, access, listening)
+        with closing(store):  # also if it is refused, so that it leaves no files beside it
+            service = Service(trained, store, limits, keep_originals=parsed.keep_originals)
+            server.run(service, access, listening)
 
 
 def _require_run(name: str) -> None:
