@@ -49,20 +49,22 @@ def read_memory(path: Path) -> NamedMemory:
             f"memory: {path} holds none; give a run of a method with memory, a name that vsm "
             "models lists, or a file"
         )
-    _require_memory_file(file)
-    return restored_memory(*load_tensors(file), file)
+    try:
+        loaded = load_tensors(file)
+    except RunError:
+        _explain(file)
+        raise
+    return restored_memory(*loaded, file)
 
 
-def _require_memory_file(file: Path) -> None:
+def _explain(file: Path) -> None:
     """Say what a file is that is something else than a memory file."""
     if is_sqlite(file):
         raise MemoryFileError(
             f"memory: {file} is a store; write its memory to a file with vsm memory export {file} "
             "FILE.safetensors, and use that"
         )
-    with file.open("rb") as opened:
-        begins_as_one = opened.read(9)[8:] == b"{"  # the JSON after the eight bytes of its length
-    if file.suffix in EXPORTED and not begins_as_one:
+    if file.suffix in EXPORTED:
         raise MemoryFileError(
             f"memory: {file} is for other programs and cannot be read back; give a memory file as "
             "vsm memory export writes it to FILE.safetensors, a run directory, or a name that vsm "
