@@ -220,8 +220,12 @@ class Directory:
             return
         kept = [row for row in self.read_metrics() if row["step"] <= step]
         write_text(self.metrics, "".join(map(_line, kept)))
-        with naming(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
+        file = self.metrics.open("a", encoding="utf-8")
+        try:
             yield StepLog(file)
+        finally:
+            with naming(self.metrics):  # what a full disk refused is tried once more
+                file.close()
 
 
 class RunDirectory(Directory):
