@@ -203,7 +203,7 @@ def _hostile_names(bench: Bench, number: int, random: Random) -> Attempt:
     """Give classes names that mean something to terminals, spreadsheets and browsers."""
     name = random.choice(NAMES)
     folder = os.fsencode(bench.folder / "support")
-    os.rename(os.path.join(folder, b"test0"), os.path.join(folder, name))  # noqa: PTH104, PTH118
+    os.rename(os.path.join(folder, b"test0"), os.path.join(folder, name))  # noqa: PTH104, PTH118 - bytes
     programs = (
         command(*PICTURES, "--csv", "out.csv"),
         command(*PICTURES),

@@ -222,9 +222,9 @@ def _redirect(files: list[Path]) -> None:
         opened = os.open(path, os.O_RDWR | os.O_APPEND)
         os.dup2(opened, descriptor)
         os.close(opened)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stderr = open(  # noqa: SIM115
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - for good
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for good
+    sys.stderr = open(  # noqa: SIM115 - for good
         2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False
     )
 

@@ -149,21 +149,23 @@ def _write_features(folder: Path) -> None:
     labels = np.repeat(np.arange(classes), each)
     rows = random.standard_normal((classes, 8))[labels] + random.standard_normal((len(labels), 8))
     names = [f"kind{number}" for number in range(classes)]
-    splits = {name: ("train", "validation", "test")[n % 3] for n, name in enumerate(names)}
+    from vsm.data import features
+    from vsm.data.dataset import Split
+
+    parts: tuple[Split, ...] = ("train", "validation", "test")
+    splits = {name: parts[n % 3] for n, name in enumerate(names)}
     target = folder / "features"
     target.mkdir()
     np.save(target / "features.npy", rows.astype(np.float32))
     np.save(target / "labels.npy", labels)
     (target / "class_names.json").write_text(json.dumps(names))
     (target / "splits.json").write_text(json.dumps(splits))
-    from vsm.data import features
-
     features.write(
         folder / "features.safetensors",
         rows,
         labels,
         class_names=names,
-        splits=splits,  # type: ignore[arg-type]
+        splits=splits,
     )
 
 

@@ -35,13 +35,13 @@ def in_folder(path: Path, random: Random) -> Mutation:
 
 def _rename(path: Path, random: Random) -> str:
     folder, name = random.choice(sorted(path.iterdir())), random.choice(NAMES)
-    os.rename(os.fsencode(folder), os.path.join(os.fsencode(path), name))  # noqa: PTH104, PTH118
+    os.rename(os.fsencode(folder), os.path.join(os.fsencode(path), name))  # noqa: PTH104, PTH118 - bytes
     return f"class {name!r}"
 
 
 def _rename_picture(path: Path, random: Random) -> str:
     file, name = random.choice(sorted(path.glob("*/*"))), random.choice(NAMES)[:200] + b".png"
-    os.rename(os.fsencode(file), os.path.join(os.fsencode(file.parent), name))  # noqa: PTH104, PTH118
+    os.rename(os.fsencode(file), os.path.join(os.fsencode(file.parent), name))  # noqa: PTH104, PTH118 - bytes
     return f"picture {name!r}"
 
 
@@ -59,7 +59,7 @@ def _nest(path: Path, random: Random) -> str:
     try:
         os.chdir(inside)
         for _ in range(DEPTH):
-            os.mkdir("d")  # noqa: PTH102
+            os.mkdir("d")  # noqa: PTH102 - as above
             os.chdir("d")
         shutil.copy(picture, "deep.png")
     finally:

@@ -22,6 +22,16 @@ SETTLE_SECONDS = 0.02  # OpenMP's threads spin for some milliseconds after the w
 STOP_SECONDS = 5.0
 
 
+def end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    """Ask a process to end, wait for it, and kill it if it does not."""
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    process.communicate()  # closes the pipes and waits
+
+
 class Process:
     """A process that is asked to do things. Use it in a ``with`` block.
 
@@ -51,12 +61,7 @@ class Process:
 
     def stop(self) -> None:
         """End the process, even in the middle of a work."""
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._process.communicate()  # closes the pipes
+        end(self._process, STOP_SECONDS)
 
     def ask(self, action: str, name: str, *arguments: object) -> Any:
         """Let a method be called there."""

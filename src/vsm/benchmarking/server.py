@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from vsm.benchmarking.client import BOUNDARY, form
+from vsm.benchmarking.processes import end
 from vsm.errors import BenchmarkError
 
 HOST = "127.0.0.1"
@@ -83,12 +84,7 @@ class Server:
 
     def stop(self) -> None:
         """Let it finish what is under way and end; kill it if it does not."""
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._process.communicate()  # closes the pipe and waits
+        end(self._process, STOP_SECONDS)
 
     def create_task(self, examples: Path) -> str:
         """Create a task with the files ``LABEL/*`` as examples; return its id."""
