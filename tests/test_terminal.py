@@ -22,7 +22,7 @@ from vsm.errors import RunError
 from vsm.runs.directory import RunDirectory, StepLog
 from vsm.runs.shipped import shipped_folder
 from vsm.settings import RunSettings
-from vsm.system.files import atomic_path
+from vsm.system.files import atomic_path, write_text
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J\u202e[bold]x[/bold]"
 NOT_UTF8 = os.fsdecode(b"caf\xe9")
@@ -132,6 +132,19 @@ def test_a_folder_in_place_of_a_state_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is no regular file; remove it"):
         run.open(RunSettings(), resume=True)
     assert run.metrics.read_text() == "kept"
+
+
+def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reading:
+        write_text(pipe, "told")
+        assert reading.communicate(timeout=60)[0] == b"told"
+    assert pipe.is_fifo()
+    with pytest.raises(OSError, match="No space left on device") as full:
+        write_text(Path("/dev/full"), "much")
+    assert full.value.filename == "/dev/full"
+    assert Path("/dev/full").is_char_device()
 
 
 def test_a_full_disk_is_named() -> None:

@@ -16,8 +16,17 @@ SQLITE = b"SQLite format 3\0"
 
 @contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``target``; rename it onto ``target`` if the block succeeds."""
+    """Yield a temporary path beside ``target``; rename it onto ``target`` if the block succeeds.
+
+    Into a device or a pipe, such as ``/dev/stdout``, it is copied: renaming would replace that.
+    """
     with naming(target):
+        if target.exists() and not target.is_file() and not target.is_dir():
+            with tempfile.TemporaryDirectory(prefix="vsm-") as folder:
+                yield Path(folder, "written")
+                with Path(folder, "written").open("rb") as file, target.open("wb") as device:
+                    shutil.copyfileobj(file, device)
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         os.close(descriptor)
