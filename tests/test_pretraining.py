@@ -70,8 +70,9 @@ from vsm.settings import (
 from vsm.system.interruption import Interrupted
 from vsm.system.tensor_files import load_tensors, save_tensors
 
-FORMS = ("none", "one", "all")
-COPIES = {"none": 1, "one": 2, "all": 4}
+COPIES = {"none": 1, "self": 1, "one": 2, "all": 4}
+TURNED = {"none": 0, "self": 1, "one": 1, "all": 4}
+FORMS = tuple(COPIES)
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +157,7 @@ def test_the_loss_is_smoothed_cross_entropy_plus_weighted_rotation(
     form: str, random: torch.Generator
 ) -> None:
     images, classes, weight, smoothing = 6, 5, 0.3, 0.2
-    num_turned = (COPIES[form] - 1) * images if form != "all" else 4 * images
+    num_turned = TURNED[form] * images
     labels = torch.randint(classes, (images,), generator=random)
     turns = torch.randint(4, (num_turned,), generator=random)
     scores = Scores(
@@ -181,7 +182,8 @@ def test_turned_copies_are_turned_by_their_labels(form: str, random: torch.Gener
     images, turns = with_turned_copies(pixels, form, random)
     assert len(images) == COPIES[form] * 9
     assert images.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(images[:9], pixels)
+    if form != "self":
+        assert torch.equal(images[:9], pixels)
     copies = images[len(images) - len(turns) :]
     for position, (copy, turn) in enumerate(zip(copies, turns.tolist(), strict=True)):
         original = pixels[position % 9].permute(1, 2, 0).numpy()
@@ -209,7 +211,12 @@ def test_the_network_classifies_the_images_and_turns_of_the_copies(
     batch = load_batch(tiny_dataset, ids, labels, settings, step=1)
     with torch.no_grad():
         scores = network(batch, torch.Generator())
-        features = network.backbone(tiny_dataset.normalize(tiny_dataset.load(ids)))
+        classified = tiny_dataset.normalize(tiny_dataset.load(ids))
+        if form == "self":
+            for turn in range(4):
+                turned = batch.turns == turn
+                classified[turned] = torch.rot90(classified[turned], turn, (2, 3))
+        features = network.backbone(classified)
         torch.testing.assert_close(scores.classes, network.classifier(features))
         for position in range(len(batch.turns)):
             turned = np.rot90(
@@ -232,7 +239,7 @@ def test_the_loss_of_mixed_images_has_the_targets_of_both(
     settings = with_rotation(PretrainSettings(label_smoothing=smoothing), rotation, 2.0)
     labels = torch.randint(classes, (images,), generator=random)
     partners = torch.randperm(images, generator=random)
-    turns = torch.randint(4, (COPIES[rotation] * 6 - 6,), generator=random)
+    turns = torch.randint(4, (TURNED[rotation] * 6,), generator=random)
     scores = Scores(torch.randn(6, 5, generator=random), torch.randn(len(turns), 4))
     mixture = Mixture(share, partners, None)
     terms = supervised_loss(scores, Batch(torch.empty(0), labels, turns, mixture), settings)
@@ -243,6 +250,9 @@ def test_the_loss_of_mixed_images_has_the_targets_of_both(
     expected = -(targets * scores.classes.double().log_softmax(1)).sum(1).mean()
     assert terms.cross_entropy.item() == pytest.approx(expected.item(), rel=1e-5)
     turned = nn.functional.cross_entropy(scores.turns, turns).item() if len(turns) else 0.0
+    if rotation == "self":
+        other = nn.functional.cross_entropy(scores.turns, turns[partners]).item()
+        turned = share * turned + (1 - share) * other
     assert terms.total.item() == pytest.approx(expected.item() + 2 * turned, rel=1e-5)
 
 
@@ -481,6 +491,7 @@ def test_training_images_are_augmented_anew_at_every_step_or_not_at_all(
         ("linear", "none", "none"),
         ("cosine", "none", "none"),
         ("linear", "one", "none"),
+        ("linear", "self", "none"),
         ("linear", "none", "manifold"),
     ],
 )
@@ -854,7 +865,7 @@ def test_impossible_settings_are_refused_by_name() -> None:
         DistillationSettings(temperature=0)
     with pytest.raises(SettingsError, match=r"average_decay: must lie in \[0.0, 1.0\], got 1.5"):
         PretrainSettings(average_decay=1.5)
-    with pytest.raises(SettingsError, match="form: expected one of none, one, all, got 'two'"):
+    with pytest.raises(SettingsError, match="form: expected one of none, self, one, all, got 't"):
         RotationSettings(form="two")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="weight: must not be negative, got -1"):
         RotationSettings(weight=-1)

@@ -488,8 +488,9 @@ class OneCycleSettings:
 class RotationSettings:
     """Self-supervision: a second head tells by how much an image was turned."""
 
-    form: Literal["none", "one", "all"] = "none"
-    """Turned copies of each image: none, one at random (twice the work), or all (four times)."""
+    form: Literal["none", "self", "one", "all"] = "none"
+    """What is turned: nothing; every image itself, at random, which costs nothing; or copies of it,
+    one at random (twice the work) or all (four times)."""
     weight: float = 1.0
     """Weight of the rotation head's cross-entropy in the loss."""
 

@@ -5,6 +5,7 @@ Letters: B images of a batch, R turned copies, C training classes, D features.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -37,8 +38,8 @@ class Batch(NamedTuple):
     """Images of one step.
 
     Attributes:
-        images: normalized ``[B + R, C, H, W]``, or ``[R, C, H, W]`` where the first B of R copies
-            turned by 0°, 90°, 180° and 270° are the images themselves.
+        images: normalized ``[B + R, C, H, W]``, or ``[R, C, H, W]`` where the first B of the R
+            turned ones are the images themselves.
         labels: position of each image's class among the training classes ``[B]``.
         turns: quarter turns of the last R images ``[R]``.
         mixture: how the network is to mix the first B images, if it is.
@@ -96,12 +97,13 @@ def with_turned_copies(pixels: Tensor, form: str, random: Randomness) -> tuple[T
 
     Args:
         pixels: square images ``[B, C, H, H]``.
-        form: ``none``; ``one`` copy of each image, turned by 0°, 90°, 180° or 270° at random;
-            ``all``, where the images themselves are the copies turned by 0°.
+        form: ``none``; ``self``, no copy but every image turned by 0°, 90°, 180° or 270° at random;
+            ``one`` copy of each, turned so; ``all``, where the images themselves are the copies
+            turned by 0°.
         random: source of the turns.
 
     Returns:
-        Images, channels-last, of which the first B are ``pixels``; and the turns of the last R.
+        Images, channels-last, of which the first B are those to classify; the turns of the last R.
     """
     if form == "none":
         return pixels, torch.empty(0, dtype=torch.int64)
@@ -113,7 +115,7 @@ def with_turned_copies(pixels: Tensor, form: str, random: Randomness) -> tuple[T
         turned = torch.empty_like(pixels)
         for turn in range(QUARTER_TURNS):
             turned[turns == turn] = torch.rot90(pixels[turns == turn], turn, (2, 3))
-        copies = [pixels, turned]
+        copies = [turned] if form == "self" else [pixels, turned]
     return torch.cat(copies).contiguous(memory_format=torch.channels_last), turns
 
 
@@ -132,7 +134,7 @@ def supervised_loss(scores: Scores, batch: Batch, settings: PretrainSettings) ->
     With ε the label smoothing, an image's target is ``1 - ε + ε / C`` for its class and ``ε / C``
     for the others. Rotations are not smoothed. A teacher's probabilities are targets as well, with
     weight α: ``(1 - α) · cross-entropy + α · T² · KL(teacher ‖ network)``, both at temperature T.
-    A mixed image has the targets of both.
+    A mixed image has the targets of both; copies are never mixed.
     """
     weight, temperature = settings.distillation.weight, settings.distillation.temperature
 
@@ -150,7 +152,8 @@ def supervised_loss(scores: Scores, batch: Batch, settings: PretrainSettings) ->
         distillation = shared(divergence_from, batch.taught, batch.mixture)
         total = (1 - weight) * cross_entropy + weight * distillation
     if len(batch.turns):
-        rotation = F.cross_entropy(scores.turns, batch.turns)
+        mixture = batch.mixture if settings.rotation.form == "self" else None
+        rotation = shared(partial(F.cross_entropy, scores.turns), batch.turns, mixture)
         total = total + settings.rotation.weight * rotation
     return LossTerms(total, cross_entropy, rotation, distillation)
 
