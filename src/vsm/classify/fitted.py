@@ -1,5 +1,6 @@
 """Classes that were fitted: their examples, what was inferred of them, and what follows from it."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,11 @@ class Examples:
     support: tuple[Tensor, ...] = ()
     remembered: tuple[int, ...] = ()
 
+    @cached_property
+    def shots(self) -> list[int]:
+        """How many examples each class has."""
+        return [rows.shape[0] for rows in self.support]
+
     def add(self, features: Tensor, labels: npt.NDArray[Any]) -> "Examples":
         """Return these and more examples ``[n, D]`` with their labels ``[n]``."""
         known = zip(self.support, self.remembered, strict=True)
@@ -74,7 +80,7 @@ class Examples:
 
     def all_remembered(self) -> "Examples":
         """Return the same examples, all of them taken in."""
-        return replace(self, remembered=tuple(len(rows) for rows in self.support))
+        return replace(self, remembered=tuple(self.shots))
 
 
 @dataclass(frozen=True)
@@ -100,8 +106,8 @@ class FittedClasses:
     @cached_property
     def shots(self) -> list[int]:
         """Images of each class that count, fitted and remembered."""
-        pairs = zip(self.examples.support, self.counted, strict=True)
-        return [len(rows) + more for rows, more in pairs]
+        pairs = zip(self.examples.shots, self.counted, strict=True)
+        return [shot + more for shot, more in pairs]
 
     def temperature(self) -> float:
         """Return the model's temperature for so many examples.
@@ -114,10 +120,10 @@ class FittedClasses:
     def probabilities(self, features: Tensor, temperature: float) -> npt.NDArray[np.float32]:
         """Return calibrated probabilities of embedded pictures ``[n, D]``: ``[n, N]``."""
         answers = [
-            self._calibrated(self._log_probabilities(part), temperature)
+            self._calibrated(self._log_probabilities(part), temperature).cpu().numpy()
             for part in self._parts(features)
         ]
-        return torch.cat(answers).cpu().numpy()
+        return answers[0] if len(answers) == 1 else np.concatenate(answers)
 
     @torch.inference_mode()
     def accepted(self, features: Tensor, coverage: float) -> npt.NDArray[np.bool_]:
@@ -165,7 +171,7 @@ class FittedClasses:
             "recalled": self.recalled_classes(num_recalled),
             "memory_strength": self._memory_strength(),
             "moved": self._moved(),
-            "shots": dict(zip(labels, map(len, self.examples.support), strict=True)),
+            "shots": dict(zip(labels, self.examples.shots, strict=True)),
             "remembered": dict(zip(labels, self.counted, strict=True)),
         }
         by_picture = zip(
@@ -250,7 +256,7 @@ class FittedClasses:
     def _calibrated(self, log_probabilities: Tensor, temperature: float) -> Tensor:
         """Average over samples, and calibrate: ``[1, n, N, L]`` to probabilities ``[n, N]``."""
         found = scale_by_temperature(predictive(log_probabilities), temperature).exp()[0]
-        if not found.isfinite().all():
+        if not math.isfinite(found.sum()):  # of parts of one: no number of them can hide another
             raise ClassifierError(
                 f"probabilities: {self.trained.name} and its memory give numbers that are none; "
                 "is one of their files damaged?"
@@ -293,7 +299,7 @@ def fit_classes(
     model = trained.model
     bare = None if memory is None else memory.memory
     projected = model.project(torch.cat(examples.support), bare)
-    support = SupportSet.of_classes(projected, [len(rows) for rows in examples.support])
+    support = SupportSet.of_classes(projected, examples.shots)
     counted = (0,) * len(examples.labels)
     state = slot_mask = None
     if memory is not None:
@@ -329,7 +335,7 @@ def _with_remembered(
 
     A slot of the very examples that are fitted tells nothing new, and is not counted.
     """
-    added, shots = memory.added, [len(rows) for rows in examples.support]
+    added, shots = memory.added, list(examples.shots)
     counted = [0] * len(shots)
     if added.isdisjoint(map(str, examples.labels)):
         return support, tuple(counted)

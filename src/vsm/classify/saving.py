@@ -42,7 +42,7 @@ def write_classifier(path: Path, saved: Saved) -> None:
     tensors = {f"model.{name}": value for name, value in trained.model.state_dict().items()}
     tensors |= {
         "support.features": torch.cat(examples.support),
-        "support.sizes": torch.tensor([len(rows) for rows in examples.support]),
+        "support.sizes": torch.tensor(examples.shots),
         "support.remembered": torch.tensor(examples.remembered),
     }
     memories = {}

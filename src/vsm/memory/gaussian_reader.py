@@ -125,8 +125,7 @@ class GaussianReader(NamedTuple):
             slot_mask: boolean ``[T, N, A]``, remembered classes that may not be recalled.
         """
         weights = self._address(support.mean, slot_mask)
-        recalled = (weights.flatten(0, 1) @ self.slots).view_as(support.mean)
-        prior = self.rho * recalled  # the grand mean is zero here
+        prior = self.rho * (weights @ self.slots)  # the grand mean is zero here
         evidence = support.shot * self.ratios  # K·e
         total = evidence + 1
         mean = torch.lerp(prior, support.mean, evidence / total)
@@ -136,10 +135,7 @@ class GaussianReader(NamedTuple):
 
     def _address(self, support_mean: Tensor, slot_mask: Tensor | None) -> Tensor:
         """Eq. 9 with cosines in these coordinates, relative to the grand mean: ``[T, N, A]``."""
-        rows = unit(support_mean).flatten(0, 1)  # [T·N, D]
-        # Many slots and few classes: so the slots, which are most of the work, are read in order.
-        products = (self.slots @ rows.mT).mT.view(*support_mean.shape[:-1], len(self.slots))
-        logits = products * self.cosine_scales
+        logits = F.linear(unit(support_mean), self.slots) * self.cosine_scales
         if slot_mask is None:
             return logits.softmax(-1)
         return masked_softmax(logits.masked_fill(slot_mask, -torch.inf))

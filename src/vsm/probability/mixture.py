@@ -146,5 +146,6 @@ def pairwise_squares(values: Tensor, components: DiagonalGaussian) -> Tensor:
     center = _center(components.mean, -2).unsqueeze(-2)
     values, means = values - center, components.mean - center
     precision = components.precision
-    squares = values.square() @ precision.mT - 2 * values @ (means * precision).mT
-    return squares + (means.square() * precision).sum(-1).unsqueeze(-2)
+    scaled = means * precision
+    constants = (means * scaled).sum(-1).unsqueeze(-2)
+    return values.square() @ precision.mT - values @ (2 * scaled).mT + constants
