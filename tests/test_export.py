@@ -100,7 +100,12 @@ def write_own_run(path: Path, name: str) -> Path:
     """
     settings = make_settings()
     model = replace(
-        settings.model, backbone=name, mirror=True, adapter="linear", normalize_features=True
+        settings.model,
+        backbone=name,
+        mirror=True,
+        shift=1,
+        adapter="linear",
+        normalize_features=True,
     )
     memory = replace(settings.memory, recall="mixture", top_k=4)
     trained = FewShotModel(replace(settings, model=model, memory=memory), (1, 28, 28)).eval()

@@ -140,8 +140,9 @@ def test_kept_features_are_of_this_backbone_and_these_samples(
     assert features_key(model, replace(tiny_dataset, images=pixels)) != key
     brighter = Normalization((0.3,), tiny_dataset.normalization.std)
     assert features_key(model, replace(tiny_dataset, normalization=brighter)) != key
-    mirrored = replace(tiny_settings, model=replace(tiny_settings.model, mirror=True))
-    assert features_key(FewShotModel(mirrored, tiny_dataset.image_shape), tiny_dataset) != key
+    for views in ({"mirror": True}, {"shift": 1}):
+        other = replace(tiny_settings, model=replace(tiny_settings.model, **views))
+        assert features_key(FewShotModel(other, tiny_dataset.image_shape), tiny_dataset) != key
     with torch.no_grad():
         next(model.require_backbone().parameters())[0] += 1e-3
     assert features_key(model, tiny_dataset) != key

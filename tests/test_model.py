@@ -221,6 +221,26 @@ def test_mirrored_images_have_the_same_features_if_both_are_averaged() -> None:
     assert not torch.allclose(plain.embed(images), plain.embed(turned))
 
 
+@pytest.mark.parametrize("mirror", [False, True])
+def test_features_of_moved_images_are_averaged(mirror: bool) -> None:
+    plain = build("protonet").eval()
+    settings = replace(plain.settings.model, mirror=mirror, shift=2)
+    model = FewShotModel(replace(plain.settings, model=settings), IMAGE)
+    model.double().eval().load_state_dict(plain.state_dict())
+    images = torch.rand(3, *IMAGE, generator=torch.Generator().manual_seed(0)).double()
+    _, height, width = IMAGE
+    expected = []
+    for down, right in ((0, 0), (2, 0), (-2, 0), (0, 2), (0, -2)):
+        moved = torch.empty_like(images)
+        for row in range(height):
+            for column in range(width):
+                source = min(max(row - down, 0), height - 1), min(max(column - right, 0), width - 1)
+                moved[..., row, column] = images[..., *source]
+        expected += [plain.embed(moved)] + ([plain.embed(moved.flip(-1))] if mirror else [])
+    torch.testing.assert_close(model.embed(images), torch.stack(expected).mean(0))
+    assert not torch.allclose(plain.embed(images), model.embed(images))
+
+
 def test_normalized_features_have_length_one() -> None:
     settings = RunSettings(model=ModelSettings(channels=4, normalize_features=True))
     model = FewShotModel(settings, IMAGE)

@@ -179,6 +179,7 @@ def test_the_fingerprint_is_that_of_backbone_adapter_and_normalization(
     for other in (
         replace(model_settings, normalize_features=True),
         replace(model_settings, mirror=True),
+        replace(model_settings, shift=1),
     ):
         assert EncoderIdentity.of(replace(settings, model=other), weights).fingerprint != same
 

@@ -24,6 +24,7 @@ from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.statistics import class_bootstrap, estimate
 from vsm.experiments.changes import with_changes
 from vsm.experiments.comparison import ModelOnData, load_for, measure
+from vsm.experiments.jobs import VIEWS
 from vsm.experiments.measures import with_slots
 from vsm.experiments.provenance import command, training_record
 from vsm.experiments.study.definition import (
@@ -574,7 +575,7 @@ def test_every_shipped_study_can_be_read(path: Path) -> None:
         if "encoder" in row:
             changes = {name: value for name, value in row.items() if "." in name}
             gaussian = RunSettings(model=ModelSettings(inference="gaussian"))
-            assert row.keys() - changes <= {"encoder", "mirror", "with_adapter"}
+            assert row.keys() - changes <= {"encoder", *VIEWS}
             with_changes(gaussian, changes)
         else:
             base = settings_from_files(*preset_paths(settings.base or ""))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vsm.backbones import Backbone, build_backbone
+from vsm.backbones.views import views
 from vsm.errors import SettingsError
 from vsm.memory import (
     MEMORIES,
@@ -137,10 +138,10 @@ class FewShotModel(nn.Module):
                 f"{list(inputs.shape)}"
             )
         with computing_in(self.precision, inputs.device):
-            features: Tensor = self.backbone(inputs, random)
-            if self.settings.model.mirror:
-                mirrored = inputs.flip(-1).contiguous(memory_format=torch.channels_last)
-                features = (features + self.backbone(mirrored, random)) / 2
+            seen = [
+                self.backbone(view, random) for view in views(inputs, *self.settings.model.views)
+            ]
+            features: Tensor = sum(seen[1:], seen[0]) / len(seen)
         return features.to(inputs.dtype)
 
     def adapt(self, features: Tensor) -> Tensor:

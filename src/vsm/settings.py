@@ -35,6 +35,7 @@ BaselineName = Literal[
 BASELINE_NAMES: tuple[BaselineName, ...] = get_args(BaselineName)
 
 LARGEST_NUMBER, LARGEST_WIDTH = 2**31 - 1, 65_536
+LARGEST_SHIFT = 32
 WIDTHS = ("channels", "hidden_units", "slots", "width", "reads", "controller_units")
 """Sizes of layers and memories, by whose square memory is asked for."""
 
@@ -70,6 +71,9 @@ class ModelSettings:
     """Where log-variances start; 0 leaves the default initialization."""
     mirror: bool = False
     """Average the features of an image and of its mirror image; twice the work of the backbone."""
+    shift: int = 0
+    """Average also those of the image moved by so many pixels up, down, left and right; five times
+    the work, ten times with mirror images; 0 moves nothing."""
     adapter: Literal["none", "linear"] = "none"
     """Linear map of the features that starts as the identity and is trained; for fixed features."""
     normalize_features: bool = False
@@ -87,6 +91,7 @@ class ModelSettings:
         _check(self, positive="channels hidden_units temperature")
         if not self.is_frozen_encoder:
             _check_backbone(self.backbone)
+        _check_interval(self, "shift", 0, LARGEST_SHIFT)
         _check_interval(self, "initial_log_variance", -9.0, 9.0)
         _check_interval(self, "keep_probability", open_below=True)
         if self.inference != "network" and not self.residual:
@@ -95,6 +100,11 @@ class ModelSettings:
                 "networks that add to their input give; got false, which goes with "
                 "--model.inference network"
             )
+
+    @property
+    def views(self) -> tuple[bool, int]:
+        """Which views of an image are averaged: what :func:`vsm.backbones.views.views` takes."""
+        return self.mirror, self.shift
 
     @property
     def own_backbone(self) -> str | None:

@@ -111,6 +111,11 @@ def _add_learn_arguments(actions: Any) -> None:
         help="Average features of images and their mirror images; unset: as the encoder does.",
     )
     learning.add_argument(
+        "--shift",
+        type=int | None,
+        help="Average those of images moved by so many pixels, too; unset: as the encoder does.",
+    )
+    learning.add_argument(
         "--adapter", type=bool, default=True, help="Keep the encoder's adapter, if it has one."
     )
     learning.add_argument("--seed", type=int, default=0, help="Of the episodes that decide.")
@@ -151,7 +156,9 @@ def _learn(chosen: jsonargparse.Namespace) -> None:
     placement = prepare_placement(chosen)
     encoder = NO_ENCODER
     if chosen.encoder is not None:
-        encoder = open_encoder(chosen.encoder, chosen.mirror, chosen.backbone, chosen.adapter)
+        encoder = open_encoder(
+            chosen.encoder, chosen.mirror, chosen.backbone, chosen.adapter, shift=chosen.shift
+        )
     elif not chosen.data.startswith(FEATURES_PREFIX):
         raise SettingsError(
             f"encoder: {chosen.data} holds images; name what makes features of them with --encoder"

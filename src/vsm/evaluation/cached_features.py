@@ -39,7 +39,8 @@ def cached_features(model: FewShotModel, dataset: Dataset, folder: Path) -> Feat
 
 def features_key(model: FewShotModel, dataset: Dataset) -> str:
     """Return a hash of all that training and validation features depend on."""
-    depends_on = (str(model.precision), model.settings.model.mirror, dataset.class_starts.tolist())
+    views = model.settings.model.views
+    depends_on = (str(model.precision), views, dataset.class_starts.tolist())
     digest = hashlib.sha256(repr(depends_on).encode())
     for name, value in sorted(model.require_backbone().state_dict().items()):
         digest.update(name.encode())

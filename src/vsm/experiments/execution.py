@@ -12,7 +12,7 @@ from vsm.evaluation.evaluator import Evaluation
 from vsm.evaluation.memory_choice import ClassFeatures
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.experiments.comparison import ModelOnData, measure, measure_baseline
-from vsm.experiments.jobs import Job, pretrain_settings, run_settings
+from vsm.experiments.jobs import VIEWS, Job, pretrain_settings, run_settings
 from vsm.experiments.measures import (
     changed_answers,
     measure_separation,
@@ -85,10 +85,9 @@ def _learn(store: JobStore, job: Job) -> Outcome:
     settings = job.recipe["settings"]
     encoder = NO_ENCODER
     if job.after:
-        views = {key: job.recipe[key] for key in ("mirror", "with_adapter") if key in job.recipe}
-        encoder = open_encoder(store.run_folder(job.after[0]), **views)
+        encoder = open_encoder(store.run_folder(job.after[0]), **_views(job))
     elif "encoder" in job.recipe:
-        encoder = open_encoder(job.recipe["encoder"], job.recipe.get("mirror"))
+        encoder = open_encoder(job.recipe["encoder"], **_views(job))
     trained = learn_memory(
         encoder,
         data_for(encoder, settings["data"], placement=_placement(job)),
@@ -102,6 +101,10 @@ def _learn(store: JobStore, job: Job) -> Outcome:
     assert trained.memory is not None
     described = trained.memory.describe(neighbors=0)
     return {"reading": described["reading"], "choice": described["choice"]}
+
+
+def _views(job: Job) -> dict[str, Any]:
+    return {name: job.recipe[name] for name in VIEWS if name in job.recipe}
 
 
 def _embedded_once(rows: ClassRows, seed: int, progress: Progress) -> ClassFeatures:

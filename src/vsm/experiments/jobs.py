@@ -15,6 +15,8 @@ from typing import Any, get_type_hints
 from vsm.runs.configuration import AnySettings
 from vsm.settings import PretrainSettings, RunSettings, is_frozen_encoder
 
+VIEWS = ("mirror", "shift", "with_adapter")
+"""Arguments of ``open_encoder`` that a job of learning a memory may have."""
 RESULTS_VERSION = 2
 """Part of every name. Raise it with any change to what training or evaluation computes."""
 
@@ -110,10 +112,10 @@ def train_job(
     return Job("train", title, _recipe(settings, data_checksum), after, options)
 
 
-def learn_job(settings: RunSettings, data_checksum: str, encoder: Job | None, **views: bool) -> Job:
+def learn_job(settings: RunSettings, data_checksum: str, encoder: Job | None, **views: int) -> Job:
     """Return the learning of a memory, as the ``gaussian`` of ``settings`` says.
 
-    ``views`` are ``mirror`` and ``with_adapter`` of :func:`vsm.runs.learning.open_encoder`.
+    ``views`` are some of :data:`VIEWS`, for :func:`vsm.runs.learning.open_encoder`.
     """
     title = f"learn a memory of {settings.data}"
     values = asdict(settings)

@@ -19,6 +19,7 @@ from vsm.runs.directory import Directory, RunDirectory
 from vsm.runs.shipped import find_run, is_shipped, read_card
 from vsm.settings import (
     GaussianSettings,
+    ModelSettings,
     PretrainSettings,
     RunSettings,
     is_frozen_encoder,
@@ -135,14 +136,14 @@ def learn_command(settings: RunSettings, output: str | None = None) -> str:
 
 def _views(settings: RunSettings) -> list[str]:
     """Return the options by which features differ from those that the encoder was trained for."""
-    if _is_named(settings.init):
-        return ["--mirror", "true"] if settings.model.mirror else []
-    run = RunDirectory(find_run(settings.init or ""))
-    if not run.model.is_file():
-        return ["--mirror", "true"] if settings.model.mirror else []
-    encoder, words = run.settings().model, []
-    if encoder.mirror != settings.model.mirror:
-        words += ["--mirror", str(settings.model.mirror).lower()]
+    encoder, words = ModelSettings(adapter=settings.model.adapter), []
+    if not _is_named(settings.init):
+        run = RunDirectory(find_run(settings.init or ""))
+        if run.model.is_file():
+            encoder = run.settings().model
+    for name in ("mirror", "shift"):
+        if getattr(encoder, name) != (asked := getattr(settings.model, name)):
+            words += [f"--{name}", str(asked).lower()]
     if encoder.adapter != settings.model.adapter:
         words += ["--adapter", "false"]
     return words

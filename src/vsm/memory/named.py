@@ -66,6 +66,8 @@ class EncoderIdentity(NamedTuple):
             "normalize_features": settings.model.normalize_features,
             "mirror": settings.model.mirror,
         }
+        if settings.model.shift:  # those that move nothing are identified as before there was one
+            identifying["shift"] = settings.model.shift
         name = f"{source} of {settings.data}" if has_backbone and not frozen else source
         return EncoderIdentity(name, fingerprint(parts, identifying))
 

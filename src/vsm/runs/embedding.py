@@ -118,7 +118,7 @@ class PictureEmbedder:
 
     def __init__(self, model: FewShotModel, preprocessing: Preprocessing, encoder: str) -> None:
         self.model, self.preprocessing = model, preprocessing
-        described = (encoder, model.settings.model.mirror, str(model.precision))
+        described = (encoder, model.settings.model.views, str(model.precision))
         digest = hashlib.sha256(repr((described, preprocessing.as_dict())).encode()).hexdigest()[
             :16
         ]

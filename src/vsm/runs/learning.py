@@ -53,7 +53,7 @@ from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm.system.tensor_files import load_weights
 
 ENCODER_SETTINGS = (
-    "backbone", "channels", "keep_probability", "mirror", "adapter", "normalize_features",
+    "backbone", "channels", "keep_probability", "mirror", "shift", "adapter", "normalize_features",
 )  # fmt: skip
 
 
@@ -88,6 +88,7 @@ def open_encoder(
     backbone: str | None = None,
     with_adapter: bool = True,
     inference: Inference | None = None,
+    shift: int | None = None,
 ) -> EncoderWeights:
     """Open the encoder of a run, of a pre-training, or of a shipped model; or a frozen one.
 
@@ -98,10 +99,11 @@ def open_encoder(
         backbone: the user's own code ``module:attribute``, named again to allow its import.
         with_adapter: keep the linear map that was trained on the features, if there is one.
         inference: as in :func:`vsm.load`, whose features are the same in any case.
+        shift: average features of images moved by so many pixels too; None: as it was trained.
     """
     named = _resolved(str(source))
     if is_frozen_encoder(named) or own_code(named) is not None:
-        settings = ModelSettings(backbone=named, mirror=bool(mirror))
+        settings = ModelSettings(backbone=named, mirror=bool(mirror), shift=shift or 0)
         if settings.own_backbone is None:
             prepared: Preprocessing | None = frozen_preprocessing(named)
         else:
@@ -128,6 +130,8 @@ def open_encoder(
     settings, weights = found.settings, found.weights
     if mirror is not None:
         settings = replace(settings, mirror=mirror)
+    if shift is not None:
+        settings = replace(settings, shift=shift)
     if not with_adapter:
         settings = replace(settings, adapter="none")
         weights = {name: w for name, w in weights.items() if not name.startswith("adapter.")}

@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 from vsm.errors import RunError, SettingsError
 from vsm.experiments.changes import with_changes
 from vsm.experiments.checksums import data_checksum
-from vsm.experiments.jobs import Job, evaluate_job, given_job, in_order, learn_job, train_job
+from vsm.experiments.jobs import (
+    VIEWS,
+    Job,
+    evaluate_job,
+    given_job,
+    in_order,
+    learn_job,
+    train_job,
+)
 from vsm.experiments.provenance import training_record
 from vsm.experiments.store import JobStore
 from vsm.experiments.study.definition import Condition, Study, StudySettings
@@ -151,7 +159,7 @@ class StudyPlan:
             if not path.exists():
                 raise RunError(f"rows: there is no encoder {path}; make it first")
             before = given_job(path)
-        views = {name: bool(row[name]) for name in ("mirror", "with_adapter") if name in row}
+        views = {name: row[name] for name in VIEWS if name in row}
         changes = {key: value for key, value in row.items() if key not in ("encoder", *views)}
         base = RunSettings(
             data=self.asked.data,
