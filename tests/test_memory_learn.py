@@ -18,6 +18,7 @@ from vsm.data.features import write
 from vsm.errors import EpisodeError, SettingsError
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.experiments.comparison import evaluate_run, load_for
+from vsm.experiments.provenance import learn_command
 from vsm.memory import GaussianMemory
 from vsm.runs.directory import RunDirectory
 from vsm.runs.learning import learn_memory
@@ -174,9 +175,9 @@ def test_a_memory_of_one_class_is_read_as_none(data: str, tmp_path: Path) -> Non
     assert not state.how.uses_memory
 
 
-def test_there_is_nothing_to_train(data: str, tmp_path: Path) -> None:
+def test_gaussian_inference_trains_no_backbone_from_scratch(data: str, tmp_path: Path) -> None:
     settings = RunSettings(data=data, model=ModelSettings(inference="gaussian"))
-    with pytest.raises(SettingsError, match=r"gaussian has nothing to train; .* vsm memory learn"):
+    with pytest.raises(SettingsError, match=r"gaussian trains a backbone that is .* memory learn"):
         train(settings, tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
@@ -277,3 +278,17 @@ def test_a_memory_of_all_classes_ships_with_what_others_measured_on_part_of_them
     assert "--measured runs/g" in card["commands"][-1]
     loaded = vsm.load(tmp_path / "models" / "all")
     assert loaded.thresholds() is not None
+
+
+@pytest.mark.parametrize("words", [["--gaussian.epsilon", "inf"], ["--gaussian.epsilon=inf"]])
+def test_infinity_is_written_as_our_own_commands_write_it(
+    words: list[str], data: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    others = ["--gaussian.beta", "inf", "--gaussian.rho", "0"]
+    assert main(["memory", "learn", "--data", data, "--output", str(output), *words, *others]) == 0
+    learned = vsm.load(output)
+    assert isinstance(learned.state, GaussianMemory)
+    assert not learned.state.how.uses_memory
+    printed = learn_command(learned.settings)
+    assert "--gaussian.epsilon inf --gaussian.beta inf" in printed

@@ -277,6 +277,8 @@ def test_the_command_line_names_what_has_no_effect_and_takes_null(
 @pytest.mark.parametrize("name", SHIPPED)
 def test_presets_serve_several_methods(name: str) -> None:
     preset = settings_from_files(*preset_paths(name))
+    if preset.inference == "gaussian":
+        return  # the method vsm alone
     methods: list[Method] = ["protonet", "vpn", "rote", "transformed", "vsm", "kanerva"]
     for method in methods:
         assert replace(preset, method=method).inference == preset.inference

@@ -103,7 +103,7 @@ class ModelSettings:
 
     @property
     def views(self) -> tuple[bool, int]:
-        """Which views of an image are averaged: what :func:`vsm.backbones.views.views` takes."""
+        """Which views of an image are averaged: mirror images, and moved by how much."""
         return self.mirror, self.shift
 
     @property
@@ -201,9 +201,12 @@ class GaussianSettings:
     """Factor on the cosines by which it recalls."""
     exact_forgetting: bool = False
     """Keep every class's scatter apart, so that forgetting a class undoes all that it taught."""
+    refresh_every: int = 100
+    """In training: steps after which statistics are taken anew of the features that have changed.
+    """
 
     def __post_init__(self) -> None:
-        _check(self, positive="epsilon addressing_scale", not_negative="beta")
+        _check(self, positive="epsilon addressing_scale refresh_every", not_negative="beta")
         if self.rho is not None:
             _check_interval(self, "rho")
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, open_dataset
+from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, Split, open_dataset
 from vsm.errors import ProcessLostError, SettingsError
 from vsm.evaluation.cached_features import cached_features
 from vsm.evaluation.evaluator import evaluate, evaluation_mode
@@ -33,7 +33,13 @@ from vsm.runs.checkpoints import (
     save_resume,
 )
 from vsm.runs.directory import RunDirectory, StepLog
-from vsm.runs.learning import learn_memory, open_encoder, write_learned
+from vsm.runs.learning import (
+    class_features,
+    learn_from_features,
+    learn_memory,
+    open_encoder,
+    write_learned,
+)
 from vsm.runs.trained_model import calibrate_rejection, load, model_metadata, save_best
 from vsm.seeding import generator, task_generators
 from vsm.settings import GaussianSettings, OptimizerSettings, RunSettings
@@ -97,6 +103,7 @@ def _train(
     if settings.freeze_backbone:
         features = cached_features(model, dataset, Path(settings.init or output))
         sampler, validation = (replace(one, dataset=features) for one in (sampler, validation))
+    is_gaussian = settings.inference == "gaussian"
     progress.start(settings.method, settings.steps)
     progress.advance(state.step)
     with (
@@ -105,6 +112,8 @@ def _train(
         _report_lost_process(settings, state, output),
     ):
         while state.step < settings.steps:
+            if is_gaussian and state.step % settings.gaussian.refresh_every == 0:
+                state.memory = class_statistics(model, dataset)
             state.step += 1
             random = generator(settings.seed, "episodes", state.step)
             batch = sampler.draw(settings.tasks, random).part(tasks)
@@ -121,10 +130,10 @@ def _train(
 
 
 def _require_trainable(settings: RunSettings) -> None:
-    if settings.inference == "gaussian":
+    if settings.inference == "gaussian" and (settings.init is None or settings.freeze_backbone):
         raise SettingsError(
-            "inference: gaussian has nothing to train; train with conjugate inference or another "
-            "method, then learn the memory of its features with vsm memory learn"
+            "inference: gaussian trains a backbone that is good already; name one with --init and "
+            "do not freeze it, or learn a memory of features as they are with vsm memory learn"
         )
 
 
@@ -271,7 +280,9 @@ def _validate(
     if processes.is_first:
         training, validation = samplers
         memory = apply_pending(model, state)
-        if memory is not None and model.settings.memory.refresh_steps:
+        if model.settings.inference == "gaussian":
+            memory = class_statistics(model, dataset)
+        elif memory is not None and model.settings.memory.refresh_steps:
             memory = refreshed_memory(model, training)
         episodes = model.settings.validation.episodes
         result = evaluate(model, memory, validation, episodes, VALIDATION_SEED)
@@ -286,6 +297,18 @@ def _validate(
     accuracy = processes.broadcast_value(accuracy)
     if accuracy > state.best_accuracy:
         state.best_step, state.best_accuracy = state.step, accuracy
+
+
+def class_statistics(model: FewShotModel, dataset: Dataset) -> Memory:
+    """Learn the Gaussian memory of the training classes, as images are seen at test.
+
+    What the settings leave open is chosen on validation classes.
+    """
+    splits: tuple[Split, ...] = ("train", "validation")
+    with torch.no_grad(), evaluation_mode(model):
+        known, validation = (class_features(model, dataset, split) for split in splits)
+        class_ids = torch.from_numpy(dataset.classes("train"))
+        return learn_from_features(model, known, class_ids, validation).memory
 
 
 def refreshed_memory(model: FewShotModel, sampler: EpisodeSampler) -> Memory | None:
@@ -385,7 +408,8 @@ def training_step(
         memory = memory.detach()
     slot_mask = None if memory is None else memory.slot_mask(class_ids, settings.memory.mask)
     prediction = model(support, queries, memory, random, slot_mask)
-    prior = model.prior(queries) if prediction.posterior is not None else None
+    has_prior = prediction.posterior is not None and prediction.gaussian is None
+    prior = model.prior(queries) if has_prior else None
     terms = objective(prediction, prior, settings.objective)
 
     optimizer.zero_grad(set_to_none=True)
@@ -396,7 +420,7 @@ def training_step(
     optimizer.step()
 
     processes.average(unsynchronized_buffers(model))
-    if memory is not None:
+    if memory is not None and settings.inference != "gaussian":
         _observe(memory.detach(), features.detach(), class_ids, state, processes)
 
     means = {"loss": terms.total, **dict(zip(terms._fields[1:], terms[1:], strict=True))}

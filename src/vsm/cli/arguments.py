@@ -1,5 +1,7 @@
 """Arguments that several commands have."""
 
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -8,13 +10,29 @@ from jsonargparse import ArgumentParser
 from vsm.cli.output import printable
 from vsm.system.documents import shortened
 
+INFINITE = ("--gaussian.epsilon", "--gaussian.beta")
+"""Options that are often infinite: ``inf`` for people and in what we print, ``.inf`` in YAML."""
+
 
 class CommandParser(ArgumentParser):
-    """Says what is wrong in one line, whatever was given."""
+    """Says what is wrong in one line, whatever was given; takes ``inf`` as a number."""
+
+    def parse_args(self, args: Iterable[str] | None = None, *more: Any, **options: Any) -> Any:
+        """See :class:`jsonargparse.ArgumentParser`."""
+        words = None if args is None else [_in_yaml(*pair) for pair in pairwise(["", *args])]
+        return super().parse_args(words, *more, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """See :class:`jsonargparse.ArgumentParser`."""
         super().error(printable(shortened(message)), ex)
+
+
+def _in_yaml(before: str, word: str) -> str:
+    """Return ``word``, which came after ``before``, as YAML has it."""
+    if before in INFINITE and word == "inf":
+        return ".inf"
+    option, _, value = word.partition("=")
+    return f"{option}=.inf" if option in INFINITE and value == "inf" else word
 
 
 def add_action(actions: Any, name: str, purpose: str) -> ArgumentParser:

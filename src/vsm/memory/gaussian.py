@@ -203,6 +203,10 @@ class GaussianMemory(SlotMemory):
         """Return itself: sums stay on the CPU, in double precision; the reader can be moved."""
         return self
 
+    def detach(self) -> Self:
+        """Return itself: sums are never part of a graph."""
+        return self
+
     def add(self, rows: Tensor, class_ids: Tensor, step: int) -> "GaussianMemory":
         """Return the memory after it has taken in normalized ``rows [P, D]`` of ``class_ids [P]``.
 

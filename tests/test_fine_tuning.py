@@ -1,0 +1,145 @@
+"""A backbone that is trained on through the predictive of the Gaussian memory."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from run_helpers import assert_same_run, signal_at
+from vsm.data import ImageDataset
+from vsm.memory import GaussianMemory
+from vsm.model import FewShotModel
+from vsm.objective import objective
+from vsm.pretraining import PretrainingDirectory, pretrain
+from vsm.runs.checkpoints import load_backbone
+from vsm.runs.learning import class_features
+from vsm.runs.trained_model import load
+from vsm.settings import (
+    FewShotValidationSettings,
+    GaussianSettings,
+    ModelSettings,
+    PretrainSettings,
+    RunSettings,
+    ValidationSettings,
+)
+from vsm.system.interruption import Interrupted
+from vsm.training import class_statistics, train
+
+READ = GaussianSettings(
+    normalization="cl2n", epsilon=1.0, beta=1.0, rho=0.5, addressing_scale=10.0, refresh_every=3
+)
+
+
+@pytest.fixture(autouse=True)
+def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
+    monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.pretraining.loop.open_images", lambda name: tiny_dataset)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: ImageDataset) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vsm.pretraining.loop.open_images", lambda name: tiny_dataset)
+        validation = FewShotValidationSettings(queries=4, episodes=5)
+        settings = PretrainSettings(
+            data="tiny", channels=4, epochs=2, batch_size=60, validation=validation
+        )
+        run: PretrainingDirectory = pretrain(settings, tmp_path_factory.mktemp("p") / "run")
+    return run.path
+
+
+@pytest.fixture
+def settings(pretrained: Path) -> RunSettings:
+    return RunSettings(
+        data="tiny",
+        way=3,
+        shot=1,
+        queries=2,
+        tasks=2,
+        steps=6,
+        checkpoint_every=2,
+        init=str(pretrained),
+        model=ModelSettings(inference="gaussian", channels=4),
+        gaussian=READ,
+        validation=ValidationSettings(every=3, episodes=5),
+    )
+
+
+def test_the_gradient_of_the_predictive_is_that_of_finite_differences(
+    settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    model = FewShotModel(settings, tiny_dataset.image_shape).eval()
+    memory = class_statistics(model, tiny_dataset)
+    random = torch.Generator().manual_seed(0)
+    features = 3 + torch.rand(1, 3, 4, model.num_features, generator=random)
+    slot_mask = memory.slot_mask(torch.tensor([[0, 4, 7]]), "task")
+
+    def loss(given: Tensor) -> Tensor:
+        support, queries = given.split([2, 2], 2)
+        prediction = model(support, queries, memory, random, slot_mask)
+        return objective(prediction, None, settings.objective).total
+
+    features.requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(features), features)
+    for _ in range(8):
+        direction = torch.randn(features.shape, generator=random)
+        step = 1e-2
+        with torch.no_grad():
+            ends = [loss(features + sign * step * direction).item() for sign in (1, -1)]
+        expected = (ends[0] - ends[1]) / (2 * step)
+        assert (gradient * direction).sum().item() == pytest.approx(expected, rel=0.02, abs=1e-3)
+
+
+def test_statistics_are_those_of_the_features_as_they_are_at_test(
+    settings: RunSettings, tiny_dataset: ImageDataset
+) -> None:
+    model = FewShotModel(settings, tiny_dataset.image_shape).train()
+    memory = class_statistics(model, tiny_dataset)
+    assert model.training
+    assert isinstance(memory, GaussianMemory)
+    known = class_features(model.eval(), tiny_dataset, "train").features.double().numpy()
+    rows = known / np.linalg.norm(known, axis=1, keepdims=True)
+    rows = rows - rows.mean(0)
+    rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).reshape(30, 12, -1)
+    np.testing.assert_allclose(memory.content.numpy(), rows.mean(1), atol=1e-6)
+    assert memory.slot_classes == list(range(30))
+
+
+def test_training_moves_the_backbone_and_leaves_a_run_that_is_read_by_its_statistics(
+    settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
+) -> None:
+    train(settings, tmp_path / "run")
+    trained = load(tmp_path / "run")
+    begun, _ = load_backbone(Path(settings.init or ""))
+    moved = trained.model.require_backbone().state_dict()
+    assert any(not torch.equal(moved[name], weight) for name, weight in begun.items())
+    assert isinstance(trained.state, GaussianMemory)
+    fresh = class_statistics(trained.model, tiny_dataset)
+    assert isinstance(fresh, GaussianMemory)
+    torch.testing.assert_close(trained.state.content, fresh.content)
+    assert trained.state.how.epsilon == READ.epsilon
+
+
+def test_a_stopped_and_resumed_fine_tuning_equals_an_uninterrupted_one(
+    settings: RunSettings, tmp_path: Path
+) -> None:
+    train(settings, tmp_path / "whole")
+    for step in (2, 4):
+        with pytest.raises(Interrupted):
+            train(settings, tmp_path / "parts", resume=True, progress=signal_at(step))
+    train(settings, tmp_path / "parts", resume=True)
+    files = ("resume.safetensors", "model.safetensors", "memory.safetensors")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", *files)
+
+
+def test_without_memory_it_is_trained_as_nearest_means(
+    settings: RunSettings, tmp_path: Path
+) -> None:
+    nothing = replace(READ, epsilon=float("inf"), beta=float("inf"), rho=0.0)
+    train(replace(settings, gaussian=nothing, steps=3), tmp_path / "run")
+    state = load(tmp_path / "run").state
+    assert isinstance(state, GaussianMemory)
+    assert not state.how.uses_memory
