@@ -64,6 +64,14 @@ def test_every_row_is_pretrained_once_and_listed_with_its_validation_and_time(
         assert one["best_epoch"] == best["epoch"]
         assert one["seconds"] > 0
         score = best["validation"]["shots"]["2"]
+        right = np.array(one["answers"]["2"])
+        assert right.shape == (6,)
+        assert right.mean() / 4 == pytest.approx(score["accuracy"])
+        if one["row"] != "born again":
+            first = next(o for o in found if o["row"] == "born again" and o["seed"] == one["seed"])
+            more = 25 * (right - np.array(first["answers"]["2"]))
+            error = 1.96 * more.std(ddof=1) / 6**0.5
+            assert f"| {more.mean():+.2f} ± {error:.2f} |" in page
         assert f"| {100 * score['accuracy']:.2f} ± {100 * score['ci95']:.2f} |" in page
         taught = run.settings()
         assert (taught.seed, taught.average_decay) == (
@@ -75,9 +83,16 @@ def test_every_row_is_pretrained_once_and_listed_with_its_validation_and_time(
     teacher = PretrainingDirectory(again).settings().distillation.teacher
     assert teacher is not None
     assert plan.job("plain", 3).key in teacher
-    assert main(words) == 0
+    text = study.read_text(encoding="utf-8")
+    study.write_text(text.replace("averaged", "average").replace("[0, 3]", "[3]"), encoding="utf-8")
+    elsewhere = [*words[:3], str(study.parent / "elsewhere"), "--json"]
+    assert main(elsewhere) == 0
     [done] = json.loads(capsys.readouterr().out)["studies"]
-    assert (done["measured"], done["kept"]) == (0, 6)
+    assert done["measured"] == 1, "what the result file has of the same settings is not done again"
+    results = json.loads(Path(done["results"]).read_text(encoding="utf-8"))
+    kept = [one for one in results["pretrainings"] if one["row"] != "average"]
+    assert kept == [one for one in found if one["seed"] == 3 and one["row"] != "averaged"]
+    study.write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize(

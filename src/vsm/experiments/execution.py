@@ -22,7 +22,7 @@ from vsm.experiments.measures import (
 from vsm.experiments.store import JobStore
 from vsm.experiments.uncertainty import measure_uncertainty
 from vsm.memory.named import EncoderIdentity
-from vsm.pretraining.loop import pretrain
+from vsm.pretraining.loop import pretrain, validated_answers
 from vsm.runs.class_rows import ClassRows
 from vsm.runs.directory import Directory
 from vsm.runs.embedding import open_data
@@ -71,7 +71,7 @@ def _pretrain(store: JobStore, job: Job) -> Outcome:
     teachers = [str(store.run_folder(before).resolve()) for before in job.after]
     settings = pretrain_settings(job, *teachers)
     finished = pretrain(settings, store.run_folder(job), resume=True)
-    return _best(finished, "epoch", "mean_accuracy")
+    return {**_best(finished, "epoch", "mean_accuracy"), "answers": validated_answers(finished)}
 
 
 def _train(store: JobStore, job: Job) -> Outcome:

@@ -17,13 +17,13 @@ from torch import Tensor
 from vsm.data import EpisodeSampler, ImageDataset, open_images
 from vsm.errors import SettingsError
 from vsm.evaluation.evaluator import cached_embedder, evaluate
-from vsm.evaluation.statistics import Estimate
+from vsm.evaluation.statistics import Estimate, estimate
 from vsm.model import FewShotModel
 from vsm.pretraining.directory import PretrainingDirectory
-from vsm.pretraining.learner import Learner, PretrainingState
+from vsm.pretraining.learner import Learner, PretrainingState, judge_settings
 from vsm.pretraining.mixup import draw_mixture
 from vsm.pretraining.supervised import Batch, one_cycle, with_turned_copies
-from vsm.runs.checkpoints import save_backbone
+from vsm.runs.checkpoints import begin_with_backbone, save_backbone
 from vsm.seeding import generator
 from vsm.settings import PretrainSettings
 from vsm.system.interruption import Interrupted, stop_request
@@ -210,12 +210,36 @@ def validation_samplers(settings: PretrainSettings, dataset: ImageDataset) -> li
 
 def validate(judge: FewShotModel, samplers: list[EpisodeSampler], episodes: int) -> FewShotScores:
     """Measure the backbone as it is; every validation image is embedded once."""
+    found = {
+        shot: estimate(accuracies)
+        for shot, accuracies in _episode_accuracies(judge, samplers, episodes).items()
+    }
+    return FewShotScores(samplers[0].way, samplers[0].queries, episodes, found)
+
+
+def validated_answers(run: PretrainingDirectory) -> dict[str, list[int]]:
+    """Count the right answers of the best backbone in every validation episode, by shot."""
+    settings = run.settings()
+    dataset = open_images(settings.data)
+    judge = FewShotModel(judge_settings(settings), dataset.image_shape)
+    begin_with_backbone(judge, run.path)
+    samplers = validation_samplers(settings, dataset)
+    found = _episode_accuracies(judge, samplers, settings.validation.episodes)
+    asked = samplers[0].way * samplers[0].queries
+    return {str(shot): (asked * one).round().int().tolist() for shot, one in found.items()}
+
+
+def _episode_accuracies(
+    judge: FewShotModel, samplers: list[EpisodeSampler], episodes: int
+) -> dict[int, Tensor]:
+    """Return the accuracy in every episode ``[E]``, by number of support images."""
     embed = cached_embedder(judge, samplers[0])
-    accuracies = {}
-    for sampler in samplers:
-        result = evaluate(judge, None, sampler, episodes, VALIDATION_SEED, embed=embed)
-        accuracies[sampler.shot] = result.accuracy
-    return FewShotScores(samplers[0].way, samplers[0].queries, episodes, accuracies)
+    return {
+        sampler.shot: evaluate(
+            judge, None, sampler, episodes, VALIDATION_SEED, embed=embed
+        ).episode_accuracies
+        for sampler in samplers
+    }
 
 
 def backbone_metadata(

@@ -1,4 +1,8 @@
-"""A study of pre-trainings: what each ingredient is worth on validation classes, and its time."""
+"""A study of pre-trainings: what each ingredient is worth on validation classes, and its time.
+
+Rows that the result file has of the same settings are not trained again, so a study can be
+continued on another machine.
+"""
 
 from collections.abc import Sequence
 from itertools import product
@@ -28,7 +32,25 @@ class PretrainingPlan:
         del options
         self.study, self.asked, self._backbones = study, study.settings, backbones
         self._checksum = data_checksum(self.asked.data, {})
-        self.jobs = in_order(self.job(*key) for key in product(self.asked.rows, self.asked.seeds))
+        self._known = self._measured_before()
+        self.jobs = in_order(
+            self.job(*key)
+            for key in product(self.asked.rows, self.asked.seeds)
+            if key not in self._known
+        )
+
+    def _measured_before(self) -> dict[tuple[str, int], Found]:
+        """Return what the result file has of the same pre-trainings, wherever they were made."""
+        if not self.study.results.is_file():
+            return {}
+        found = self.study.read_results()["pretrainings"]
+        keys = set(product(self.asked.rows, self.asked.seeds))
+        known = {(one["row"], one["seed"]): one for one in found}
+        return {
+            key: one
+            for key, one in known.items()
+            if key in keys and one.get("key") == self.job(*key).key
+        }
 
     def job(self, label: str, seed: int) -> Job:
         """Return the pre-training of a row; that of its teacher comes before it."""
@@ -46,9 +68,12 @@ class PretrainingPlan:
 
     def write_results(self, store: JobStore) -> Found:
         """Sum up the finished jobs, and write the result file."""
-        found = []
-        for label, seed in product(self.asked.rows, self.asked.seeds):
-            job = self.job(label, seed)
-            seconds = logged_seconds(store.run_folder(job))
-            found.append({"row": label, "seed": seed, "seconds": seconds, **store.outcome(job)})
+        keys = product(self.asked.rows, self.asked.seeds)
+        found = [self._known.get(key) or self._found(store, *key) for key in keys]
         return self.study.write_results({"pretrainings": found})
+
+    def _found(self, store: JobStore, label: str, seed: int) -> Found:
+        job = self.job(label, seed)
+        seconds = logged_seconds(store.run_folder(job))
+        record = {"row": label, "seed": seed, "key": job.key, "seconds": seconds}
+        return {**record, **store.outcome(job)}
