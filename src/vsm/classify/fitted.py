@@ -63,8 +63,10 @@ class Examples:
         places: dict[Any, list[int]] = {}
         for place, label in enumerate(labels.tolist()):
             places.setdefault(label, []).append(place)
-        order = torch.tensor([place for found in places.values() for place in found])
-        parts = features[order.to(features.device)].split(list(map(len, places.values())))
+        order = [place for found in places.values() for place in found]
+        in_order = order == list(range(len(order)))  # mostly they come class by class
+        rows = features.clone() if in_order else features[torch.tensor(order).to(features.device)]
+        parts = rows.split(list(map(len, places.values())))
         for label, rows in zip(places, parts, strict=True):
             before, done = held.get(label, (None, 0))
             held[label] = (rows if before is None else torch.cat([before, rows]), done)
@@ -256,7 +258,7 @@ class FittedClasses:
     def _calibrated(self, log_probabilities: Tensor, temperature: float) -> Tensor:
         """Average over samples, and calibrate: ``[1, n, N, L]`` to probabilities ``[n, N]``."""
         found = scale_by_temperature(predictive(log_probabilities), temperature).exp()[0]
-        if not math.isfinite(found.sum()):  # of parts of one: no number of them can hide another
+        if not math.isfinite(found.sum()):  # probabilities do not cancel, so what is none shows
             raise ClassifierError(
                 f"probabilities: {self.trained.name} and its memory give numbers that are none; "
                 "is one of their files damaged?"
