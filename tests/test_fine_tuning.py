@@ -10,12 +10,15 @@ from torch import Tensor
 
 from run_helpers import assert_same_run, signal_at
 from vsm.data import ImageDataset
+from vsm.errors import RunError
+from vsm.experiments.provenance import training_commands, training_record
+from vsm.experiments.shipping import Shipment, ship
 from vsm.memory import GaussianMemory
 from vsm.model import FewShotModel
 from vsm.objective import objective
 from vsm.pretraining import PretrainingDirectory, pretrain
 from vsm.runs.checkpoints import load_backbone
-from vsm.runs.learning import class_features
+from vsm.runs.learning import class_features, learn_memory, open_encoder, write_learned
 from vsm.runs.trained_model import load
 from vsm.settings import (
     FewShotValidationSettings,
@@ -143,3 +146,27 @@ def test_without_memory_it_is_trained_as_nearest_means(
     state = load(tmp_path / "run").state
     assert isinstance(state, GaussianMemory)
     assert not state.how.uses_memory
+
+
+def test_it_is_told_from_a_memory_that_was_learned_of_features_as_they_were(
+    settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
+) -> None:
+    nothing = replace(READ, epsilon=float("inf"), beta=float("inf"))
+    run = train(replace(settings, gaussian=nothing, steps=2), tmp_path / "run")
+    record = training_record(run.path, run.settings())
+    assert record["steps"] == 2
+    assert record["command"].startswith("vsm train --data tiny")
+    assert "--gaussian.epsilon inf --gaussian.beta inf" in record["command"]
+    learned = learn_memory(
+        open_encoder(run.path), tiny_dataset, GaussianSettings(epsilon=1.0, beta=1.0, rho=0.0)
+    )
+    write_learned(learned, tmp_path / "learned")
+    pretrained, trained, remembered = training_commands(learned.settings, "runs/x")
+    assert pretrained.startswith("vsm pretrain")
+    assert pretrained.endswith("--output runs/x-encoder-backbone")
+    assert trained.startswith("vsm train")
+    assert trained.endswith("--output runs/x-encoder")
+    assert remembered.startswith("vsm memory learn --data tiny --encoder runs/x-encoder")
+    assert training_record(tmp_path / "learned", learned.settings)["steps"] == 0
+    with pytest.raises(RunError, match=r"trained through its memory; ship the memory of its feat"):
+        ship(run.path, Shipment("fine", tmp_path / "models"))

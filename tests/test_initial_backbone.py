@@ -169,6 +169,27 @@ def test_a_frozen_run_resumes_bit_for_bit_even_when_its_origin_is_gone(
     assert_same_run(tmp_path / "whole", tmp_path / "parts", *files)
 
 
+@pytest.mark.parametrize("by_name", [True, False])
+def test_features_of_a_shipped_backbone_are_not_cached_in_the_package(
+    by_name: bool,
+    pretrained: Path,
+    tiny_settings: RunSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "models").mkdir()
+    shipped = pretrained.rename(tmp_path / "models" / "some")
+    for module in ("vsm.runs.shipped", "vsm.training"):
+        monkeypatch.setattr(f"{module}.MODELS", tmp_path / "models")
+    monkeypatch.setattr("vsm.runs.shipped.shipped_names", lambda: ["some"])
+    monkeypatch.setenv("VSM_DATA", str(tmp_path / "data"))
+    before = sorted(shipped.iterdir())
+    init = "some" if by_name else str(shipped)
+    train(replace(tiny_settings, init=init, freeze_backbone=True), tmp_path / "run")
+    assert sorted(shipped.iterdir()) == before
+    assert list((tmp_path / "data" / "features").glob("features-*.safetensors"))
+
+
 def test_what_cannot_be_begun_with_is_named_and_leaves_no_run(
     pretrained: Path, tiny_settings: RunSettings, tmp_path: Path
 ) -> None:

@@ -27,7 +27,8 @@ ROOT = Path(__file__).parents[1]
             [
                 *("gaussian-cifar-fs", "gaussian-backbones", "gaussian-calibration"),
                 *("gaussian-omniglot", "gaussian-glyphs", "photos", "photos-calibration"),
-                "photos-calibration-20way",
+                *("photos-calibration-20way", "cifar-fs-ingredients", "cifar-fs-views"),
+                *("omniglot-views", "cifar-fs-fine-tuning", "cifar-fs-attention"),
                 *("cifar-fs", "cifar-fs-addressing", "omniglot"),
             ],
         ),

@@ -8,7 +8,7 @@ recalls what its own queries wrote.
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, Split, open_dataset
+from vsm.data.store import data_root
 from vsm.errors import ProcessLostError, SettingsError
 from vsm.evaluation.cached_features import cached_features
 from vsm.evaluation.evaluator import evaluate, evaluation_mode
@@ -40,6 +41,7 @@ from vsm.runs.learning import (
     open_encoder,
     write_learned,
 )
+from vsm.runs.shipped import MODELS, is_shipped
 from vsm.runs.trained_model import calibrate_rejection, load, model_metadata, save_best
 from vsm.seeding import generator, task_generators
 from vsm.settings import GaussianSettings, OptimizerSettings, RunSettings
@@ -101,7 +103,7 @@ def _train(
     run, state = _open_run(settings, output, resume, model, optimizer, processes)
     processes.broadcast(model.state_dict().values())
     if settings.freeze_backbone:
-        features = cached_features(model, dataset, Path(settings.init or output))
+        features = cached_features(model, dataset, _features_folder(settings, output))
         sampler, validation = (replace(one, dataset=features) for one in (sampler, validation))
     is_gaussian = settings.inference == "gaussian"
     progress.start(settings.method, settings.steps)
@@ -135,6 +137,16 @@ def _require_trainable(settings: RunSettings) -> None:
             "inference: gaussian trains a backbone that is good already; name one with --init and "
             "do not freeze it, or learn a memory of features as they are with vsm memory learn"
         )
+
+
+def _features_folder(settings: RunSettings, output: Path) -> Path:
+    """Return where features are cached: beside the backbone, but never in this package."""
+    init = Path(settings.init or output)
+    if is_shipped(init) or MODELS in init.resolve().parents:
+        init = data_root() / "features"
+        with suppress(OSError):  # then they are not cached
+            init.mkdir(parents=True, exist_ok=True)
+    return init
 
 
 def _save_or_stop(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,24 @@ def measured_code() -> dict[str, str | None]:
     return {"commit": commit, "source": digest.hexdigest()}
 
 
-def training_commands(settings: RunSettings, output: str) -> list[str]:
+def was_learned(run: RunDirectory) -> bool:
+    """Tell whether a run is a memory of features as they were, and nothing was trained."""
+    is_gaussian = run.settings().inference == "gaussian"
+    return is_gaussian and not any(row["step"] for row in run.read_metrics())
+
+
+def training_commands(
+    settings: RunSettings, output: str, is_learned: bool | None = None
+) -> list[str]:
     """Return the commands that make a run of these settings in ``output``, the first one first.
+
+    ``is_learned`` says whether a memory was learned and nothing trained; unset: with gaussian
+    inference it was.
 
     Raises:
         RunError: if the directory of the backbone that it began with is gone.
     """
-    if settings.inference == "gaussian":
+    if settings.inference == "gaussian" if is_learned is None else is_learned:
         return _learning_commands(settings, output)
     path, train = _beginning(settings), command("train", portable(settings, output), output)
     if path is None:
@@ -78,7 +90,7 @@ def training_commands(settings: RunSettings, output: str) -> list[str]:
             "cannot be told; put that directory back"
         )
     if run.model.is_file():
-        return [*training_commands(run.settings(), folder), train]
+        return [*training_commands(run.settings(), folder, was_learned(run)), train]
     return [*pretraining_commands(path, folder), train]
 
 
@@ -109,7 +121,7 @@ def _learning_commands(settings: RunSettings, output: str) -> list[str]:
         name = f"runs/{card['name']}" + ("-encoder" if is_learned else "")
         before = [one.replace(name, encoder) for one in before]
     elif run.model.is_file():
-        before = training_commands(run.settings(), encoder)
+        before = training_commands(run.settings(), encoder, was_learned(run))
     else:
         before = pretraining_commands(path, encoder)
     learn = learn_command(settings, output)
@@ -172,7 +184,7 @@ def training_record(path: Path, settings: RunSettings) -> dict[str, Any]:
         RunError: if its training is not at its end.
     """
     run = RunDirectory(path)
-    if settings.inference == "gaussian":
+    if settings.inference == "gaussian" and was_learned(run):
         return _learning_record(run, settings)
     done = max((int(row["step"]) for row in run.read_metrics()), default=0)
     if done < settings.steps or not run.model.is_file():
@@ -228,6 +240,7 @@ def command(name: str, settings: RunSettings | PretrainSettings, output: str | N
     for option, value in _options(asdict(settings)):
         if value != usual[option]:
             word = value if isinstance(value, str) else json.dumps(value)
+            word = "inf" if value == inf else word
             words += [f"--{option.replace('_', '-')}", word]
     return shlex.join(words if output is None else [*words, "--output", output])
 

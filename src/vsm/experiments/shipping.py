@@ -23,7 +23,7 @@ from vsm.experiments.comparison import (
     measure,
     paired_differences,
 )
-from vsm.experiments.provenance import portable, training_commands, versions
+from vsm.experiments.provenance import portable, training_commands, versions, was_learned
 from vsm.runs.calibration import Calibration
 from vsm.runs.configuration import settings_to_yaml
 from vsm.runs.directory import RunDirectory
@@ -116,6 +116,11 @@ class Shipment:
             raise RunError(
                 f"{run} was trained with code that is not part of vsm, {own}, which nobody else "
                 "would have; only models of built-in backbones ship"
+            )
+        if settings.inference == "gaussian" and not was_learned(RunDirectory(run).used):
+            raise RunError(
+                f"{run} was trained through its memory; ship the memory of its features, which vsm "
+                f"memory learn --encoder {run} learns"
             )
         license = self.data_license or OWN_DATA_LICENSES.get(settings.data)
         if license is None:
