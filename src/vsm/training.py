@@ -317,10 +317,9 @@ def class_statistics(model: FewShotModel, dataset: Dataset) -> Memory:
     What the settings leave open is chosen on validation classes.
     """
     splits: tuple[Split, ...] = ("train", "validation")
-    with torch.no_grad(), evaluation_mode(model):
-        known, validation = (class_features(model, dataset, split) for split in splits)
-        class_ids = torch.from_numpy(dataset.classes("train"))
-        return learn_from_features(model, known, class_ids, validation).memory
+    known, validation = (class_features(model, dataset, split) for split in splits)
+    class_ids = torch.from_numpy(dataset.classes("train"))
+    return learn_from_features(model, known, class_ids, validation).memory
 
 
 def refreshed_memory(model: FewShotModel, sampler: EpisodeSampler) -> Memory | None:
