@@ -26,7 +26,7 @@ from vsm.settings import (
     ModelSettings,
     PretrainSettings,
     RunSettings,
-    ValidationSettings,
+    SamplingSettings,
 )
 from vsm.system.interruption import Interrupted
 from vsm.training import class_statistics, train
@@ -55,19 +55,13 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: ImageData
 
 
 @pytest.fixture
-def settings(pretrained: Path) -> RunSettings:
-    return RunSettings(
-        data="tiny",
-        way=3,
-        shot=1,
-        queries=2,
-        tasks=2,
-        steps=6,
-        checkpoint_every=2,
+def settings(pretrained: Path, tiny_settings: RunSettings) -> RunSettings:
+    return replace(
+        tiny_settings,
         init=str(pretrained),
         model=ModelSettings(inference="gaussian", channels=4),
+        sampling=SamplingSettings(),
         gaussian=READ,
-        validation=ValidationSettings(every=3, episodes=5),
     )
 
 

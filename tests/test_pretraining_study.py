@@ -92,6 +92,9 @@ def test_every_row_is_pretrained_once_and_listed_with_its_validation_and_time(
     results = json.loads(Path(done["results"]).read_text(encoding="utf-8"))
     kept = [one for one in results["pretrainings"] if one["row"] != "average"]
     assert kept == [one for one in found if one["seed"] == 3 and one["row"] != "averaged"]
+    for damaged in ("{", '{"study": {}, "pretrainings": [{"row": "plain"}]}'):
+        Path(done["results"]).write_text(damaged, encoding="utf-8")
+        assert len(PretrainingPlan(read_study(study)).jobs) == 3, "all is to do again"
     study.write_text(text, encoding="utf-8")
 
 

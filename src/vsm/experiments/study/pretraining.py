@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from vsm.errors import SettingsError
+from vsm.errors import RunError, SettingsError
 from vsm.experiments.changes import with_changes
 from vsm.experiments.checksums import data_checksum
 from vsm.experiments.jobs import Job, in_order, pretrain_job
@@ -40,12 +40,16 @@ class PretrainingPlan:
         )
 
     def _measured_before(self) -> dict[tuple[str, int], Found]:
-        """Return what the result file has of the same pre-trainings, wherever they were made."""
-        if not self.study.results.is_file():
-            return {}
-        found = self.study.read_results()["pretrainings"]
+        """Return what the result file has of the same pre-trainings, wherever they were made.
+
+        A damaged one has nothing: it is written anew.
+        """
         keys = set(product(self.asked.rows, self.asked.seeds))
-        known = {(one["row"], one["seed"]): one for one in found}
+        try:
+            found = self.study.read_results()["pretrainings"]
+            known = {(one["row"], one["seed"]): one for one in found}
+        except (RunError, LookupError, TypeError):  # there is none, or it is damaged
+            return {}
         return {
             key: one
             for key, one in known.items()
