@@ -405,7 +405,8 @@ def test_the_score_of_none_of_these_is_a_difference_of_dense_distances(how: Read
             assert scores[0, b, n].item() == pytest.approx(expected, rel=1e-3, abs=2e-3)
 
 
-def test_a_classifier_answers_with_the_probabilities_of_dense_gaussians() -> None:
+@pytest.mark.parametrize("shots", [[1, 4, 2], [2, 2, 2], [1, 1, 1]])  # equal ones: linear scores
+def test_a_classifier_answers_with_the_probabilities_of_dense_gaussians(shots: list[int]) -> None:
     means = values(16, WIDTH, seed=1) * torch.linspace(2, 0.3, WIDTH)
     class_ids = torch.arange(16).repeat_interleave(6)
     features = means[class_ids] + values(96, WIDTH, seed=2) * torch.linspace(0.1, 1, WIDTH)
@@ -419,9 +420,8 @@ def test_a_classifier_answers_with_the_probabilities_of_dense_gaussians() -> Non
     np.testing.assert_allclose(
         memory.center, normalized(features, "l2n", means[0]).mean(0), atol=1e-6
     )
-    new, pictures = 2 * values(7, WIDTH, seed=3), 2 * values(5, WIDTH, seed=4)
-    shots = [1, 4, 2]
-    labels = ["a"] + ["b"] * 4 + ["c"] * 2
+    new, pictures = 2 * values(sum(shots), WIDTH, seed=3), 2 * values(5, WIDTH, seed=4)
+    labels = [label for label, shot in zip("abc", shots, strict=True) for _ in range(shot)]
     found = classifier.fit(new, labels).predict_proba(pictures)
     rows = normalized(new, how.normalization, memory.center)
     asked = normalized(pictures, how.normalization, memory.center)

@@ -188,7 +188,7 @@ class FewShotModel(nn.Module):
         if inferred.gaussian is None:
             log_probabilities: Tensor = self.classifier(queries, inferred.prototypes)  # Eq. 1
             return log_probabilities
-        return F.log_softmax(inferred.gaussian.scores(queries), -1).unsqueeze(-1)  # L = 1
+        return inferred.gaussian.log_probabilities(queries).unsqueeze(-1)  # L = 1
 
     def _reader(self, memory: Memory | PreparedMemory | None) -> GaussianReader | None:
         return memory.reader.to(self.device) if isinstance(memory, GaussianMemory) else None

@@ -42,12 +42,28 @@ class GaussianPrototypes(NamedTuple):
         prior_mean: π ``[T, N, D]``.
         weights: λ ``[T, N, A]``, which remembered classes were recalled.
         noise: a, the variance that members of a class have in these coordinates, where W has 1.
+        is_shared: whether all classes have the same variance, because they have equally many
+            examples.
     """
 
     gaussian: DiagonalGaussian
     prior_mean: Tensor
     weights: Tensor
     noise: float = 1.0
+    is_shared: bool = False
+
+    def log_probabilities(self, queries: Tensor) -> Tensor:
+        """Classify ``queries [T, B, D]``: the log-softmax of :meth:`scores`, ``[T, B, N]``.
+
+        Where classes share their variance, squares of queries and determinants are the same for
+        all and cancel: what is left is linear in the queries, h·m/(1 + v) − ½ m²/(1 + v).
+        """
+        if not self.is_shared:
+            return F.log_softmax(self.scores(queries), -1)
+        mean = self.gaussian.mean
+        directions = mean / (1 + self.gaussian.variance)
+        constants = (mean * directions).sum(-1).unsqueeze(-2)
+        return F.log_softmax(torch.baddbmm(constants, queries, directions.mT, beta=-0.5), -1)
 
     def scores(self, queries: Tensor) -> Tensor:
         """Score ``queries [T, B, D]`` in each class, for a softmax over classes: ``[T, B, N]``.
@@ -131,7 +147,8 @@ class GaussianReader(NamedTuple):
         mean = torch.lerp(prior, support.mean, evidence / total)
         log_variance = (self.ratios / total).log()
         gaussian = DiagonalGaussian(mean, log_variance.expand_as(mean))
-        return GaussianPrototypes(gaussian, prior, weights, self.noise)
+        is_shared = support.shots is None
+        return GaussianPrototypes(gaussian, prior, weights, self.noise, is_shared)
 
     def _address(self, support_mean: Tensor, slot_mask: Tensor | None) -> Tensor:
         """Eq. 9 with cosines in these coordinates, relative to the grand mean: ``[T, N, A]``."""
