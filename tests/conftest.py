@@ -14,8 +14,10 @@ from store_helpers import new_database, running_postgres
 from tiny import make_dataset, make_settings
 from vsm.data import ImageDataset
 from vsm.settings import RunSettings
+from vsm.system.devices import avoid_unusable_amx
 
 PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
+avoid_unusable_amx()  # before any test computes
 
 
 @pytest.fixture(scope="session", autouse=True)

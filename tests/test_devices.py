@@ -1,5 +1,6 @@
 """Where a run computes: choosing a device, and keeping all tensors on it."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -17,20 +18,47 @@ from vsm.experiments.comparison import evaluate_run
 from vsm.experiments.measures import look_at_episodes
 from vsm.memory import SlotMemory
 from vsm.model import FewShotModel
+from vsm.pretraining.loop import pretrain
 from vsm.runs.trained_model import load
-from vsm.settings import METHODS, MemorySettings, Method, ObjectiveSettings, RunSettings
-from vsm.system.devices import ON_CPU, Placement, choose_placement, send
+from vsm.settings import (
+    METHODS,
+    DistillationSettings,
+    FewShotValidationSettings,
+    MemorySettings,
+    Method,
+    MixupSettings,
+    ObjectiveSettings,
+    PretrainSettings,
+    RotationSettings,
+    RunSettings,
+)
+from vsm.system.devices import (
+    ON_CPU,
+    Placement,
+    avoid_unusable_amx,
+    choose_placement,
+    send,
+)
+from vsm.system.tensor_files import load_tensors
 from vsm.training import train
 
 ELSEWHERE = Placement(PRETENDED)
 IN_BFLOAT16 = Placement(torch.device("cpu"), torch.bfloat16)
+PRETRAINING = PretrainSettings(
+    data="tiny",
+    backbone="resnet12",
+    channels=4,
+    epochs=1,
+    batch_size=32,
+    validation=FewShotValidationSettings(episodes=3, way=3, shots=(2,), queries=2),
+)
 
 
 @pytest.fixture(autouse=True)
 def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
     monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
     monkeypatch.setattr("vsm.runs.embedding.open_dataset", lambda name: tiny_dataset)
-    monkeypatch.setattr("vsm.training.FUSED_ADAM_DEVICES", ())
+    monkeypatch.setattr("vsm.training.FUSED_DEVICES", ())
 
 
 def assert_same_files(one: Path, two: Path) -> None:
@@ -148,11 +176,77 @@ def test_the_backbone_alone_computes_in_bfloat16(
     assert {parameter.dtype for parameter in trained.model.parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize("backbone", ["conv4", "resnet12"])
+def test_a_pre_training_elsewhere_is_that_of_the_cpu(
+    backbone: str, tiny_dataset: ImageDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vsm.pretraining.loop.open_images", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.pretraining.learner.FUSED_DEVICES", ())
+    monkeypatch.setattr("vsm.backbones.parts.SMALL_MAP", 0)  # unfolded on CPUs, rounded otherwise
+    teacher = replace(PRETRAINING, backbone=backbone, average_decay=0.9)
+    pretrain(teacher, tmp_path / "teacher", placement=ON_CPU)
+    student = replace(
+        teacher,
+        mixup=MixupSettings("manifold"),
+        rotation=RotationSettings("one"),
+        distillation=DistillationSettings(str(tmp_path / "teacher")),
+    )
+    pretrain(student, tmp_path / "here", placement=ON_CPU)
+    with pretended_device():
+        pretrain(student, tmp_path / "there", placement=ELSEWHERE)
+    for name in ("backbone.safetensors", "resume.safetensors"):
+        here, there = (load_tensors(tmp_path / where / name)[0] for where in ("here", "there"))
+        assert here.keys() == there.keys()
+        for key, values in here.items():
+            torch.testing.assert_close(values, there[key])
+
+
+def test_pre_training_in_bfloat16_keeps_float32_weights(
+    tiny_dataset: ImageDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vsm.pretraining.loop.open_images", lambda name: tiny_dataset)
+    exact, rounded = (
+        load_tensors(pretrain(PRETRAINING, tmp_path / name, placement=placement).backbone)[0]
+        for name, placement in (("exact", ON_CPU), ("rounded", IN_BFLOAT16))
+    )
+    assert {values.dtype for values in rounded.values()} == {
+        values.dtype for values in exact.values()
+    }
+    assert any(not torch.equal(values, rounded[name]) for name, values in exact.items())
+
+
 def test_pixels_go_to_a_gpu_through_pinned_memory_without_waiting() -> None:
     pixels, gpu = Mock(spec=torch.Tensor), torch.device("cuda", 0)
     sent = send(pixels, gpu)
     pixels.pin_memory.return_value.to.assert_called_once_with(gpu, non_blocking=True)
     assert sent is pixels.pin_memory.return_value.to.return_value
+
+
+@pytest.mark.parametrize(
+    ("level", "flags", "own", "expected"),
+    [
+        (28, "avx512f amx_bf16 amx_tile", None, "AVX512_CORE_FP16"),
+        (28, "avx512f amx_bf16 amx_tile", "AVX2", "AVX2"),
+        (32, "avx512f amx_bf16 amx_tile", None, None),
+        (28, "avx512f", None, None),
+    ],
+)
+def test_amx_is_avoided_where_its_tiles_are_unknown(
+    level: int,
+    flags: str,
+    own: str | None,
+    expected: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", own or "")
+    if own is None:
+        monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    cpuinfo = tmp_path / "cpuinfo"
+    avoid_unusable_amx(cpuinfo)  # not there
+    cpuinfo.write_text(f"processor\t: 0\ncpuid level\t: {level}\nflags\t\t: fpu {flags} sse\n")
+    avoid_unusable_amx(cpuinfo)
+    assert os.environ.get("ONEDNN_MAX_CPU_ISA") == expected
 
 
 def pretend_gpus(patch: pytest.MonkeyPatch, count: int, bfloat16: bool = True) -> None:

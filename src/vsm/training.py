@@ -45,14 +45,13 @@ from vsm.runs.shipped import MODELS, is_shipped
 from vsm.runs.trained_model import calibrate_rejection, load, model_metadata, save_best
 from vsm.seeding import generator, task_generators
 from vsm.settings import GaussianSettings, OptimizerSettings, RunSettings
-from vsm.system.devices import Placement, choose_placement, send
+from vsm.system.devices import FUSED_DEVICES, Placement, choose_placement, send
 from vsm.system.distributed import SINGLE_PROCESS, Processes
 from vsm.system.files import atomic_directory
 from vsm.system.interruption import Interrupted, stop_request
 from vsm.system.progress import NULL_PROGRESS, Progress
 
 VALIDATION_SEED = 0
-FUSED_ADAM_DEVICES = ("cpu", "cuda", "mps")
 
 
 def train(
@@ -490,7 +489,7 @@ def build_optimizer(model: FewShotModel, settings: OptimizerSettings) -> torch.o
         learning,
         lr=settings.learning_rate,
         weight_decay=settings.weight_decay,
-        fused=model.device.type in FUSED_ADAM_DEVICES,
+        fused=model.device.type in FUSED_DEVICES,
     )
 
 

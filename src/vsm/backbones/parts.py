@@ -1,5 +1,8 @@
 """What several backbones are made of: convolutions, dropping, widths and initialization."""
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,6 +17,76 @@ def scaled_width(width: int, channels: int) -> int:
 def convolution3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
     """Make a convolution that keeps the size but for its stride; a batch norm brings the bias."""
     return nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
+
+
+class SmallMapConv2d(nn.Conv2d):
+    """A 3×3 convolution of stride 1 that learns small maps by products of unfolded patches.
+
+    The same function as ``nn.Conv2d``, with the same parameters and state. A row of a small map
+    fills a fraction of what a CPU multiplies at once, and the product of all patches fills it all
+    (docs/design/speed.md). Without gradients, on other devices and for maps of more than
+    ``SMALL_MAP`` pixels it is ``nn.Conv2d``.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, 3, padding=1, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map ``[B, C, H, W]`` to ``[B, O, H, W]``."""
+        height, width = hidden.shape[2:]
+        if height * width > SMALL_MAP or hidden.device.type != "cpu" or not torch.is_grad_enabled():
+            convolved: Tensor = super().forward(hidden)
+            return convolved
+        weight = self.weight
+        if torch.is_autocast_enabled("cpu"):
+            precision = torch.get_autocast_dtype("cpu")
+            hidden, weight = hidden.to(precision), weight.to(precision)
+        convolved = _UnfoldedConvolution.apply(hidden, weight)
+        return convolved
+
+
+SMALL_MAP = 16
+"""Pixels of the largest map whose patches are unfolded."""
+
+
+class _UnfoldedConvolution(torch.autograd.Function):
+    """A 3×3 convolution of padding 1: patches ``[B·H·W, 9·C]`` times weights ``[9·C, O]``.
+
+    Weights and their gradient are best channels-last: then neither is copied.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        matrix = weight.permute(0, 2, 3, 1).reshape(len(weight), -1)  # [O, 9·C]
+        return _fold(_patches(hidden) @ matrix.T, hidden)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        hidden, weight = ctx.saved_tensors
+        [gradient] = gradients
+        before = of_weight = None
+        if ctx.needs_input_grad[0]:  # the kernel turned by 180°, from outputs to inputs
+            turned = weight.permute(2, 3, 0, 1).flip(0, 1).reshape(-1, weight.shape[1])  # [9·O, C]
+            before = _fold(_patches(gradient) @ turned, hidden)
+        if ctx.needs_input_grad[1]:
+            pixels = gradient.permute(0, 2, 3, 1).reshape(-1, len(weight))
+            product = pixels.T @ _patches(hidden)  # [O, 9·C]
+            of_weight = product.view(len(weight), 3, 3, -1).permute(0, 3, 1, 2)
+        return before, of_weight
+
+
+def _patches(hidden: Tensor) -> Tensor:
+    """Unfold maps ``[B, C, H, W]`` into the 3×3 patch of every pixel ``[B·H·W, 9·C]``."""
+    padded = F.pad(hidden.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1))  # [B, H + 2, W + 2, C]
+    return padded.unfold(1, 3, 1).unfold(2, 3, 1).permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(0, 2)
+
+
+def _fold(pixels: Tensor, like: Tensor) -> Tensor:
+    """Make maps, channels-last, of pixels ``[B·H·W, C]``."""
+    batch, _, height, width = like.shape
+    return pixels.view(batch, height, width, -1).permute(0, 3, 1, 2)
 
 
 class SubsampledConv2d(nn.Conv2d):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vsm.backbones.parts import (
-    convolution3x3,
+    SmallMapConv2d,
     drop,
     drop_blocks,
     initialize_convolutions,
@@ -88,7 +88,7 @@ class _Block(nn.Module):
         super().__init__()
         self.convolutions = nn.ModuleList(
             nn.Sequential(
-                convolution3x3(in_channels if index == 0 else out_channels, out_channels),
+                SmallMapConv2d(in_channels if index == 0 else out_channels, out_channels),
                 nn.BatchNorm2d(out_channels),
             )
             for index in range(3)

@@ -14,6 +14,7 @@ from vsm.cli.launch import (
     with_preset,
 )
 from vsm.cli.output import ProgressBar, print_json, print_table, say
+from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.runs.configuration import PRETRAINING_PRESETS
 from vsm.settings import PretrainSettings, own_code
 
@@ -21,6 +22,7 @@ from vsm.settings import PretrainSettings, own_code
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare the pre-training's settings and where it goes."""
     parser.add_argument("--preset", type=str, help="Shipped settings by name: cifar-fs-resnet12.")
+    add_placement_arguments(parser)
     add_run_arguments(parser, PretrainSettings)
 
 
@@ -31,11 +33,10 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     require_trusted_backbone(own_code(settings.backbone), words, "--backbone")
 
     from vsm.pretraining.loop import pretrain
-    from vsm.system.allocator import keep_allocations
 
-    keep_allocations()
+    placement = prepare_placement(parsed)
     with ProgressBar(quiet=parsed.json) as bar:
-        finished = pretrain(settings, parsed.output, parsed.resume, bar)
+        finished = pretrain(settings, parsed.output, parsed.resume, bar, placement)
     validations = finished.read_validations()
     best = max(validations, key=lambda row: row["validation"]["mean_accuracy"])
     if parsed.json:

@@ -70,7 +70,8 @@ def execute(root: Path, job: Job) -> None:
 def _pretrain(store: JobStore, job: Job) -> Outcome:
     teachers = [str(store.run_folder(before).resolve()) for before in job.after]
     settings = pretrain_settings(job, *teachers)
-    finished = pretrain(settings, store.run_folder(job), resume=True)
+    placement = _placement(job)
+    finished = pretrain(settings, store.run_folder(job), resume=True, placement=placement)
     return {**_best(finished, "epoch", "mean_accuracy"), "answers": validated_answers(finished)}
 
 

@@ -24,6 +24,7 @@ from vsm.settings import (
     RunSettings,
     own_code,
 )
+from vsm.system.devices import FUSED_DEVICES, ON_CPU, Placement
 from vsm.system.tensor_files import (
     learning_tensors,
     load_tensors,
@@ -60,19 +61,27 @@ class Learner:
         judge: the few-shot classifier that validates with the backbone of ``kept``.
     """
 
-    def __init__(self, settings: PretrainSettings, dataset: ImageDataset, num_classes: int) -> None:
+    def __init__(
+        self,
+        settings: PretrainSettings,
+        dataset: ImageDataset,
+        num_classes: int,
+        placement: Placement = ON_CPU,
+    ) -> None:
         self.settings = settings
-        self.judge = FewShotModel(judge_settings(settings), dataset.image_shape)
-        self.network = SupervisedNetwork(self.judge.require_backbone(), num_classes, settings)
+        self.judge = FewShotModel(judge_settings(settings), dataset.image_shape).place(placement)
+        backbone = self.judge.require_backbone()
+        self.network = SupervisedNetwork(backbone, num_classes, settings, placement)
         self.optimizer = build_optimizer(self.network, settings.optimizer)
         self.kept = self.network
         if settings.average_decay is not None:
             self.kept = copy.deepcopy(self.network)
             self.judge.backbone = self.kept.backbone
-        self.teacher = load_teacher(settings, dataset, num_classes)
+        self.teacher = load_teacher(settings, dataset, num_classes, placement)
 
     def step(self, batch: Batch, learning_rate: float, step: int) -> dict[str, float]:
         """Do one step and return what is logged."""
+        batch = batch.to(self.judge.device)
         if self.teacher is not None:
             batch = batch._replace(taught=self.teacher.classify(batch))
         measured = pretraining_step(
@@ -100,7 +109,10 @@ class Learner:
 
 
 def load_teacher(
-    settings: PretrainSettings, dataset: ImageDataset, num_classes: int
+    settings: PretrainSettings,
+    dataset: ImageDataset,
+    num_classes: int,
+    placement: Placement = ON_CPU,
 ) -> SupervisedNetwork | None:
     """Return the network of the pre-training that teaches, as its last step left it, if there is.
 
@@ -130,7 +142,7 @@ def load_teacher(
             f"--output {run.path} --resume"
         )
     judge = FewShotModel(judge_settings(taught), dataset.image_shape)
-    teacher = SupervisedNetwork(judge.require_backbone(), num_classes, taught)
+    teacher = SupervisedNetwork(judge.require_backbone(), num_classes, taught, placement)
     weights = strip_prefix(tensors, AVERAGE) or strip_prefix(tensors, "model")
     load_weights(teacher, weights, run.resume)
     return teacher.eval().requires_grad_(False)
@@ -177,13 +189,14 @@ def build_optimizer(
     network: SupervisedNetwork, settings: OneCycleSettings
 ) -> torch.optim.Optimizer:
     """Return SGD over the parameters that learn."""
+    learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
     return torch.optim.SGD(
-        [parameter for parameter in network.parameters() if parameter.requires_grad],
+        learning,
         lr=settings.learning_rate,
         momentum=settings.momentum,
         nesterov=settings.nesterov,
         weight_decay=settings.weight_decay,
-        fused=True,
+        fused=learning[0].device.type in FUSED_DEVICES,
     )
 
 

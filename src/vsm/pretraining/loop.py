@@ -26,6 +26,7 @@ from vsm.pretraining.supervised import Batch, one_cycle, with_turned_copies
 from vsm.runs.checkpoints import begin_with_backbone, save_backbone
 from vsm.seeding import generator
 from vsm.settings import PretrainSettings
+from vsm.system.devices import Placement, choose_placement
 from vsm.system.interruption import Interrupted, stop_request
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm.system.tensor_files import save_tensors
@@ -69,6 +70,7 @@ def pretrain(
     output: Path,
     resume: bool = False,
     progress: Progress = NULL_PROGRESS,
+    placement: Placement | None = None,
 ) -> PretrainingDirectory:
     """Train a backbone to classify all training classes, and leave a directory with the best.
 
@@ -77,21 +79,26 @@ def pretrain(
         output: the directory.
         resume: go on from the last state in ``output``, if there is one.
         progress: told of every step and validation.
+        placement: where to compute; chosen if not given.
 
     Raises:
         Interrupted: after saving, when the process was asked to stop.
     """
     with PretrainingDirectory(output).alone():
-        return _pretrain(settings, output, resume, progress)
+        return _pretrain(settings, output, resume, progress, placement or choose_placement())
 
 
 def _pretrain(
-    settings: PretrainSettings, output: Path, resume: bool, progress: Progress
+    settings: PretrainSettings,
+    output: Path,
+    resume: bool,
+    progress: Progress,
+    placement: Placement,
 ) -> PretrainingDirectory:
     dataset = open_images(settings.data)
     images = TrainingImages.of(dataset, settings)
     samplers = validation_samplers(settings, dataset)
-    learner = Learner(settings, dataset, images.num_classes)
+    learner = Learner(settings, dataset, images.num_classes, placement)
     run, state = PretrainingDirectory(output), PretrainingState()
     if run.open(settings, resume):
         state = learner.restore(run.resume)

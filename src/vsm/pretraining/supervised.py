@@ -16,6 +16,7 @@ from vsm.backbones import Backbone
 from vsm.pretraining.mixup import Mixture, mixing
 from vsm.seeding import Randomness, default_generator, integers
 from vsm.settings import OneCycleSettings, PretrainSettings
+from vsm.system.devices import ON_CPU, Placement, computing_in, send
 
 QUARTER_TURNS = 4
 
@@ -52,6 +53,14 @@ class Batch(NamedTuple):
     mixture: Mixture | None = None
     taught: Tensor | None = None
 
+    def to(self, device: torch.device) -> "Batch":
+        """Move what the network reads."""
+        images, labels, turns = (send(one, device) for one in self[:3])
+        mixture = self.mixture
+        if mixture is not None:
+            mixture = mixture._replace(partners=send(mixture.partners, device))
+        return self._replace(images=images, labels=labels, turns=turns, mixture=mixture)
+
 
 class Scores(NamedTuple):
     """What the heads say of the B images' classes ``[B, C]`` and of the R turns ``[R, 4]``."""
@@ -63,9 +72,16 @@ class Scores(NamedTuple):
 class SupervisedNetwork(nn.Module):
     """A backbone, a classifier of all training classes and, if asked for, a head for rotations."""
 
-    def __init__(self, backbone: Backbone, num_classes: int, settings: PretrainSettings) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        num_classes: int,
+        settings: PretrainSettings,
+        placement: Placement = ON_CPU,
+    ) -> None:
         super().__init__()
         self.backbone = backbone
+        self.precision = placement.precision
         width = backbone.num_features
         self.classifier: nn.Module
         with default_generator(settings.seed, "heads"):
@@ -75,11 +91,12 @@ class SupervisedNetwork(nn.Module):
                 self.classifier = nn.Linear(width, num_classes)
             if settings.rotation.form != "none":
                 self.rotation_head = nn.Linear(width, QUARTER_TURNS)
+        self.to(placement.device)
 
     def forward(self, batch: Batch, random: Randomness) -> Scores:
         """Score classes and turns; ``random`` is the source of what the backbone drops."""
         with mixing(self.backbone, batch.mixture):
-            features = self.backbone(batch.images, random)
+            features = self._features(batch.images, random)
         classes = self.classifier(features[: len(batch.labels)])
         if not len(batch.turns):
             return Scores(classes, features.new_empty(0, QUARTER_TURNS))
@@ -88,8 +105,13 @@ class SupervisedNetwork(nn.Module):
     @torch.no_grad()
     def classify(self, batch: Batch) -> Tensor:
         """Score the classes of the first B images, unmixed, without learning: ``[B, C]``."""
-        scores: Tensor = self.classifier(self.backbone(batch.images[: len(batch.labels)]))
+        scores: Tensor = self.classifier(self._features(batch.images[: len(batch.labels)]))
         return scores
+
+    def _features(self, images: Tensor, random: Randomness | None = None) -> Tensor:
+        with computing_in(self.precision, images.device):
+            features = self.backbone(images, random)
+        return features.to(images.dtype)
 
 
 def with_turned_copies(pixels: Tensor, form: str, random: Randomness) -> tuple[Tensor, Tensor]:

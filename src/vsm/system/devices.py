@@ -5,8 +5,10 @@ with its settings. Generators stay on the CPU whatever the device, and what they
 """
 
 import os
+import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -15,6 +17,8 @@ from torch import Tensor
 from vsm.errors import SettingsError
 
 Precision = Literal["auto", "float32", "bfloat16"]
+FUSED_DEVICES = ("cpu", "cuda", "mps")
+"""Where torch's optimizers change all parameters in one operation."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Placement:
 
 
 ON_CPU = Placement(torch.device("cpu"))
+TILE_LEAF = 0x1D  # of CPUID: the sizes of AMX's tiles
 
 
 def choose_placement(device: str = "auto", precision: Precision = "auto") -> Placement:
@@ -44,7 +49,24 @@ def choose_placement(device: str = "auto", precision: Precision = "auto") -> Pla
     if precision == "auto":
         bfloat16 = chosen.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return Placement(chosen, torch.bfloat16 if bfloat16 else torch.float32)
+    if precision == "bfloat16" and chosen.type == "cpu":
+        avoid_unusable_amx()
     return Placement(chosen, getattr(torch, precision))
+
+
+def avoid_unusable_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
+    """Keep oneDNN from AMX where a virtual machine has it but does not tell how large tiles are.
+
+    There the first large product in bfloat16 would end the process by an illegal instruction. Has
+    an effect before oneDNN computes anything; a choice of the user's stays.
+    """
+    try:
+        described = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not Linux
+        return
+    level = re.search(r"^cpuid level\s*: (\d+)$", described, re.MULTILINE)
+    if level and int(level[1]) < TILE_LEAF and re.search(r"\bamx_tile\b", described):
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 
 def _device(name: str) -> torch.device:
