@@ -182,7 +182,6 @@ def test_a_pre_training_elsewhere_is_that_of_the_cpu(
 ) -> None:
     monkeypatch.setattr("vsm.pretraining.loop.open_images", lambda name: tiny_dataset)
     monkeypatch.setattr("vsm.pretraining.learner.FUSED_DEVICES", ())
-    monkeypatch.setattr("vsm.backbones.parts.SMALL_MAP", 0)  # unfolded on CPUs, rounded otherwise
     teacher = replace(PRETRAINING, backbone=backbone, average_decay=0.9)
     pretrain(teacher, tmp_path / "teacher", placement=ON_CPU)
     student = replace(

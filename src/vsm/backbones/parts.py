@@ -20,12 +20,11 @@ def convolution3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.C
 
 
 class SmallMapConv2d(nn.Conv2d):
-    """A 3×3 convolution of stride 1 that learns small maps by products of unfolded patches.
+    """A 3×3 convolution of stride 1 that multiplies unfolded patches where that is faster.
 
-    The same function as ``nn.Conv2d``, with the same parameters and state. A row of a small map
-    fills a fraction of what a CPU multiplies at once, and the product of all patches fills it all
-    (docs/design/speed.md). Without gradients, on other devices and for maps of more than
-    ``SMALL_MAP`` pixels it is ``nn.Conv2d``.
+    The same function as ``nn.Conv2d``, with the same parameters and state. CPUs compute in bfloat16
+    by tiles of 16 rows, of which a row of a small map fills a fraction; the patches of all maps
+    fill them (docs/design/speed.md). In single precision nothing is gained.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
@@ -33,20 +32,23 @@ class SmallMapConv2d(nn.Conv2d):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map ``[B, C, H, W]`` to ``[B, O, H, W]``."""
-        height, width = hidden.shape[2:]
-        if height * width > SMALL_MAP or hidden.device.type != "cpu" or not torch.is_grad_enabled():
+        is_small = hidden.shape[2] * hidden.shape[3] <= SMALL_MAP and hidden.device.type == "cpu"
+        if not (is_small and torch.is_autocast_enabled("cpu")):
             convolved: Tensor = super().forward(hidden)
             return convolved
-        weight = self.weight
-        if torch.is_autocast_enabled("cpu"):
-            precision = torch.get_autocast_dtype("cpu")
-            hidden, weight = hidden.to(precision), weight.to(precision)
-        convolved = _UnfoldedConvolution.apply(hidden, weight)
-        return convolved
+        precision = torch.get_autocast_dtype("cpu")
+        return unfolded_convolution(hidden.to(precision), self.weight.to(precision))
 
 
 SMALL_MAP = 16
 """Pixels of the largest map whose patches are unfolded."""
+
+
+def unfolded_convolution(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Convolve ``hidden [B, C, H, W]`` with 3×3 kernels ``[O, C, 3, 3]``: ``[B, O, H, W]``."""
+    # torch's stubs leave apply without types.
+    convolved: Tensor = _UnfoldedConvolution.apply(hidden, weight)  # type: ignore[no-untyped-call]
+    return convolved
 
 
 class _UnfoldedConvolution(torch.autograd.Function):

@@ -110,7 +110,7 @@ class SupervisedNetwork(nn.Module):
 
     def _features(self, images: Tensor, random: Randomness | None = None) -> Tensor:
         with computing_in(self.precision, images.device):
-            features = self.backbone(images, random)
+            features: Tensor = self.backbone(images, random)
         return features.to(images.dtype)
 
 
