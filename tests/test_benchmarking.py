@@ -43,6 +43,7 @@ from vsm.benchmarking.workloads import (
     ClassifierWorkload,
     EvaluationWorkload,
     LoadWorkload,
+    PretrainingWorkload,
     StatisticsWorkload,
     StepWorkload,
 )
@@ -103,6 +104,7 @@ TINY_PLAN = Plan(
     models=("glyphs-5w1s",),
     queries=(3,),
     photographs=(("photos-vsm", 1),),
+    pretraining=PretrainingWorkload(channels=2, images=4, classes=3),
     slots=(6, 9),
     pairs=2,
     evaluation_pairs=1,
@@ -776,6 +778,7 @@ def test_every_work_of_the_worker_runs(data_folder: Path, tmp_path: Path) -> Non
         "step": (TINY, "vpn"),
         "arithmetic": (TINY, "vpn"),
         "reference_steps": (TINY, 1),
+        "pretraining_step": (PretrainingWorkload(channels=2, images=4, classes=3), "bfloat16"),
         "evaluation": (TINY_EVALUATION,),
         "reference_evaluation": (TINY_EVALUATION,),
         "statistics_update": (StatisticsWorkload(num_features=6, remembered=4, images=2),),

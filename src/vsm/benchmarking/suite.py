@@ -18,6 +18,7 @@ from vsm.benchmarking.workloads import (
     WORKLOADS,
     ClassifierWorkload,
     EvaluationWorkload,
+    PretrainingWorkload,
     StatisticsWorkload,
     StepWorkload,
     Workload,
@@ -47,6 +48,7 @@ CLASSIFIER_RATIOS: Ratios = {
     "classifying_vs_forward_pass": ("fit_and_predict", "forward_pass"),
     "explaining_vs_predicting": ("explain", "predict"),
 }
+BFLOAT16_RATIO = "pretraining_bfloat16_vs_float32"
 EVALUATION_RATIO = "evaluation_2k_vs_reference_600"
 OUR_STEP, REFERENCE_STEPS = "vsm_step_beside_reference", "reference_protonet"
 REFERENCE_RATIOS: Ratios = {
@@ -192,6 +194,7 @@ class Plan:
 
     Attributes:
         step: one training step; its image size is set to each that is compared.
+        pretraining: one step of it, in both precisions.
         evaluation: the episodes; their shot is set to each of ``SHOTS``.
         classifier: what the classifiers of the shipped ``models`` are asked; its queries are set to
             each of ``queries``.
@@ -208,6 +211,7 @@ class Plan:
     models: tuple[str, ...] = ("cifar-fs-vsm", "glyphs-5w1s", "omniglot-vsm")
     queries: tuple[int, ...] = (100, 1_000)
     photographs: tuple[tuple[str, int], ...] = (("photos-vsm", 75),)
+    pretraining: PretrainingWorkload = field(default_factory=PretrainingWorkload)
     slots: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     pairs: int = 20
     evaluation_pairs: int = 3
@@ -234,6 +238,16 @@ class Plan:
                 for shot in SHOTS
             ),
             *(self._beside_reference(size, usual) for size in REFERENCE_SIZES),
+            Group(
+                "step of pre-training in float32 and bfloat16",
+                self.pretraining,
+                {
+                    "pretraining_step_float32": ["pretraining_step", "float32"],
+                    "pretraining_step_bfloat16": ["pretraining_step", "bfloat16"],
+                },
+                ratios={BFLOAT16_RATIO: ("pretraining_step_bfloat16", "pretraining_step_float32")},
+                **memories,
+            ),
             *(
                 self._classifying(model, queries, "pictures", usual)
                 for queries in self.queries
@@ -309,7 +323,9 @@ class Plan:
             {"slots": slots, **{work: times.pop(f"{work} {slots}") for work in MEMORY_WORKS}}
             for slots in self.slots
         ]
-        workload = {name: asdict(self)[name] for name in ("step", "evaluation", "classifier")}
+        workload = {
+            name: asdict(self)[name] for name in ("step", "pretraining", "evaluation", "classifier")
+        }
         return {**found, "memory_size": memory, "workload": workload}
 
 

@@ -14,6 +14,7 @@ from vsm.system.allocator import keep_allocations
 LEAST_SECONDS = 0.1
 WORKS: dict[str, Callable[..., Work]] = {
     "step": works.training_steps,
+    "pretraining_step": works.pretraining_steps,
     "backbone": works.backbone_passes,
     "arithmetic": works.equal_arithmetic,
     "embedding": works.embeddings,

@@ -70,6 +70,15 @@ class ClassifierWorkload:
 
 
 @dataclass(frozen=True)
+class PretrainingWorkload:
+    """One step of pre-training a ResNet-12 on so many color images of 32×32."""
+
+    channels: int = 32
+    images: int = 128
+    classes: int = 64
+
+
+@dataclass(frozen=True)
 class StatisticsWorkload:
     """Class statistics of so many features and classes take in one more class, and are read."""
 
@@ -130,8 +139,20 @@ class LoadWorkload:
         return self.requests - self.settling - self.pairs * self.burst - self.paced
 
 
-Workload = StepWorkload | EvaluationWorkload | ClassifierWorkload | StatisticsWorkload
+Workload = (
+    StepWorkload
+    | PretrainingWorkload
+    | EvaluationWorkload
+    | ClassifierWorkload
+    | StatisticsWorkload
+)
 WORKLOADS: dict[str, type[Workload]] = {
     one.__name__: one
-    for one in (StepWorkload, EvaluationWorkload, ClassifierWorkload, StatisticsWorkload)
+    for one in (
+        StepWorkload,
+        PretrainingWorkload,
+        EvaluationWorkload,
+        ClassifierWorkload,
+        StatisticsWorkload,
+    )
 }

@@ -17,6 +17,7 @@ from vsm.benchmarking.workloads import (
     ClassifierWorkload,
     EpisodeWorkload,
     EvaluationWorkload,
+    PretrainingWorkload,
     StatisticsWorkload,
     StepWorkload,
 )
@@ -34,6 +35,9 @@ from vsm.memory import (
     SupportSet,
 )
 from vsm.model import FewShotModel
+from vsm.pretraining.learner import build_optimizer as build_sgd
+from vsm.pretraining.learner import judge_settings, pretraining_step
+from vsm.pretraining.supervised import Batch, SupervisedNetwork
 from vsm.runs.checkpoints import TrainingState
 from vsm.runs.trained_model import TrainedModel, load
 from vsm.seeding import generator, normal, uniform
@@ -42,11 +46,14 @@ from vsm.settings import (
     Method,
     ModelSettings,
     OptimizerSettings,
+    PretrainSettings,
     RunSettings,
     SamplingSettings,
 )
+from vsm.system.devices import Precision, choose_placement
 from vsm.training import build_optimizer, training_step
 
+IMAGE_SHAPE = (3, 32, 32)  # of pre-training
 NUM_BATCHES = 8  # different classes in as many steps
 PRODUCT_WIDTH = 1024  # of matrices so large that arithmetic alone decides how long they take
 EVALUATION_SEED = 0  # of the list of episodes; the reference's are the first of the same list
@@ -114,6 +121,21 @@ def training_steps(
         return training_step(model, optimizer, inputs, next(batches), state)
 
     return step
+
+
+def pretraining_steps(workload: PretrainingWorkload, precision: Precision) -> Work:
+    """Return a step of pre-training: normalized images in, stochastic gradient descent done."""
+    placement = choose_placement("cpu", precision)
+    settings = PretrainSettings(backbone="resnet12", channels=workload.channels)
+    judge = FewShotModel(judge_settings(settings), IMAGE_SHAPE).place(placement)
+    network = SupervisedNetwork(judge.require_backbone(), workload.classes, settings, placement)
+    optimizer = build_sgd(network, settings.optimizer)
+    channels, height, width = IMAGE_SHAPE
+    pixels = normal(generator(0, "images"), workload.images, height, width, channels)
+    labels = torch.arange(workload.images) % workload.classes
+    batch = Batch(pixels.movedim(-1, 1), labels, torch.empty(0, dtype=torch.int64))
+    rate = settings.optimizer.learning_rate
+    return lambda: pretraining_step(network, optimizer, batch, rate, settings, 1)
 
 
 def backbone_passes(workload: StepWorkload) -> Work:
