@@ -322,6 +322,9 @@ def test_patches_are_unfolded_for_small_maps_in_bfloat16_and_for_nothing_else() 
     with torch.autocast("cpu", torch.bfloat16):
         assert unfolded not in str(convolution(large).grad_fn)
         made = convolution(small)
+        assert convolution(small[:0]).shape == (0, 5, 4, 4)
+        with torch.inference_mode():
+            torch.testing.assert_close(convolution(small), made)
     assert unfolded in str(made.grad_fn)
     assert made.dtype == torch.bfloat16
     made.float().sum().backward()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pretend_device import PRETENDED, Elsewhere, pretended_device
-from run_helpers import power_cut_at
+from run_helpers import power_cut_at, signal_at
 from vsm.data import ImageDataset
 from vsm.errors import SettingsError
 from vsm.evaluation.evaluator import BatchNormMode
@@ -39,6 +39,7 @@ from vsm.system.devices import (
     choose_placement,
     send,
 )
+from vsm.system.interruption import Interrupted
 from vsm.system.tensor_files import load_tensors
 from vsm.training import train
 
@@ -212,6 +213,16 @@ def test_pre_training_in_bfloat16_keeps_float32_weights(
         values.dtype for values in exact.values()
     }
     assert any(not torch.equal(values, rounded[name]) for name, values in exact.items())
+
+
+def test_a_stopped_pre_training_says_how_to_go_on_in_the_same_precision(
+    tiny_dataset: ImageDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vsm.pretraining.loop.open_images", lambda name: tiny_dataset)
+    with pytest.raises(Interrupted, match=r"--resume --device cpu --precision bfloat16$"):
+        pretrain(PRETRAINING, tmp_path / "run", progress=signal_at(2), placement=IN_BFLOAT16)
+    with pytest.raises(Interrupted, match=r"--resume$"):
+        pretrain(PRETRAINING, tmp_path / "plain", progress=signal_at(2), placement=ON_CPU)
 
 
 def test_pixels_go_to_a_gpu_through_pinned_memory_without_waiting() -> None:

@@ -434,6 +434,27 @@ def test_a_classifier_answers_with_the_probabilities_of_dense_gaussians(shots: l
         np.testing.assert_allclose(found[b], expected / expected.sum(), atol=2e-3)
 
 
+@pytest.mark.parametrize("distance", [0.0, 300.0])
+def test_linear_scores_are_those_of_squares_and_have_their_gradient(distance: float) -> None:
+    features, class_ids = classes_of(8)
+    reader = read(features, class_ids, READINGS[0])[0].reader
+    support = (values(2, 4, 3, WIDTH, seed=5) + distance).float().requires_grad_()
+    queries = (values(2, 9, WIDTH, seed=6) + distance).float()
+    found = reader.infer(SupportSet.of(support))
+    assert found.is_shared
+    exact = found.gaussian.mean.double(), found.gaussian.variance.double() + 1
+    squares = (queries.double().unsqueeze(2) - exact[0].unsqueeze(1)).square()  # [T, B, N, D]
+    expected = (-0.5 * squares / exact[1].unsqueeze(1)).sum(-1).log_softmax(-1)
+    made = found.log_probabilities(queries)
+    torch.testing.assert_close(made.double(), expected, rtol=1e-3, atol=1e-3)
+    towards = values(*made.shape, seed=7)
+    slopes = [
+        torch.autograd.grad((one * towards).sum(), support, retain_graph=True)[0]
+        for one in (made, expected)
+    ]
+    torch.testing.assert_close(*slopes, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("how", READINGS)
 def test_the_noise_is_the_mean_variance_within_classes(how: Reading) -> None:
     features, class_ids = classes_of(8)

@@ -67,6 +67,7 @@ from vsm.settings import (
     RotationSettings,
     RunSettings,
 )
+from vsm.system.devices import Placement
 from vsm.system.interruption import Interrupted
 from vsm.system.tensor_files import load_tensors, save_tensors
 
@@ -937,9 +938,24 @@ def test_presets_load_and_what_comes_later_on_the_line_wins(
     smaller = ["--data", "glyphs", "--backbone=conv4", "--json"]
     assert main(tiny_command(out, "--preset", "cifar-fs-resnet12", *smaller, "--epochs", "1")) == 0
     stored = PretrainingDirectory(out).settings()
-    assert (stored.backbone, stored.channels, stored.epochs) == ("conv4", 16, 1)
+    assert (stored.backbone, stored.channels, stored.epochs) == ("conv4", 48, 1)
     assert main(tiny_command(tmp_path / "other", "--preset", "resnet")) == 2
     assert "unknown preset 'resnet'; known: cifar-fs-resnet12" in capsys.readouterr().err
+
+
+def test_the_command_computes_where_and_how_it_is_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Placement] = []
+
+    def note(*arguments: Any) -> None:
+        given.append(arguments[-1])
+        raise RunError("enough")
+
+    monkeypatch.setattr("vsm.pretraining.loop.pretrain", note)
+    words = tiny_command(tmp_path / "run", "--device", "cpu", "--precision", "bfloat16")
+    assert main(words) == 2
+    assert given == [Placement(torch.device("cpu"), torch.bfloat16)]
 
 
 def test_json_is_one_object_with_the_best_validation(

@@ -172,7 +172,8 @@ def _save_or_stop(
         raise Interrupted(
             stopped_by,
             f"stopped and saved at step {state.step} of {settings.steps}; go on with: "
-            f"vsm train --output {run.path} --resume{backbone_option(settings)}",
+            f"vsm train --output {run.path} --resume{backbone_option(settings)}"
+            f"{Placement(model.device, model.precision).options}",
         )
 
 

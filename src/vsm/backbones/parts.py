@@ -32,8 +32,9 @@ class SmallMapConv2d(nn.Conv2d):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map ``[B, C, H, W]`` to ``[B, O, H, W]``."""
-        is_small = hidden.shape[2] * hidden.shape[3] <= SMALL_MAP and hidden.device.type == "cpu"
-        if not (is_small and torch.is_autocast_enabled("cpu")):
+        is_small = hidden.shape[2] * hidden.shape[3] <= SMALL_MAP
+        is_rounded = hidden.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+        if not (is_small and is_rounded) or hidden.dtype == torch.float64:
             convolved: Tensor = super().forward(hidden)
             return convolved
         precision = torch.get_autocast_dtype("cpu")
@@ -88,7 +89,7 @@ def _patches(hidden: Tensor) -> Tensor:
 def _fold(pixels: Tensor, like: Tensor) -> Tensor:
     """Make maps, channels-last, of pixels ``[B·H·W, C]``."""
     batch, _, height, width = like.shape
-    return pixels.view(batch, height, width, -1).permute(0, 3, 1, 2)
+    return pixels.view(batch, height, width, pixels.shape[-1]).permute(0, 3, 1, 2)
 
 
 class SubsampledConv2d(nn.Conv2d):

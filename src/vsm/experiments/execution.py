@@ -72,7 +72,10 @@ def _pretrain(store: JobStore, job: Job) -> Outcome:
     settings = pretrain_settings(job, *teachers)
     placement = _placement(job)
     finished = pretrain(settings, store.run_folder(job), resume=True, placement=placement)
-    return {**_best(finished, "epoch", "mean_accuracy"), "answers": validated_answers(finished)}
+    return {
+        **_best(finished, "epoch", "mean_accuracy"),
+        "answers": validated_answers(finished, placement),
+    }
 
 
 def _train(store: JobStore, job: Job) -> Outcome:

@@ -90,16 +90,16 @@ def given_job(path: Path, **options: Any) -> Job:
     return Job("given", str(path), {"digest": digest.hexdigest()}, options=where)
 
 
-def pretrain_job(settings: PretrainSettings, data_checksum: str, teacher: Job | None = None) -> Job:
+def pretrain_job(
+    settings: PretrainSettings, data_checksum: str, teacher: Job | None = None, **options: Any
+) -> Job:
     """Return the pre-training of a backbone by ``settings``, which ``teacher`` teaches, if any.
 
     ``settings`` name no teacher of their own: its path would not tell what it has learned.
     """
     title = f"pre-train {settings.backbone} on {settings.data}, {settings.epochs} epochs"
-    options, after = (
-        {"checkpoint_every": settings.checkpoint_every},
-        () if teacher is None else (teacher,),
-    )
+    after = () if teacher is None else (teacher,)
+    options = {"checkpoint_every": settings.checkpoint_every, **options}
     return Job("pretrain", title, _recipe(settings, data_checksum), after, options)
 
 

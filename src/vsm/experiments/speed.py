@@ -110,11 +110,22 @@ def _conditions(results: dict[str, Any]) -> list[str]:
         f"{step['queries']} queries per class, conv4-{step['channels']}, J = "
         f"{step['memory_samples']}, L = {step['prototype_samples']}, {step['remembered']} classes "
         "remembered",
+        *_pretraining_condition(workload.get("pretraining")),
         f"an evaluation: {evaluation['data']}, {evaluation['episodes']:,} episodes of VSM with J = "
         f"{evaluation['memory_samples']} and L = {evaluation['prototype_samples']}, "
         f"{evaluation['reference_episodes']:,} of the reference",
         f"a classifier: {classifier['way']} classes of {classifier['shot']} examples each, and as "
         "many pictures to classify as the name of its line says",
+    ]
+
+
+def _pretraining_condition(workload: dict[str, Any] | None) -> list[str]:
+    """Say what a step of pre-training is, where one was measured."""
+    if workload is None:
+        return []
+    return [
+        f"a step of pre-training: {workload['images']} images of 32×32 and {workload['classes']} "
+        f"classes, resnet12-{workload['channels']}"
     ]
 
 

@@ -56,13 +56,15 @@ class GaussianPrototypes(NamedTuple):
         """Classify ``queries [T, B, D]``: the log-softmax of :meth:`scores`, ``[T, B, N]``.
 
         Where classes share their variance, squares of queries and determinants are the same for
-        all and cancel: what is left is linear in the queries, h·m/(1 + v) − ½ m²/(1 + v).
+        all and cancel: what is left is linear in the queries. With c the mean of all prototypes,
+        h·(m − c)/(1 + v) − ½ (m² − c²)/(1 + v).
         """
         if not self.is_shared:
             return F.log_softmax(self.scores(queries), -1)
         mean = self.gaussian.mean
-        directions = mean / (1 + self.gaussian.variance)
-        constants = (mean * directions).sum(-1).unsqueeze(-2)
+        center = mean.detach().mean(-2, keepdim=True)  # far from zero, differences would cancel
+        directions = (mean - center) / (1 + self.gaussian.variance)
+        constants = ((mean + center) * directions).sum(-1).unsqueeze(-2)
         return F.log_softmax(torch.baddbmm(constants, queries, directions.mT, beta=-0.5), -1)
 
     def scores(self, queries: Tensor) -> Tensor:

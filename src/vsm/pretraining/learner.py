@@ -182,7 +182,7 @@ def pretraining_step(
 
 
 def _share_right(scores: Tensor, labels: Tensor) -> Tensor:
-    return (scores.argmax(1) == labels).double().mean()
+    return (scores.argmax(1) == labels).float().mean()
 
 
 def build_optimizer(

@@ -26,7 +26,7 @@ from vsm.pretraining.supervised import Batch, one_cycle, with_turned_copies
 from vsm.runs.checkpoints import begin_with_backbone, save_backbone
 from vsm.seeding import generator
 from vsm.settings import PretrainSettings
-from vsm.system.devices import Placement, choose_placement
+from vsm.system.devices import ON_CPU, Placement, choose_placement
 from vsm.system.interruption import Interrupted, stop_request
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm.system.tensor_files import save_tensors
@@ -131,7 +131,8 @@ def _pretrain(
                 raise Interrupted(
                     stop.signal_number,
                     f"stopped and saved at step {state.step} of {num_steps} (epoch {epoch} of "
-                    f"{settings.epochs}); go on with: vsm pretrain --output {output} --resume",
+                    f"{settings.epochs}); go on with: vsm pretrain --output {output} --resume"
+                    f"{placement.options}",
                 )
     return run
 
@@ -224,11 +225,13 @@ def validate(judge: FewShotModel, samplers: list[EpisodeSampler], episodes: int)
     return FewShotScores(samplers[0].way, samplers[0].queries, episodes, found)
 
 
-def validated_answers(run: PretrainingDirectory) -> dict[str, list[int]]:
+def validated_answers(
+    run: PretrainingDirectory, placement: Placement = ON_CPU
+) -> dict[str, list[int]]:
     """Count the right answers of the best backbone in every validation episode, by shot."""
     settings = run.settings()
     dataset = open_images(settings.data)
-    judge = FewShotModel(judge_settings(settings), dataset.image_shape)
+    judge = FewShotModel(judge_settings(settings), dataset.image_shape).place(placement)
     begin_with_backbone(judge, run.path)
     samplers = validation_samplers(settings, dataset)
     found = _episode_accuracies(judge, samplers, settings.validation.episodes)

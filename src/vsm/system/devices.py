@@ -33,6 +33,13 @@ class Placement:
     device: torch.device
     precision: torch.dtype = torch.float32
 
+    @property
+    def options(self) -> str:
+        """What to add to a command that is to compute here, where it would not by itself."""
+        if self == choose_placement():
+            return ""
+        return f" --device {self.device} --precision {str(self.precision).removeprefix('torch.')}"
+
 
 ON_CPU = Placement(torch.device("cpu"))
 TILE_LEAF = 0x1D  # of CPUID: the sizes of AMX's tiles

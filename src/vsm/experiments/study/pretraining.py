@@ -24,13 +24,13 @@ class PretrainingPlan:
     Args:
         study: what to measure.
         backbones: code of the user's own that may be imported, as ``module:attribute``.
-        options: not used; pre-training takes place where torch does by default.
+        options: of the jobs: device and precision.
     """
 
     def __init__(self, study: Study, backbones: Sequence[str] = (), **options: Any) -> None:
         assert isinstance(study.settings, PretrainingStudySettings)
-        del options
         self.study, self.asked, self._backbones = study, study.settings, backbones
+        self._options = options
         self._checksum = data_checksum(self.asked.data, {})
         self._known = self._measured_before()
         self.jobs = in_order(
@@ -68,7 +68,7 @@ class PretrainingPlan:
                 f"rows: the study names code that is not part of vsm, {own}; if you trust it, add "
                 f"--backbone {own}"
             )
-        return pretrain_job(settings, self._checksum, before)
+        return pretrain_job(settings, self._checksum, before, **self._options)
 
     def write_results(self, store: JobStore) -> Found:
         """Sum up the finished jobs, and write the result file."""
