@@ -34,6 +34,7 @@ from vsm.experiments.study.definition import (
 )
 from vsm.experiments.study.page import write_page
 from vsm.experiments.study.pictures import chart
+from vsm.experiments.study.plan import StudyPlan
 from vsm.memory import SlotMemory
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.runs.directory import RunDirectory
@@ -349,6 +350,9 @@ def test_rows_of_settings_are_trained_once_and_measured_as_runs_are(
         counts.append((done["measured"], done["kept"]))
     # trainings, a memory, evaluations, and what changed
     assert counts == [(2 + 1 + 4 + 2, 0), (0, 2 + 1 + 4 + 2)]
+    jobs = StudyPlan(read_study(study), precision="bfloat16").jobs
+    rounded = {job.kind for job in jobs if job.options.get("precision") == "bfloat16"}
+    assert rounded == {"train", "learn"}
     found = read_study(study).read_results()
     [condition] = found["conditions"]
     assert "temperature" not in condition["rows"]["memory"]

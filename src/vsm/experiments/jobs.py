@@ -112,10 +112,17 @@ def train_job(
     return Job("train", title, _recipe(settings, data_checksum), after, options)
 
 
-def learn_job(settings: RunSettings, data_checksum: str, encoder: Job | None, **views: int) -> Job:
+def learn_job(
+    settings: RunSettings,
+    data_checksum: str,
+    encoder: Job | None,
+    options: Mapping[str, Any],
+    **views: int,
+) -> Job:
     """Return the learning of a memory, as the ``gaussian`` of ``settings`` says.
 
-    ``views`` are some of :data:`VIEWS`, for :func:`vsm.runs.learning.open_encoder`.
+    ``options`` may have device and precision; ``views`` are some of :data:`VIEWS`, for
+    :func:`vsm.runs.learning.open_encoder`.
     """
     title = f"learn a memory of {settings.data}"
     values = asdict(settings)
@@ -123,7 +130,7 @@ def learn_job(settings: RunSettings, data_checksum: str, encoder: Job | None, **
     recipe = {"settings": learned, "pixels": data_checksum, **views}
     if settings.init is not None and is_frozen_encoder(settings.init):
         recipe["encoder"] = settings.init
-    return Job("learn", title, recipe, () if encoder is None else (encoder,))
+    return Job("learn", title, recipe, () if encoder is None else (encoder,), dict(options))
 
 
 def _recipe(settings: RunSettings | PretrainSettings, data_checksum: str) -> dict[str, Any]:

@@ -168,7 +168,8 @@ class StudyPlan:
             model=ModelSettings(inference="gaussian"),
         )
         settings = with_changes(base, changes)
-        return Model(learn_job(settings, self._checksum, before, **views), settings)
+        job = learn_job(settings, self._checksum, before, self._options, **views)
+        return Model(job, settings)
 
     def _trained(self, row: Mapping[str, Any], seed: int) -> Model:
         base = settings_from_files(*preset_paths(self.asked.base or ""))
