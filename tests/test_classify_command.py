@@ -108,7 +108,7 @@ def test_files_can_be_asked_for_by_name_and_a_single_class_be_fitted(
     assert "100.0%" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["photos-vsm", "cifar-fs-vsm"])
+@pytest.mark.parametrize("name", ["photos-vsm", "cifar-fs-resnet12-vsm"])
 def test_without_a_model_photographs_are_expected(
     name: str,
     folders: Folders,
@@ -116,7 +116,7 @@ def test_without_a_model_photographs_are_expected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     support, query, _ = folders
-    if name == "cifar-fs-vsm":  # as if the extra were not installed
+    if name == "cifar-fs-resnet12-vsm":  # as if the extra were not installed
         monkeypatch.setattr("vsm.cli.classify.PHOTOS_WEIGHTS", "no_such_package")
     assert main(["classify", "--support", support, "--query", query, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == name

