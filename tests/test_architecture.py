@@ -30,7 +30,8 @@ ALLOWED = {
     "classify": "system data nn memory model evaluation runs",
     "stores": "system memory",
     "export": "system nn memory runs",
-    "benchmarking": "system backbones data memory model evaluation runs training classify",
+    "benchmarking": "system backbones data memory model evaluation runs pretraining training "
+    "classify",
     "experiments": "system data nn memory model baselines evaluation runs pretraining training "
     "classify benchmarking",
     "serve": "system data memory runs classify stores",

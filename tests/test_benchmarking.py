@@ -627,11 +627,11 @@ def test_a_benchmark_that_is_stopped_goes_on_from_what_was_measured(
     first = rounds_of_seconds(monkeypatch, fail_after=4)
     with pytest.raises(Interrupted, match="stopped and saved after 4 jobs; the same command goes"):
         run_jobs(plan.jobs, store, launcher)
-    assert [store.state(job) for job in plan.jobs] == ["done"] * 4 + ["waiting"] * 9
+    assert [store.state(job) for job in plan.jobs] == ["done"] * 4 + ["waiting"] * 10
     kept = [store.outcome(job) for job in plan.jobs[:4]]
     second = rounds_of_seconds(monkeypatch)
     outcome = run_jobs(plan.jobs, store, launcher)
-    assert (len(outcome.skipped), len(outcome.done), outcome.failed) == (4, 9, [])
+    assert (len(outcome.skipped), len(outcome.done), outcome.failed) == (4, 10, [])
     assert [one.recipe() for one in first + second] == [
         group.recipe() for group in plan.plan.groups()
     ]
@@ -683,7 +683,7 @@ def test_bench_full_writes_a_page_and_measures_again_only_when_asked(
 ) -> None:
     monkeypatch.setattr(speed, "describe_machine", lambda _: plan.machine)
     measured = rounds_of_seconds(monkeypatch)
-    for words, total in (([], 20), ([], 20), (["--again"], 40)):
+    for words, total in (([], 22), ([], 22), (["--again"], 44)):
         with redirect_stdout(io.StringIO()) as output:
             assert main(["bench", "--full", "--output", str(tmp_path), "--json", *words]) == 0
         assert len(measured) == total

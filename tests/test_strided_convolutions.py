@@ -16,7 +16,7 @@ from vsm.experiments.paper.budgets import BUDGETS
 from vsm.runs.configuration import PRESETS, preset_paths, settings_from_files
 from vsm.runs.shipped import shipped_folder, shipped_names
 
-WIDTHS = (1, 2, 4, 7, 8, 16, 24, 32, 64)
+WIDTHS = (1, 2, 4, 7, 8, 16, 24, 32, 48, 64)
 SHAPES = [(1, 28, 28), (3, 32, 32), (3, 84, 84)]
 
 

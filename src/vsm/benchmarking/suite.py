@@ -241,16 +241,7 @@ class Plan:
                 for shot in SHOTS
             ),
             *(self._beside_reference(size, usual) for size in REFERENCE_SIZES),
-            Group(
-                "step of pre-training in float32 and bfloat16",
-                self.pretraining,
-                {
-                    "pretraining_step_float32": ["pretraining_step", "float32"],
-                    "pretraining_step_bfloat16": ["pretraining_step", "bfloat16"],
-                },
-                ratios={BFLOAT16_RATIO: ("pretraining_step_bfloat16", "pretraining_step_float32")},
-                **memories,
-            ),
+            self._pretraining(memories),
             *(
                 self._classifying(model, queries, "pictures", usual)
                 for queries in self.queries
@@ -285,6 +276,17 @@ class Plan:
                 for size in BACKBONE_SIZES
             ),
         ]
+
+    def _pretraining(self, usual: Any) -> Group:
+        """A step of pre-training in both precisions."""
+        names = {one: f"pretraining_step_{one}" for one in ("float32", "bfloat16")}
+        return Group(
+            "step of pre-training in float32 and bfloat16",
+            self.pretraining,
+            {name: ["pretraining_step", precision] for precision, name in names.items()},
+            ratios={BFLOAT16_RATIO: (names["bfloat16"], names["float32"])},
+            **usual,
+        )
 
     def _classifying(self, model: str, queries: int, pictures: str, usual: Any) -> Group:
         """What the classifier of a shipped model is asked."""
