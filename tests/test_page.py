@@ -37,6 +37,9 @@ def browser() -> Iterator[Browser]:
         yield found
 
 
+expect.set_options(timeout=20_000)  # browser, server and other tests may share two cores
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with listening(tmp_path_factory.mktemp("page") / "store.sqlite") as address:
@@ -349,6 +352,7 @@ def test_what_was_remembered_is_forgotten_unless_that_is_undone(page: Page) -> N
     expect(page.locator("#task-remember")).to_have_text("Remembered")
     page.locator("#tab-memory").click()
     page.locator("#memory-search").fill("wheel")
+    expect(page.locator("#memory-list .pick")).to_have_count(1)
     expect(page.locator("#memory-list .tag")).to_have_text(["added"])
     page.locator("#memory-list .pick").click()
     forget = page.locator("#memory-detail").get_by_role("button", name="Forget")
@@ -388,6 +392,7 @@ def test_a_class_that_leaves_something_behind_is_forgotten_in_plain_words(page: 
     page.clock.install()
     details.get_by_role("button", name="Forget").click()
     page.get_by_role("dialog").get_by_role("button", name="Forget").click()
+    expect(page.locator("#toasts")).to_contain_text("will be forgotten")  # the delay has begun
     page.clock.fast_forward(8_000)
     expect(page.locator("#toasts")).to_have_text(
         "alphabet03/character05 forgotten. Some of what the model learned from it stays."
