@@ -67,6 +67,19 @@ def test_dropout_keeps_the_mean_and_comes_from_its_generator() -> None:
         backbone(images)
 
 
+@pytest.mark.parametrize("keep_probability", [0.5, 0.9])
+def test_dropping_before_rectifying_gives_the_papers_order(keep_probability: float) -> None:
+    backbone = Conv4((3, 32, 32), channels=4, keep_probability=keep_probability)
+    images = torch.randn(3, 3, 32, 32)
+    random = torch.Generator().manual_seed(1)
+    hidden = images
+    for block in backbone.blocks:
+        active = F.relu(block(hidden)).contiguous(memory_format=torch.channels_last)
+        hidden = F.max_pool2d(drop(active, keep_probability, random), 2)
+    made = backbone(images, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(made, hidden.flatten(1))
+
+
 def test_nothing_is_dropped_in_evaluation() -> None:
     backbone = Conv4((1, 28, 28), channels=4, keep_probability=0.5).eval()
     images = torch.rand(2, 1, 28, 28)

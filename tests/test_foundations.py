@@ -19,6 +19,7 @@ from vsm.evaluation.statistics import (
     student_quantile,
 )
 from vsm.seeding import (
+    bernoulli,
     categorical,
     default_generator,
     derive_seed,
@@ -93,6 +94,9 @@ def test_a_task_meets_the_same_noise_whichever_tasks_are_drawn_with_it() -> None
     torch.testing.assert_close(normal(whole, 12, 5)[6:], normal(share, 6, 5), rtol=0, atol=0)
     torch.testing.assert_close(uniform(whole, 12, 5)[6:], uniform(share, 6, 5), rtol=0, atol=0)
     assert torch.equal(integers(whole, 1000, 12, 5)[6:], integers(share, 1000, 6, 5))
+    for probability in (0.5, 0.9):
+        drawn = bernoulli(whole, probability, 12, 5), bernoulli(share, probability, 6, 5)
+        assert torch.equal(drawn[0][6:], drawn[1])
     even = torch.ones(12, 1000)
     assert torch.equal(categorical(whole, even, 5)[6:], categorical(share, even[6:], 5))
 
@@ -111,7 +115,22 @@ def test_draws_by_task_follow_their_distributions() -> None:
     assert drawn[1].unique().tolist() == [0]
 
 
+@pytest.mark.parametrize("probability", [0.5, 0.25, 0.9, 0.99, 0.0, 1.0])
+def test_ones_come_with_their_probability_and_independently(probability: float) -> None:
+    count = 400_000
+    drawn = bernoulli(task_generators(0, "noise", 0, range(2)), probability, 2, count).double()
+    assert set(drawn.unique().tolist()) <= {0.0, 1.0}
+    deviation = math.sqrt(probability * (1 - probability) / count)
+    assert (drawn.mean(1) - probability).abs().max() <= 4 * deviation
+    if deviation:  # of neighbors, which share a draw of the generator, and of tasks
+        pairs = [(drawn[0, :-step], drawn[0, step:]) for step in (1, 2, 4, 8)]
+        for one, other in [*pairs, (drawn[0], drawn[1])]:
+            assert torch.corrcoef(torch.stack([one, other]))[0, 1].abs() < 4 / math.sqrt(count)
+
+
 def test_generators_that_cannot_share_the_rows_evenly_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 generators cannot share 3 rows"):
+        bernoulli(task_generators(0, "noise", 0, range(2)), 0.5, 3)
     with pytest.raises(ValueError, match="2 generators cannot share 3 rows"):
         normal(task_generators(0, "noise", 0, range(2)), 3)
 

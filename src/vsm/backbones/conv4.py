@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.backbones.parts import drop
+from vsm.backbones.parts import survivors
 from vsm.seeding import Randomness
 
 
@@ -55,11 +55,13 @@ class Conv4(nn.Module):
         ``random`` is the source of the dropout pattern; needed in training if anything is dropped.
         """
         hidden = images.contiguous(memory_format=torch.channels_last)
+        drops = self.training and self.keep_probability < 1
         for block in self.blocks:
             hidden = block(hidden)
-            if self.training and self.keep_probability < 1:
-                hidden = drop(F.relu(hidden), self.keep_probability, random)
-                hidden = F.max_pool2d(hidden, 2, ceil_mode=self.pool_rounds_up)
-            else:  # rectifying after pooling gives the same and touches a quarter of the values
-                hidden = F.relu(F.max_pool2d(hidden, 2, ceil_mode=self.pool_rounds_up))
+            if drops:
+                hidden = hidden * survivors(hidden, self.keep_probability, random)
+            # Rectifying and scaling after pooling give the same and touch a quarter of the values.
+            hidden = F.relu(F.max_pool2d(hidden, 2, ceil_mode=self.pool_rounds_up))
+            if drops:
+                hidden = hidden / self.keep_probability
         return hidden.flatten(1)

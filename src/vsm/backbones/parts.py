@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.seeding import Randomness, uniform
+from vsm.seeding import Randomness, bernoulli, uniform
 
 
 def scaled_width(width: int, channels: int) -> int:
@@ -141,8 +141,17 @@ def drop(hidden: Tensor, keep_probability: float, random: Randomness | None) -> 
     """
     if keep_probability == 1:
         return hidden
-    kept = _uniform(hidden.shape, random) < keep_probability
-    return hidden * kept.to(hidden) / keep_probability
+    return hidden * survivors(hidden, keep_probability, random) / keep_probability
+
+
+def survivors(hidden: Tensor, keep_probability: float, random: Randomness | None) -> Tensor:
+    """Return ones where an activation survives and zeros elsewhere, laid out as ``hidden`` is."""
+    source = _required(random)
+    if hidden.dim() == 4 and hidden.is_contiguous(memory_format=torch.channels_last):
+        batch, channels, height, width = hidden.shape
+        kept = bernoulli(source, keep_probability, batch, height, width, channels)
+        return kept.movedim(-1, 1).to(hidden)
+    return bernoulli(source, keep_probability, *hidden.shape).to(hidden)
 
 
 def drop_blocks(
@@ -167,7 +176,7 @@ def drop_blocks(
     side = min(block_size, height, width)
     corners = (height - side + 1, width - side + 1)  # a square lies inside its map
     rate = (1 - keep_probability) * height * width / (side**2 * corners[0] * corners[1])
-    seeds = (_uniform((batch, channels, *corners), random) < rate).to(hidden)
+    seeds = (uniform(_required(random), batch, channels, *corners) < rate).to(hidden)
     dropped = F.max_pool2d(F.pad(seeds, [side - 1] * 4), side, stride=1)  # [B, C, H, W]
     return hidden * (1 - dropped) / _expected_share(height, width, side, rate)
 
@@ -182,7 +191,7 @@ def _expected_share(height: int, width: int, side: int, rate: float) -> float:
     return sum(shares) / len(shares)
 
 
-def _uniform(shape: tuple[int, ...], random: Randomness | None) -> Tensor:
+def _required(random: Randomness | None) -> Randomness:
     if random is None:
         raise ValueError("random: dropout needs a generator while training")
-    return uniform(random, *shape)
+    return random
