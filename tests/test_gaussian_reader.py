@@ -456,6 +456,19 @@ def test_linear_scores_are_those_of_squares_and_have_their_gradient(distance: fl
 
 
 @pytest.mark.parametrize("how", READINGS)
+def test_a_linear_map_of_projected_features_is_one_of_features(how: Reading) -> None:
+    reader = read(*classes_of(8), how)[0].reader
+    weights, biases = values(4, WIDTH, seed=8).float(), values(4, seed=9).float()
+    made, constants = reader.unprojected(weights, biases)
+    for row in values(5, WIDTH, seed=10):
+        projected = reader.rotation.double() @ row + reader.offset.double()
+        expected = weights.double() @ projected + biases.double()
+        torch.testing.assert_close(
+            made.double() @ row + constants.double(), expected, atol=1e-4, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("how", READINGS)
 def test_the_noise_is_the_mean_variance_within_classes(how: Reading) -> None:
     features, class_ids = classes_of(8)
     memory, dense = read(features, class_ids, how)

@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -43,6 +44,7 @@ Randomness = Generators | Draws
 """Where draws come from."""
 
 
+@lru_cache(maxsize=64, typed=True)  # one classifier fits many tasks with one seed
 def derive_seed(seed: int, *names: str | int) -> int:
     """Return a 63-bit seed that depends on every part and on their order."""
     key = "\x1f".join(str(part) for part in (seed, *names))

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vsm.classify.explanation import (
     Direction,
@@ -34,6 +35,7 @@ from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import generator
 
 DIRECTIONS_SHOWN = 3
+NO_FEATURES = torch.empty(0, 0)
 SAME_EVIDENCE = 1e-4  # relative difference below which a slot is made of the very support
 
 
@@ -43,46 +45,46 @@ class Examples:
 
     Attributes:
         labels: N of them.
-        support: features of each class ``[K_n, D]``.
-        remembered: how many of each class's examples the memory has taken in already.
+        features: of all examples, class by class ``[P, D]``.
+        shots: how many examples each class has.
+        remembered: how many of these, the first ones, the memory has taken in already.
     """
 
     labels: tuple[Any, ...] = ()
-    support: tuple[Tensor, ...] = ()
+    features: Tensor = NO_FEATURES
+    shots: tuple[int, ...] = ()
     remembered: tuple[int, ...] = ()
-
-    @cached_property
-    def shots(self) -> list[int]:
-        """How many examples each class has."""
-        return [rows.shape[0] for rows in self.support]
 
     def add(self, features: Tensor, labels: npt.NDArray[Any]) -> "Examples":
         """Return these and more examples ``[n, D]`` with their labels ``[n]``."""
-        known = zip(self.support, self.remembered, strict=True)
-        held = dict(zip(self.labels, known, strict=True))
+        known = zip(self.labels, self.shots, strict=True)
+        given = [label for label, shot in known for _ in range(shot)] + labels.tolist()
         places: dict[Any, list[int]] = {}
-        for place, label in enumerate(labels.tolist()):
+        for place, label in enumerate(given):
             places.setdefault(label, []).append(place)
-        order = [place for found in places.values() for place in found]
+        ordered = sorted(places)
+        order = [place for label in ordered for place in places[label]]
+        rows = torch.cat([self.features, features]) if self.labels else features
         in_order = order == list(range(len(order)))  # mostly they come class by class
-        rows = features.clone() if in_order else features[torch.tensor(order).to(features.device)]
-        parts = rows.split(list(map(len, places.values())))
-        for label, rows in zip(places, parts, strict=True):
-            before, done = held.get(label, (None, 0))
-            held[label] = (rows if before is None else torch.cat([before, rows]), done)
-        ordered = sorted(held)
-        support, remembered = zip(*(held[label] for label in ordered), strict=True)
-        return Examples(tuple(ordered), support, remembered)
+        rows = rows.clone() if in_order else rows[torch.tensor(order).to(rows.device)]
+        done = dict(zip(self.labels, self.remembered, strict=True))
+        return Examples(
+            tuple(ordered),
+            rows,
+            tuple([len(places[label]) for label in ordered]),
+            tuple([done.get(label, 0) for label in ordered]),
+        )
 
     def not_remembered(self) -> tuple[Tensor, list[str]]:
         """Return the features ``[n, D]`` and class names that the memory has not taken in."""
-        fresh = [rows[done:] for rows, done in zip(self.support, self.remembered, strict=True)]
+        classes = zip(self.features.split(self.shots), self.remembered, strict=True)
+        fresh = [rows[done:] for rows, done in classes]
         pairs = zip(self.labels, fresh, strict=True)
         return torch.cat(fresh), [str(label) for label, rows in pairs for _ in rows]
 
     def all_remembered(self) -> "Examples":
         """Return the same examples, all of them taken in."""
-        return replace(self, remembered=tuple(self.shots))
+        return replace(self, remembered=self.shots)
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,24 @@ class FittedClasses:
     @torch.inference_mode()
     def _log_probabilities(self, features: Tensor) -> Tensor:
         """Eq. 1 for every sample of the prototypes: ``[n, D]`` to ``[1, n, N, L]``."""
-        return self.trained.model.classify(self._projected(features), self.inferred)
+        memory, linear = self._memory, self._linear
+        if memory is None or linear is None:
+            return self.trained.model.classify(self._projected(features), self.inferred)
+        scores = F.linear(memory.normalized(features), *linear)
+        return F.log_softmax(scores, -1)[None, :, :, None]
+
+    @cached_property
+    def _linear(self) -> tuple[Tensor, Tensor] | None:
+        """Weights ``[N, D]`` and biases ``[N]`` of normalized features, where all is linear there.
+
+        Projecting the directions of N classes takes less than projecting every picture.
+        """
+        found, memory = self.inferred.gaussian, self._memory
+        if found is None or memory is None or not found.is_shared:
+            return None
+        reader = memory.reader.to(self.inferred.prototypes.device)
+        weights, biases = reader.unprojected(*found.linear())
+        return weights[0], biases[0]
 
     def _calibrated(self, log_probabilities: Tensor, temperature: float) -> Tensor:
         """Average over samples, and calibrate: ``[1, n, N, L]`` to probabilities ``[n, N]``."""
@@ -268,9 +287,8 @@ class FittedClasses:
     def _parts(self, features: Tensor, also: int = 1) -> tuple[Tensor, ...]:
         """Split rows into parts whose samples, or ``also`` numbers per row, fit into memory."""
         _, way, samples, _ = self.inferred.prototypes.shape
-        per_row = max(way * samples, also)
-        parts: tuple[Tensor, ...] = features.split(max(1, ELEMENTS_AT_ONCE // per_row))
-        return parts
+        most = max(1, ELEMENTS_AT_ONCE // max(way * samples, also))
+        return (features,) if len(features) <= most else features.split(most)
 
     def _by_class(self, values: Tensor) -> list[dict[Any, float]]:
         """Name the numbers of each row by class: ``[n, N]``."""
@@ -300,14 +318,14 @@ def fit_classes(
     """
     model = trained.model
     bare = None if memory is None else memory.memory
-    projected = model.project(torch.cat(examples.support), bare)
+    projected = model.project(examples.features, bare)
     support = SupportSet.of_classes(projected, examples.shots)
     counted = (0,) * len(examples.labels)
     state = slot_mask = None
     if memory is not None:
-        state = prepared or memory.memory.to(model.device)
+        state = prepared or memory.memory.to(projected.device)
         if memory.names:
-            slot_mask = _slot_mask(memory, examples.labels, model.device)
+            slot_mask = _slot_mask(memory, examples.labels, projected.device)
             support, counted = _with_remembered(support, examples, memory)
     inferred = model.infer(support, state, generator(seed, "classify"), slot_mask)
     return FittedClasses(trained, memory, examples, counted, inferred, seed)

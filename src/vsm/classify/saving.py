@@ -41,7 +41,7 @@ def write_classifier(path: Path, saved: Saved) -> None:
     trained, examples = saved.trained, saved.examples
     tensors = {f"model.{name}": value for name, value in trained.model.state_dict().items()}
     tensors |= {
-        "support.features": torch.cat(examples.support),
+        "support.features": examples.features,
         "support.sizes": torch.tensor(examples.shots),
         "support.remembered": torch.tensor(examples.remembered),
     }
@@ -105,7 +105,8 @@ def _restored(
     features = tensors["support.features"].to(placement.device)
     examples = Examples(
         tuple(metadata["labels"]),
-        features.split(tensors["support.sizes"].tolist()),
+        features,
+        tuple(tensors["support.sizes"].tolist()),
         tuple(tensors["support.remembered"].tolist()),
     )
     for memory in memories.values():
@@ -130,11 +131,11 @@ def _restored(
 def _require_examples(examples: Examples, width: int) -> None:
     """Raise a ``ValueError`` unless every class has a label, rows of features, and the rest."""
     count = len(examples.labels)
-    if not len(examples.support) == len(examples.remembered) == count > 0:
+    if not len(examples.shots) == len(examples.remembered) == count > 0:
         raise ValueError("other numbers of labels than of examples")
     if not all(isinstance(label, str | int | float) for label in examples.labels):
         raise ValueError("labels are texts or numbers")
     if len(set(examples.labels)) < count:
         raise ValueError("two classes have the same label")
-    if any(rows.ndim != 2 or rows.shape[1] != width for rows in examples.support):
-        raise ValueError("examples have another number of features")
+    if min(examples.shots) < 1 or examples.features.shape != (sum(examples.shots), width):
+        raise ValueError("examples are not as many as they say, or have other features")

@@ -53,19 +53,23 @@ class GaussianPrototypes(NamedTuple):
     is_shared: bool = False
 
     def log_probabilities(self, queries: Tensor) -> Tensor:
-        """Classify ``queries [T, B, D]``: the log-softmax of :meth:`scores`, ``[T, B, N]``.
-
-        Where classes share their variance, squares of queries and determinants are the same for
-        all and cancel: what is left is linear in the queries. With c the mean of all prototypes,
-        h·(m − c)/(1 + v) − ½ (m² − c²)/(1 + v).
-        """
+        """Classify ``queries [T, B, D]``: the log-softmax of :meth:`scores`, ``[T, B, N]``."""
         if not self.is_shared:
             return F.log_softmax(self.scores(queries), -1)
+        directions, constants = self.linear()
+        return F.log_softmax(torch.baddbmm(constants.unsqueeze(-2), queries, directions.mT), -1)
+
+    def linear(self) -> tuple[Tensor, Tensor]:
+        """Return weights ``[T, N, D]`` and biases ``[T, N]`` of scores that are linear in queries.
+
+        Where classes share their variance, squares of queries and determinants are the same for
+        all and cancel. With c the mean of all prototypes, h·(m − c)/(1 + v) − ½ (m² − c²)/(1 + v)
+        is left.
+        """
         mean = self.gaussian.mean
         center = mean.detach().mean(-2, keepdim=True)  # far from zero, differences would cancel
         directions = (mean - center) / (1 + self.gaussian.variance)
-        constants = ((mean + center) * directions).sum(-1).unsqueeze(-2)
-        return F.log_softmax(torch.baddbmm(constants, queries, directions.mT, beta=-0.5), -1)
+        return directions, ((mean + center) * directions).sum(-1) * -0.5
 
     def scores(self, queries: Tensor) -> Tensor:
         """Score ``queries [T, B, D]`` in each class, for a softmax over classes: ``[T, B, N]``.
@@ -131,6 +135,13 @@ class GaussianReader(NamedTuple):
     def project(self, features: Tensor) -> Tensor:
         """Map normalized features ``[..., D]`` to the coordinates in which they are read."""
         return F.linear(features, self.rotation, self.offset)
+
+    def unprojected(self, weights: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the linear map of normalized features that one of projected features amounts to.
+
+        With y = A·h + a, W·y + b = (W·A)·h + (b + W·a): ``[..., N, D]`` and ``[..., N]``.
+        """
+        return weights @ self.rotation, biases + weights @ self.offset
 
     def infer(self, support: SupportSet, slot_mask: Tensor | None = None) -> GaussianPrototypes:
         """Infer prototypes from projected support by Bayes' rule.
@@ -240,7 +251,8 @@ class Decomposition(NamedTuple):
         else:
             ratios = self.ratios + beta * self.share
         scale = math.sqrt(noise_scale)
-        slots = (self.slots / scale).float()
+        # Stored by column: few classes address and recall many slots half as fast by row.
+        slots = (self.slots / scale).float().mT.contiguous().mT
         return GaussianReader(
             self.grand_mean.float(),
             (self.rotation / scale).float(),
