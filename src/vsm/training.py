@@ -110,7 +110,7 @@ def _train(
     with (
         run.step_log(state.step, processes.is_first) as log,
         stop_request() as stop,
-        _report_lost_process(settings, state, output),
+        _report_lost_process(model, state, output),
     ):
         while state.step < settings.steps:
             if is_gaussian and state.step % settings.gaussian.refresh_every == 0:
@@ -172,8 +172,7 @@ def _save_or_stop(
         raise Interrupted(
             stopped_by,
             f"stopped and saved at step {state.step} of {settings.steps}; go on with: "
-            f"vsm train --output {run.path} --resume{backbone_option(settings)}"
-            f"{Placement(model.device, model.precision).options}",
+            f"{_resuming(model, run.path)}",
         )
 
 
@@ -263,17 +262,22 @@ def backbone_option(settings: RunSettings) -> str:
     return "" if own is None else f" --backbone {own}"
 
 
+def _resuming(model: FewShotModel, output: Path) -> str:
+    """Return the command that goes on with a run."""
+    placement = Placement(model.device, model.precision)
+    options = f"{backbone_option(model.settings)}{placement.options}"
+    return f"vsm train --output {output} --resume{options}"
+
+
 @contextmanager
-def _report_lost_process(
-    settings: RunSettings, state: TrainingState, output: Path
-) -> Iterator[None]:
+def _report_lost_process(model: FewShotModel, state: TrainingState, output: Path) -> Iterator[None]:
     """Say at which step a process was lost, and how to go on."""
     try:
         yield
     except ProcessLostError as error:
         raise ProcessLostError(
             f"a process of this job was lost at step {state.step}; "
-            f"go on with: vsm train --output {output} --resume{backbone_option(settings)}"
+            f"go on with: {_resuming(model, output)}"
         ) from error
 
 
