@@ -219,7 +219,7 @@ def test_a_stopped_pre_training_says_how_to_go_on_in_the_same_precision(
     tiny_dataset: ImageDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vsm.pretraining.loop.open_images", lambda name: tiny_dataset)
-    with pytest.raises(Interrupted, match=r"--resume --device cpu --precision bfloat16$"):
+    with pytest.raises(Interrupted, match=r"--resume --precision bfloat16$"):
         pretrain(PRETRAINING, tmp_path / "run", progress=signal_at(2), placement=IN_BFLOAT16)
     with pytest.raises(Interrupted, match=r"--resume$"):
         pretrain(PRETRAINING, tmp_path / "plain", progress=signal_at(2), placement=ON_CPU)
@@ -278,6 +278,21 @@ def test_auto_takes_the_gpu_of_its_process_and_bfloat16_where_there_is_any(
     pretend_gpus(monkeypatch, 1, bfloat16=False)  # a scheduler shows each process its own GPU alone
     assert choose_placement() == Placement(torch.device("cuda", 0))
     assert choose_placement("cpu", "bfloat16").precision == torch.bfloat16
+
+
+def test_a_command_names_device_and_precision_only_where_they_are_not_chosen_by_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend_gpus(monkeypatch, 0)
+    assert ON_CPU.options == ""
+    assert IN_BFLOAT16.options == " --precision bfloat16"
+    pretend_gpus(monkeypatch, 4)
+    assert ON_CPU.options == " --device cpu"
+    assert Placement(torch.device("cuda", 2), torch.bfloat16).options == " --device cuda:2"
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "2")  # whose own GPU cannot be named for all
+    assert Placement(torch.device("cuda", 2), torch.bfloat16).options == ""
+    assert Placement(torch.device("cuda", 2)).options == " --precision float32"
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,17 @@ def test_a_classifier_file_that_is_none_or_was_changed_is_refused(
     save_tensors(path, tensors, {name: metadata[name] for name in metadata if name != "labels"})
     with pytest.raises(RunError, match=r"damaged: its parts do not fit \(KeyError\('labels'"):
         FewShotClassifier.load(path)
+    for changed in (
+        {"support.sizes": tensors["support.sizes"].double()},
+        {"support.sizes": tensors["support.sizes"] + 1},
+        {"support.remembered": tensors["support.sizes"] + 1},
+        {"support.remembered": tensors["support.remembered"].double()},
+        {"support.features": tensors["support.features"].double()},
+        {"support.features": tensors["support.features"][:, 1:]},
+    ):
+        save_tensors(path, tensors | changed, metadata)
+        with pytest.raises(RunError, match=r"is damaged: its parts do not fit"):
+            FewShotClassifier.load(path)
     with pytest.raises(RunError, match="does not hold a classifier"):
         FewShotClassifier.load(tmp_path / "vsm" / "memory.safetensors")
     (tmp_path / "pickle.vsm").write_bytes(b"\x80\x04.")

@@ -87,14 +87,14 @@ def uniform(random: Randomness, *shape: int) -> Tensor:
 
 
 def bernoulli(random: Randomness, probability: float, *shape: int) -> Tensor:
-    """Draw integers that are 1 with ``probability``, to the next 1/65,536, and 0 else.
+    """Draw 1 with ``probability``, rounded to the nearest 1/65,536, and 0 otherwise; as integers.
 
     One byte is drawn where 256ths tell the probability, two elsewhere: far faster than floats.
     """
     if isinstance(random, Draws):
         return (random.uniform(*shape) < probability).byte()
     generators = _sharing(random, shape[0])
-    kind, bits = (torch.int8, 8) if (probability * 2**8).is_integer() else (torch.int16, 16)
+    kind, bits = (torch.int8, 8) if probability * 2**8 % 1 == 0 else (torch.int16, 16)
     count = math.prod(shape) // len(generators)
     words = torch.empty(len(generators), -(-count * bits // 64), dtype=torch.int64)
     for part, one in zip(words, generators, strict=True):

@@ -137,5 +137,12 @@ def _require_examples(examples: Examples, width: int) -> None:
         raise ValueError("labels are texts or numbers")
     if len(set(examples.labels)) < count:
         raise ValueError("two classes have the same label")
-    if min(examples.shots) < 1 or examples.features.shape != (sum(examples.shots), width):
-        raise ValueError("examples are not as many as they say, or have other features")
+    if not all(type(one) is int for one in (*examples.shots, *examples.remembered)):
+        raise TypeError("expected whole numbers of examples")
+    pairs = zip(examples.remembered, examples.shots, strict=True)
+    if not all(0 <= remembered <= shot and shot for remembered, shot in pairs):
+        raise ValueError("classes without examples, or more remembered than there are")
+    if examples.features.shape != (sum(examples.shots), width):
+        raise ValueError("other numbers of examples, or of their features, than it says")
+    if examples.features.dtype != torch.float32:
+        raise TypeError(f"expected float32 features, got {examples.features.dtype}")

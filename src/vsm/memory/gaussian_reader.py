@@ -62,9 +62,9 @@ class GaussianPrototypes(NamedTuple):
     def linear(self) -> tuple[Tensor, Tensor]:
         """Return weights ``[T, N, D]`` and biases ``[T, N]`` of scores that are linear in queries.
 
-        Where classes share their variance, squares of queries and determinants are the same for
-        all and cancel. With c the mean of all prototypes, h·(m − c)/(1 + v) − ½ (m² − c²)/(1 + v)
-        is left.
+        Only where classes share their variance: squares of queries and determinants are the same
+        for all then, and cancel. With c the mean of all prototypes,
+        h·(m − c)/(1 + v) − ½ (m² − c²)/(1 + v) is left.
         """
         mean = self.gaussian.mean
         center = mean.detach().mean(-2, keepdim=True)  # far from zero, differences would cancel

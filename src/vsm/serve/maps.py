@@ -42,7 +42,7 @@ def task_places(fitted: FittedTask) -> TaskPlaces:
     classifier, support = fitted.classifier, fitted.support
     memory = classifier.memory
     prototypes = classifier.prototypes()
-    examples = classifier.coordinates(Embedded(support.features))
+    examples = classifier.coordinates(Embedded(support.features.to(prototypes.device)))
     names = list(dict.fromkeys(one.name for found in fitted.recalled.values() for one in found))
     slots = prototypes[:0]
     is_gaussian = memory is not None and isinstance(memory.memory, GaussianMemory)

@@ -36,9 +36,13 @@ class Placement:
     @property
     def options(self) -> str:
         """What to add to a command that is to compute here, where it would not by itself."""
-        if self == choose_placement():
-            return ""
-        return f" --device {self.device} --precision {str(self.precision).removeprefix('torch.')}"
+        name = "mps" if self.device.type == "mps" else str(self.device)
+        usual, device = choose_placement(), ""
+        if usual.device != self.device:
+            usual, device = choose_placement(name), f" --device {name}"
+        if usual.precision == self.precision:
+            return device
+        return f"{device} --precision {str(self.precision).removeprefix('torch.')}"
 
 
 ON_CPU = Placement(torch.device("cpu"))
