@@ -121,7 +121,8 @@ def written(path: Path, asked: dict[str, Any]) -> Path:
 @pytest.fixture(scope="module")
 def measured(data: str, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a study that was measured."""
-    path = written(tmp_path_factory.mktemp("study") / "tiny.yaml", asked_of(data, runs))
+    asked = asked_of(data, runs, pairs={"permuted": "without"})
+    path = written(tmp_path_factory.mktemp("study") / "tiny.yaml", asked)
     assert main(["study", str(path), "--json", "--output", str(path.parent / "store")]) == 0
     return path
 
@@ -173,6 +174,15 @@ def test_differences_are_paired_and_have_intervals_over_episodes_and_over_classe
         assert by_class.mean == pytest.approx(direct.mean)
         assert one["ci95_classes"] == pytest.approx(by_class.ci95)
     assert found["mean"] == pytest.approx(sum(one["mean"] for one in found["seeds"]) / 2)
+    [pair] = condition["pairs"]
+    assert (pair["row"], pair["minus"]) == ("permuted", "without")
+    assert pair["mean"] == pytest.approx(
+        found["mean"] - condition["differences"]["permuted"]["mean"]
+    )
+    for one, seed in zip(pair["seeds"], SEEDS, strict=True):
+        first, other = (evaluations[label, seed] for label in ("permuted", "without"))
+        direct = estimate(first.episode_accuracies - other.episode_accuracies)
+        assert one["ci95"] == pytest.approx(direct.ci95)
 
 
 def test_the_reference_is_measured_with_none_some_and_all_of_its_slots(
@@ -396,6 +406,7 @@ def test_a_page_shows_what_result_files_hold_and_nothing_else(
     assert text.index("## Study b") < text.index("## Study a")
     assert "| memory | 56.78 ± " in text
     assert "| memory | 12.34 ± " in text
+    assert "| permuted − without | " in text
     for expected in ("− permuted", "cosine (baseline)", "Spearman", "Every run was trained for 3"):
         assert expected in text
     assert text.count("--model.channels 4") == 2, "what all rows share is said once per study"
@@ -478,6 +489,7 @@ def test_conditions_differ_in_shape_and_batch_norm(
     [
         ({"reference": "memry"}, "reference: 'memry' is none of the rows"),
         ({"controls": ["memory"]}, "controls: 'memory' is the reference itself"),
+        ({"pairs": {"memory": "wthout"}}, "pairs: 'wthout' is none of the rows"),
         ({"epsodes": 3}, "epsodes"),
         ({"shots": [1, "two"]}, "shots"),
         ({"shots": [1, 1]}, "shots: expected different numbers"),

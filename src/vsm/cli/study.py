@@ -29,6 +29,7 @@ from vsm.experiments.study.page import (
     DIFFERENCE_COLUMNS,
     SCORE_COLUMNS,
     difference_rows,
+    pair_rows,
     score_rows,
     write_page,
 )
@@ -151,6 +152,8 @@ def _print_conditions(asked: StudySettings, conditions: list[Found]) -> None:
         if differences := difference_rows(found):
             heading = f"{asked.reference} minus each other, in points"
             print_table(heading, DIFFERENCE_COLUMNS, differences)
+        if pairs := pair_rows(found):
+            print_table("one row minus another, in points", DIFFERENCE_COLUMNS, pairs)
 
 
 def _draw(study: Study, asked: StudySettings, found: Found, quiet: bool) -> int:

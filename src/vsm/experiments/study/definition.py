@@ -67,6 +67,8 @@ class StudySettings:
     """Settings that all rows of settings share, by their dotted names; `init` may hold {seed}."""
     controls: tuple[str, ...] | None = None
     """Labels of rows that are subtracted from the reference; unset: all others."""
+    pairs: dict[str, str] = field(default_factory=dict)
+    """Further differences: label of a row to that of the row that is subtracted from it."""
     without_memory: str | None = None
     """The control that lacks memory alone: what each class gains, and which answers changed."""
     seeds: tuple[int, ...] = (0,)
@@ -113,6 +115,7 @@ class StudySettings:
             raise SettingsError(f"memory_sizes: must not be negative, got {self.memory_sizes}")
         mentioned = [("reference", self.reference), ("without_memory", self.without_memory)]
         mentioned += [("controls", label) for label in self.controls or ()]
+        mentioned += [("pairs", label) for pair in self.pairs.items() for label in pair]
         for name, label in mentioned:
             if label is not None and label not in self.rows:
                 known = ", ".join(map(repr, self.rows))

@@ -66,6 +66,7 @@ def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
     seeds = ", ".join(map(str, asked["seeds"]))
     scores = {name: score_rows(found) for name, found in conditions.items()}
     differences = {name: difference_rows(found) for name, found in conditions.items()}
+    pairs = {name: pair_rows(found) for name, found in conditions.items()}
     blocks: list[Block] = [
         Heading(2, asked["title"]),
         Text(
@@ -78,6 +79,8 @@ def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
     if any(differences.values()):
         blocks.append(Text(f"{asked['reference']} minus each other:"))
         blocks.append(grouped_table(["", *DIFFERENCE_COLUMNS], differences))
+    if any(pairs.values()):
+        blocks += [Text("And of two rows each:"), grouped_table(["", *DIFFERENCE_COLUMNS], pairs)]
     blocks += _memory_sizes(asked, conditions) + _effects(conditions)
     for found in conditions.values():
         blocks += _chart(study, found) + _changed_answers(study, found, page)
@@ -103,15 +106,22 @@ def _scores(row: Found) -> list[str]:
 
 
 def difference_rows(found: Found) -> list[list[str]]:
-    """Return paired differences: over all seeds, the interval over classes, and of each seed."""
+    """Return paired differences of the reference to others."""
+    return [_difference(f"− {label}", row) for label, row in found["differences"].items()]
+
+
+def pair_rows(found: Found) -> list[list[str]]:
+    """Return the further differences that a study asks for."""
+    return [_difference(f"{one['row']} − {one['minus']}", one) for one in found.get("pairs", [])]
+
+
+def _difference(name: str, row: Found) -> list[str]:
+    """Return a difference: over all seeds, the interval over classes, and of each seed."""
     return [
-        [
-            f"− {label}",
-            _percent(row, "+"),
-            _half_width(row["ci95_classes"]),
-            ", ".join(f"{100 * one['mean']:+.2f}" for one in row["seeds"]),
-        ]
-        for label, row in found["differences"].items()
+        name,
+        _percent(row, "+"),
+        _half_width(row["ci95_classes"]),
+        ", ".join(f"{100 * one['mean']:+.2f}" for one in row["seeds"]),
     ]
 
 

@@ -49,6 +49,10 @@ class _Summary:
                 label: self._difference(reference, (rows | baselines)[label], class_ids)
                 for label in (*asked.compared, *baselines)
             },
+            "pairs": [
+                {"row": one, "minus": other, **self._difference(rows[one], rows[other], class_ids)}
+                for one, other in asked.pairs.items()
+            ],
         }
         if is_inductive:
             found["memory_sizes"] = self._memory_sizes(reference)
@@ -64,7 +68,7 @@ class _Summary:
         return read_cell(self.store, jobs, seeds)
 
     def _difference(self, reference: Cell, other: Cell, class_ids: Tensor) -> Found:
-        """Return how much more accurate the reference is, over episodes and over classes."""
+        """Return how much more accurate the first is, over episodes and over classes."""
         seed = self.plan.asked.episode_seed
         more = reference.values("accuracy") - other.values("accuracy")  # [S, E]
         pairs = reference.confusions - other.confusions  # [S, E, N, N]
