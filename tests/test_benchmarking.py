@@ -102,7 +102,7 @@ TINY_PLAN = Plan(
     TINY_EVALUATION,
     classifier=TINY_CLASSIFIER,
     models=("glyphs-5w1s",),
-    queries=(3,),
+    queries=((3, 2),),
     photographs=(("photos-vsm", 1),),
     pretraining=PretrainingWorkload(channels=2, images=4, classes=3),
     slots=(6, 9),

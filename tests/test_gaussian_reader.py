@@ -441,7 +441,7 @@ def test_linear_scores_are_those_of_squares_and_have_their_gradient(distance: fl
     support = (values(2, 4, 3, WIDTH, seed=5) + distance).float().requires_grad_()
     queries = (values(2, 9, WIDTH, seed=6) + distance).float()
     found = reader.infer(SupportSet.of(support))
-    assert found.is_shared
+    assert found.linear() is not None
     exact = found.gaussian.mean.double(), found.gaussian.variance.double() + 1
     squares = (queries.double().unsqueeze(2) - exact[0].unsqueeze(1)).square()  # [T, B, N, D]
     expected = (-0.5 * squares / exact[1].unsqueeze(1)).sum(-1).log_softmax(-1)

@@ -196,8 +196,9 @@ class Plan:
         step: one training step; its image size is set to each that is compared.
         pretraining: one step of it, in both precisions.
         evaluation: the episodes; their shot is set to each of ``SHOTS``.
-        classifier: what the classifiers of the shipped ``models`` are asked; its queries are set to
-            each of ``queries``.
+        classifier: what the classifiers of the shipped ``models`` are asked.
+        queries: how many pictures these are asked, and turns of each number: what takes a few
+            milliseconds needs many.
         photographs: models of large encoders, and so few pictures that these are asked.
         slots: sizes of the memory whose cost is measured.
         pairs: turns of a training step.
@@ -209,7 +210,7 @@ class Plan:
     evaluation: EvaluationWorkload = field(default_factory=EvaluationWorkload)
     classifier: ClassifierWorkload = field(default_factory=ClassifierWorkload)
     models: tuple[str, ...] = ("cifar-fs-vsm", "glyphs-5w1s", "omniglot-vsm")
-    queries: tuple[int, ...] = (100, 1_000)
+    queries: tuple[tuple[int, int], ...] = ((100, 60), (1_000, 20))
     photographs: tuple[tuple[str, int], ...] = (
         ("cifar-fs-resnet12-vsm", 75),
         ("photos-vsm", 75),
@@ -243,8 +244,8 @@ class Plan:
             *(self._beside_reference(size, usual) for size in REFERENCE_SIZES),
             self._pretraining(memories),
             *(
-                self._classifying(model, queries, "pictures", usual)
-                for queries in self.queries
+                self._classifying(model, queries, "pictures", usual | {"rounds": rounds})
+                for queries, rounds in self.queries
                 for model in self.models
             ),
             *(

@@ -403,6 +403,7 @@ def _embedded(
 ) -> tuple[Tensor, npt.NDArray[Any]]:
     """Embed examples and check their labels."""
     features = images.features if isinstance(images, Embedded) else trained.embed(images)
-    if not len(features):
+    count = features.shape[0]
+    if not count:
         raise ClassifierError("images: expected at least one example, got none")
-    return features, as_labels(labels, len(features))
+    return features, as_labels(labels, count)

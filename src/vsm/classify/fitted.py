@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -59,11 +60,9 @@ class Examples:
         """Return these and more examples ``[n, D]`` with their labels ``[n]``."""
         known = zip(self.labels, self.shots, strict=True)
         given = [label for label, shot in known for _ in range(shot)] + labels.tolist()
-        places: dict[Any, list[int]] = {}
-        for place, label in enumerate(given):
-            places.setdefault(label, []).append(place)
-        ordered = sorted(places)
-        order = [place for label in ordered for place in places[label]]
+        counts = Counter(given)
+        ordered = sorted(counts)
+        order = sorted(range(len(given)), key=given.__getitem__)  # stable: old before new
         rows = torch.cat([self.features, features]) if self.labels else features.clone()
         if order != list(range(len(order))):  # mostly they come class by class
             rows = rows[torch.tensor(order).to(rows.device)]
@@ -71,7 +70,7 @@ class Examples:
         return Examples(
             tuple(ordered),
             rows,
-            tuple([len(places[label]) for label in ordered]),
+            tuple([counts[label] for label in ordered]),
             tuple([done.get(label, 0) for label in ordered]),
         )
 
@@ -259,7 +258,7 @@ class FittedClasses:
         if memory is None or linear is None:
             return self.trained.model.classify(self._projected(features), self.inferred)
         scores = F.linear(memory.normalized(features), *linear)
-        return F.log_softmax(scores, -1)[None, :, :, None]
+        return F.log_softmax(scores, -1).unsqueeze(0).unsqueeze(-1)
 
     @cached_property
     def _linear(self) -> tuple[Tensor, Tensor] | None:
@@ -268,15 +267,16 @@ class FittedClasses:
         None where they are not. Made once a fit: N·D² operations, and D² less for each picture.
         """
         found, memory = self.inferred.gaussian, self._memory
-        if found is None or memory is None or not found.is_shared:
+        linear = None if found is None else found.linear()
+        if linear is None or memory is None:
             return None
         reader = memory.reader.to(self.inferred.prototypes.device)
-        weights, biases = reader.unprojected(*found.linear())
+        weights, biases = reader.unprojected(*linear)
         return weights[0], biases[0]
 
     def _calibrated(self, log_probabilities: Tensor, temperature: float) -> Tensor:
         """Average over samples, and calibrate: ``[1, n, N, L]`` to probabilities ``[n, N]``."""
-        found = scale_by_temperature(predictive(log_probabilities), temperature).exp()[0]
+        found = scale_by_temperature(predictive(log_probabilities), temperature).exp().squeeze(0)
         if not math.isfinite(found.sum()):  # probabilities do not cancel, so what is none shows
             raise ClassifierError(
                 f"probabilities: {self.trained.name} and its memory give numbers that are none; "
@@ -288,7 +288,7 @@ class FittedClasses:
         """Split rows into parts whose samples, or ``also`` numbers per row, fit into memory."""
         _, way, samples, _ = self.inferred.prototypes.shape
         most = max(1, ELEMENTS_AT_ONCE // max(way * samples, also))
-        return (features,) if len(features) <= most else features.split(most)
+        return (features,) if features.shape[0] <= most else features.split(most)
 
     def _by_class(self, values: Tensor) -> list[dict[Any, float]]:
         """Name the numbers of each row by class: ``[n, N]``."""

@@ -28,7 +28,8 @@ def as_labels(labels: Labels, count: int) -> npt.NDArray[Any]:
     if given.dtype.kind == "f" and (np.isfinite(given) & (given == np.rint(given))).all():
         given = given.astype(np.int64)
     if given.dtype.kind not in "iuU" or (
-        given.dtype.kind == "U" and not all(isinstance(label, str) for label in labels)
+        given.dtype.kind == "U"
+        and not all(issubclass(kind, str) for kind in set(map(type, labels)))
     ):
         kinds = {"f": "continuous", "U": "a mixture"}
         kind = kinds.get(given.dtype.kind, str(given.dtype))

@@ -34,6 +34,27 @@ def unit(features: Tensor) -> Tensor:
     return features / length.clamp_min(1e-12)
 
 
+class ShotConstants(NamedTuple):
+    """What reading needs of K examples of each class, by feature: ``[D]``, or ``[T, N, D]``.
+
+    Attributes:
+        gain: K·e/(K·e + 1), how far the posterior's mean lies from π towards that of the examples.
+        log_variance: log v of the posterior, v = e/(K·e + 1).
+        precision: 1/(1 + v), that of the predictive density.
+    """
+
+    gain: Tensor
+    log_variance: Tensor
+    precision: Tensor
+
+    @staticmethod
+    def of(ratios: Tensor, shot: int | Tensor) -> "ShotConstants":
+        """Compute them of e ``[D]`` and K, a number or ``[T, N, 1]``."""
+        evidence = shot * ratios
+        total = evidence + 1
+        return ShotConstants(evidence / total, (ratios / total).log(), total / (total + ratios))
+
+
 class GaussianPrototypes(NamedTuple):
     """The posterior of the prototypes of T tasks, in the reader's coordinates.
 
@@ -42,33 +63,36 @@ class GaussianPrototypes(NamedTuple):
         prior_mean: π ``[T, N, D]``.
         weights: λ ``[T, N, A]``, which remembered classes were recalled.
         noise: a, the variance that members of a class have in these coordinates, where W has 1.
-        is_shared: whether all classes have the same variance, because they have equally many
-            examples.
+        precision: 1/(1 + v) ``[D]``, where all classes share v because they have equally many
+            examples; None elsewhere.
     """
 
     gaussian: DiagonalGaussian
     prior_mean: Tensor
     weights: Tensor
     noise: float = 1.0
-    is_shared: bool = False
+    precision: Tensor | None = None
 
     def log_probabilities(self, queries: Tensor) -> Tensor:
         """Classify ``queries [T, B, D]``: the log-softmax of :meth:`scores`, ``[T, B, N]``."""
-        if not self.is_shared:
+        linear = self.linear()
+        if linear is None:
             return F.log_softmax(self.scores(queries), -1)
-        directions, constants = self.linear()
-        return F.log_softmax(torch.baddbmm(constants.unsqueeze(-2), queries, directions.mT), -1)
+        weights, biases = linear
+        return F.log_softmax(torch.baddbmm(biases.unsqueeze(-2), queries, weights.mT), -1)
 
-    def linear(self) -> tuple[Tensor, Tensor]:
+    def linear(self) -> tuple[Tensor, Tensor] | None:
         """Return weights ``[T, N, D]`` and biases ``[T, N]`` of scores that are linear in queries.
 
-        Only where classes share their variance: squares of queries and determinants are the same
-        for all then, and cancel. With c the mean of all prototypes,
+        None unless classes share their variance. If so, squares of queries and determinants are
+        the same for all and cancel, and with c the prototype of the first class,
         h·(m − c)/(1 + v) − ½ (m² − c²)/(1 + v) is left.
         """
+        if self.precision is None:
+            return None
         mean = self.gaussian.mean
-        center = mean.detach().mean(-2, keepdim=True)  # far from zero, differences would cancel
-        directions = (mean - center) / (1 + self.gaussian.variance)
+        center = mean[..., :1, :].detach()  # far from zero, differences would cancel
+        directions = (mean - center) * self.precision
         return directions, ((mean + center) * directions).sum(-1) * -0.5
 
     def scores(self, queries: Tensor) -> Tensor:
@@ -114,6 +138,7 @@ class GaussianReader(NamedTuple):
             scale over the length of each slot, which makes the logits of Eq. 9.
         rho: how far π lies towards what is recalled.
         noise: mean variance within the remembered classes in these coordinates.
+        constants: what was computed for a number of examples, to be used again.
     """
 
     grand_mean: Tensor
@@ -124,13 +149,14 @@ class GaussianReader(NamedTuple):
     cosine_scales: Tensor
     rho: float
     noise: float
+    constants: dict[int, ShotConstants]
 
     def to(self, device: torch.device) -> "GaussianReader":
         """Return the same on ``device``."""
         if self.slots.device == device:
             return self
         moved = {name: value.to(device) for name, value in self._asdict().items() if name in MOVED}
-        return self._replace(**moved)
+        return self._replace(**moved, constants={})
 
     def project(self, features: Tensor) -> Tensor:
         """Map normalized features ``[..., D]`` to the coordinates in which they are read."""
@@ -155,13 +181,19 @@ class GaussianReader(NamedTuple):
         """
         weights = self._address(support.mean, slot_mask)
         prior = self.rho * (weights @ self.slots)  # the grand mean is zero here
-        evidence = support.shot * self.ratios  # K·e
-        total = evidence + 1
-        mean = torch.lerp(prior, support.mean, evidence / total)
-        log_variance = (self.ratios / total).log()
-        gaussian = DiagonalGaussian(mean, log_variance.expand_as(mean))
-        is_shared = support.shots is None
-        return GaussianPrototypes(gaussian, prior, weights, self.noise, is_shared)
+        constants = self._constants(support.shot)
+        mean = torch.lerp(prior, support.mean, constants.gain)
+        gaussian = DiagonalGaussian(mean, constants.log_variance.expand_as(mean))
+        precision = constants.precision if support.shots is None else None
+        return GaussianPrototypes(gaussian, prior, weights, self.noise, precision)
+
+    def _constants(self, shot: int | Tensor) -> ShotConstants:
+        if isinstance(shot, Tensor):
+            return ShotConstants.of(self.ratios, shot)
+        if shot not in self.constants:
+            with torch.inference_mode(False):  # training may use them too
+                self.constants[shot] = ShotConstants.of(self.ratios, shot)
+        return self.constants[shot]
 
     def _address(self, support_mean: Tensor, slot_mask: Tensor | None) -> Tensor:
         """Eq. 9 with cosines in these coordinates, relative to the grand mean: ``[T, N, A]``."""
@@ -262,6 +294,7 @@ class Decomposition(NamedTuple):
             addressing_scale / slots.norm(dim=-1).clamp_min(1e-12),
             rho,
             self.noise / noise_scale,
+            {},
         )
 
 

@@ -66,5 +66,5 @@ class PrototypeClassifier(nn.Module):
 def predictive(log_probabilities: Tensor) -> Tensor:
     """Average the L probability vectors: log-probabilities ``[T, B, N, L]`` to ``[T, B, N]``."""
     if log_probabilities.shape[-1] == 1:
-        return log_probabilities[..., 0]
+        return log_probabilities.squeeze(-1)
     return torch.logsumexp(log_probabilities, -1) - math.log(log_probabilities.shape[-1])

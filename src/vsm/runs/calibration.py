@@ -33,14 +33,14 @@ class Calibration:
 
         Between two fitted ones log T is linear in log K; beyond the last it is that of the last.
         """
+        if not self.temperatures:
+            return None
         shots = sorted(self.temperatures)
         for fewer, more in pairwise(shots):
             if fewer < shot < more:
                 share = math.log(shot / fewer) / math.log(more / fewer)
                 low, high = (math.log(self.temperatures[known]) for known in (fewer, more))
                 return math.exp(low + share * (high - low))
-        if not shots:
-            return None
         return self.temperatures[min(shots, key=lambda known: abs(known - shot))]
 
     def as_dict(self) -> dict[str, Any]:
