@@ -468,6 +468,20 @@ def test_a_linear_map_of_projected_features_is_one_of_features(how: Reading) -> 
         )
 
 
+def test_an_export_leaves_nothing_of_its_tracing_in_the_reader() -> None:
+    reader = read(*classes_of(8), READINGS[0])[0].reader
+    support = values(1, 4, 3, WIDTH, seed=5).float()
+    expected = reader._replace(constants={}).infer(SupportSet.of(support)).gaussian.mean
+
+    class Reading(torch.nn.Module):
+        def forward(self, support: Tensor) -> Tensor:
+            return reader.infer(SupportSet.of(support)).gaussian.mean
+
+    torch.export.export(Reading(), (support,))
+    torch.testing.assert_close(reader.infer(SupportSet.of(support)).gaussian.mean, expected)
+    assert list(reader.constants) == [3]
+
+
 @pytest.mark.parametrize("how", READINGS)
 def test_the_noise_is_the_mean_variance_within_classes(how: Reading) -> None:
     features, class_ids = classes_of(8)

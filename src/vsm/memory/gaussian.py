@@ -184,13 +184,7 @@ class GaussianMemory(SlotMemory):
         features = unit(features)
         if normalization == "l2n":
             return features
-        center = self._center if features.dtype == torch.float32 else self.center
-        return unit(features - center.to(features))
-
-    @cached_property
-    def _center(self) -> Tensor:
-        """The center in single precision, as most features are."""
-        return self.center.float()
+        return unit(features - self.center.to(features))
 
     @property
     def within(self) -> Tensor:

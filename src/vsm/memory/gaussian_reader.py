@@ -190,10 +190,13 @@ class GaussianReader(NamedTuple):
     def _constants(self, shot: int | Tensor) -> ShotConstants:
         if isinstance(shot, Tensor):
             return ShotConstants.of(self.ratios, shot)
-        if shot not in self.constants:
-            with torch.inference_mode(False):  # training may use them too
-                self.constants[shot] = ShotConstants.of(self.ratios, shot)
-        return self.constants[shot]
+        if shot in self.constants:
+            return self.constants[shot]
+        with torch.inference_mode(False):  # training may use them too
+            found = ShotConstants.of(self.ratios, shot)
+        if type(found.gain) is Tensor:  # while an export traces, there are no numbers to keep
+            self.constants[shot] = found
+        return found
 
     def _address(self, support_mean: Tensor, slot_mask: Tensor | None) -> Tensor:
         """Eq. 9 with cosines in these coordinates, relative to the grand mean: ``[T, N, A]``."""
