@@ -286,7 +286,7 @@ class Decomposition(NamedTuple):
         else:
             ratios = self.ratios + beta * self.share
         scale = math.sqrt(noise_scale)
-        # Stored by column: few classes address and recall many slots half as fast by row.
+        # Stored by column: few classes address and recall many slots faster than by row.
         slots = (self.slots / scale).float().mT.contiguous().mT
         return GaussianReader(
             self.grand_mean.float(),
