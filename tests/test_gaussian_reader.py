@@ -16,6 +16,8 @@ from torch.distributions import MultivariateNormal, Normal
 
 import vsm
 from vsm import FewShotClassifier
+from vsm.classify.classifier import Embedded
+from vsm.errors import ClassifierError
 from vsm.evaluation.rejection import rejection_scores
 from vsm.memory import GaussianMemory, Reading, SupportSet
 from vsm.memory.gaussian_reader import FLAT, Decomposition, GaussianReader
@@ -425,6 +427,7 @@ def test_a_classifier_answers_with_the_probabilities_of_dense_gaussians(shots: l
     found = classifier.fit(new, labels).predict_proba(pictures)
     rows = normalized(new, how.normalization, memory.center)
     asked = normalized(pictures, how.normalization, memory.center)
+    answers = classifier.predict(pictures)
     for b, query in enumerate(asked):
         scores = []
         for part in rows.split(shots):
@@ -432,6 +435,11 @@ def test_a_classifier_answers_with_the_probabilities_of_dense_gaussians(shots: l
             scores.append(dense.score(query.numpy(), part.numpy(), prior_mean))
         expected = np.exp(np.array(scores) - max(scores))
         np.testing.assert_allclose(found[b], expected / expected.sum(), atol=2e-3)
+        assert answers[b] == "abc"[expected.argmax()]
+    damaged = Embedded(torch.full((2, WIDTH), torch.nan))
+    for ask in (classifier.predict, classifier.predict_proba):
+        with pytest.raises(ClassifierError, match="give numbers that are none"):
+            ask(damaged)
 
 
 @pytest.mark.parametrize("distance", [0.0, 300.0])

@@ -194,11 +194,11 @@ class FewShotClassifier:
             reject: answer "none of these" (or -1 among integers) where a picture is too far from
                 all classes: that will befall about 1 − ``reject`` of the pictures of these classes.
         """
-        embedded = self.embed(images)
-        best: npt.NDArray[Any] = self.classes_[self.predict_proba(embedded).argmax(1)]
+        fitted, embedded = self._require_fitted(), self.embed(images)
+        best: npt.NDArray[Any] = self.classes_[fitted.most_probable(embedded.features)]
         if reject is None:
             return best
-        accepted = self._require_fitted().accepted(embedded.features, reject)
+        accepted = fitted.accepted(embedded.features, reject)
         return np.where(accepted, best, self._none_of_these())
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float32]:

@@ -128,6 +128,14 @@ class FittedClasses:
         ]
         return answers[0] if len(answers) == 1 else np.concatenate(answers)
 
+    def most_probable(self, features: Tensor) -> npt.NDArray[np.int64]:
+        """Tell which class is most probable for embedded pictures ``[n, D]``: its index ``[n]``.
+
+        No temperature changes that, and where scores are linear there is no need of a softmax.
+        """
+        answers = [self._scores(part).cpu().numpy().argmax(1) for part in self._parts(features)]
+        return answers[0] if len(answers) == 1 else np.concatenate(answers)
+
     @torch.inference_mode()
     def accepted(self, features: Tensor, coverage: float) -> npt.NDArray[np.bool_]:
         """Tell which embedded pictures ``[n, D]`` are near enough to one of the classes ``[n]``."""
@@ -254,11 +262,24 @@ class FittedClasses:
     @torch.inference_mode()
     def _log_probabilities(self, features: Tensor) -> Tensor:
         """Eq. 1 for every sample of the prototypes: ``[n, D]`` to ``[1, n, N, L]``."""
+        scores = self._linear_scores(features)
+        if scores is None:
+            return self.trained.model.classify(self._projected(features), self.inferred)
+        return F.log_softmax(scores, -1).unsqueeze(0).unsqueeze(-1)
+
+    @torch.inference_mode()
+    def _scores(self, features: Tensor) -> Tensor:
+        """Return what orders classes as their probabilities do: ``[n, D]`` to ``[n, N]``."""
+        scores = self._linear_scores(features)
+        if scores is None:
+            return self._calibrated(self._log_probabilities(features), 1.0)
+        return self._finite(scores)
+
+    def _linear_scores(self, features: Tensor) -> Tensor | None:
         memory, linear = self._memory, self._linear
         if memory is None or linear is None:
-            return self.trained.model.classify(self._projected(features), self.inferred)
-        scores = F.linear(memory.normalized(features), *linear)
-        return F.log_softmax(scores, -1).unsqueeze(0).unsqueeze(-1)
+            return None
+        return F.linear(memory.normalized(features), *linear)
 
     @cached_property
     def _linear(self) -> tuple[Tensor, Tensor] | None:
@@ -276,13 +297,17 @@ class FittedClasses:
 
     def _calibrated(self, log_probabilities: Tensor, temperature: float) -> Tensor:
         """Average over samples, and calibrate: ``[1, n, N, L]`` to probabilities ``[n, N]``."""
-        found = scale_by_temperature(predictive(log_probabilities), temperature).exp().squeeze(0)
-        if not math.isfinite(found.sum()):  # probabilities do not cancel, so what is none shows
+        log_probabilities = scale_by_temperature(predictive(log_probabilities), temperature)
+        return self._finite(log_probabilities.exp().squeeze(0))
+
+    def _finite(self, values: Tensor) -> Tensor:
+        """Return ``values``, whose sum is a number if and only if they all are."""
+        if not math.isfinite(values.sum()):
             raise ClassifierError(
                 f"probabilities: {self.trained.name} and its memory give numbers that are none; "
                 "is one of their files damaged?"
             )
-        return found
+        return values
 
     def _parts(self, features: Tensor, also: int = 1) -> tuple[Tensor, ...]:
         """Split rows into parts whose samples, or ``also`` numbers per row, fit into memory."""
