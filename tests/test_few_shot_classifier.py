@@ -81,6 +81,30 @@ def test_probabilities_are_those_of_the_models_forward_pass(
     torch.testing.assert_close(torch.from_numpy(ours), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_classes_are_inferred_once_and_when_they_are_asked_for(
+    opened: Callable[..., FewShotClassifier],
+    tiny_dataset: ImageDataset,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    infer, calls = FewShotModel.infer, 0
+
+    def counting(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return infer(*given)
+
+    monkeypatch.setattr(FewShotModel, "infer", counting)
+    pictures = queries_of(tiny_dataset)[0]
+    expected = opened("vsm").fit(*examples(tiny_dataset, EVEN)).predict_proba(pictures)
+    classifier = opened("vsm").fit(*examples(tiny_dataset, EVEN))
+    assert calls == 1
+    classifier.remember()  # what is fitted goes on recalling the memory without it
+    np.testing.assert_array_equal(classifier.predict_proba(pictures), expected)
+    classifier.predict(pictures)
+    classifier.explain_all(pictures)
+    assert calls == 2
+
+
 def test_classes_of_different_sizes_are_told_by_their_means(
     opened: Callable[..., FewShotClassifier], tiny_dataset: ImageDataset
 ) -> None:

@@ -464,16 +464,19 @@ def test_linear_scores_are_those_of_squares_and_have_their_gradient(distance: fl
 
 
 @pytest.mark.parametrize("how", READINGS)
-def test_a_linear_map_of_projected_features_is_one_of_features(how: Reading) -> None:
+def test_linear_scores_of_queries_less_an_offset_are_those_of_the_queries(how: Reading) -> None:
     reader = read(*classes_of(8), how)[0].reader
-    weights, biases = values(4, WIDTH, seed=8).float(), values(4, seed=9).float()
-    made, constants = reader.unprojected(weights, biases)
-    for row in values(5, WIDTH, seed=10):
-        projected = reader.rotation.double() @ row + reader.offset.double()
-        expected = weights.double() @ projected + biases.double()
-        torch.testing.assert_close(
-            made.double() @ row + constants.double(), expected, atol=1e-4, rtol=1e-4
-        )
+    found = reader.infer(SupportSet.of(values(2, 4, 3, WIDTH, seed=5).float()))
+    offset, queries = values(WIDTH, seed=8).float(), values(2, 9, WIDTH, seed=6)
+    made = found.linear(offset)
+    assert made is not None
+    weights, biases = (part.double() for part in made)
+    scores = (queries - offset.double()) @ weights.mT + biases.unsqueeze(1)
+    mean, variance = found.gaussian.mean.double(), found.gaussian.variance.double() + 1
+    apart = queries.unsqueeze(2) - mean.unsqueeze(1)  # [T, B, N, D]
+    expected = (-0.5 * apart.square() / variance.unsqueeze(1)).sum(-1)
+    relative = [one - one[..., :1] for one in (scores, expected)]  # squares of queries cancel
+    torch.testing.assert_close(*relative, atol=1e-4, rtol=1e-4)
 
 
 def test_an_export_leaves_nothing_of_its_tracing_in_the_reader() -> None:

@@ -46,16 +46,23 @@ class InferredPrototypes:
         posterior: q̃(z | M, S), components ``[T, N, C, D]``; None for mean prototypes.
         recollection: what the memory offered; None for methods without memory.
         strength: κ ``[T, N, D]``, the support images that it counted for by Bayes' rule.
-        gaussian: the posterior that the Gaussian memory gives; None for other inferences.
+        gaussian: all of this as the Gaussian memory gives it, in place of the three before; None
+            for other inferences.
         support_mean: of the projected support ``[T, N, D]``, where that is so.
     """
 
     prototypes: Tensor
-    posterior: GaussianMixture | None
-    recollection: Recollection | None
+    posterior: GaussianMixture | None = None
+    recollection: Recollection | None = None
     strength: Tensor | None = None
     gaussian: GaussianPrototypes | None = None
     support_mean: Tensor | None = None
+
+    @property
+    def weights(self) -> Tensor | None:
+        """λ ``[T, N, A]``, which remembered classes were recalled; None for methods without."""
+        found = self.recollection if self.gaussian is None else self.gaussian
+        return None if found is None else found.weights
 
 
 @dataclass(frozen=True)
@@ -209,9 +216,11 @@ class FewShotModel(nn.Module):
         recollection: Recollection | None = None
         strength: Tensor | None = None
         if (reader := self._reader(memory)) is not None:
-            return _read(reader, given, slot_mask)
+            found = reader.infer(given, slot_mask)  # Eqs. 7-10 in closed form: L = 1
+            mean = found.gaussian.mean.unsqueeze(-2)
+            return InferredPrototypes(mean, gaussian=found, support_mean=given.mean)
         if self.inference is None:
-            return InferredPrototypes(given.mean.unsqueeze(-2), None, None)  # L = 1
+            return InferredPrototypes(given.mean.unsqueeze(-2))  # L = 1
         if isinstance(self.inference, ConjugateInference):
             posterior, recollection, strength = self._by_bayes_rule(given, memory, slot_mask)
         elif self.recall is None:
@@ -294,15 +303,3 @@ def _inference_for(
     if settings.method == "vpn":
         return GaussianNetwork(width, settings.model)
     return MemoryConditionedNetwork(width, settings.model)
-
-
-def _read(
-    reader: GaussianReader, support: SupportSet, slot_mask: Tensor | None
-) -> InferredPrototypes:
-    """Read class statistics: what Eqs. 7-10 sample has a closed form, and L = 1."""
-    found = reader.infer(support, slot_mask)
-    prior, mean = found.prior_mean.unsqueeze(-2), found.gaussian.mean.unsqueeze(-2)
-    recollection = Recollection(prior, found.weights, prior.new_zeros(prior.shape[:2]))
-    kappa = reader.ratios.reciprocal().expand_as(found.prior_mean)
-    posterior = GaussianMixture(found.gaussian.unsqueeze(-2))
-    return InferredPrototypes(mean, posterior, recollection, kappa, found, support.mean)

@@ -423,8 +423,7 @@ def training_step(
         memory = memory.detach()
     slot_mask = None if memory is None else memory.slot_mask(class_ids, settings.memory.mask)
     prediction = model(support, queries, memory, random, slot_mask)
-    has_prior = prediction.posterior is not None and prediction.gaussian is None
-    prior = model.prior(queries) if has_prior else None
+    prior = None if prediction.posterior is None else model.prior(queries)
     terms = objective(prediction, prior, settings.objective)
 
     optimizer.zero_grad(set_to_none=True)

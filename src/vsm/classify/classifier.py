@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vsm.classify.explanation import Explanation, Recalled
-from vsm.classify.fitted import Examples, FittedClasses, fit_classes
+from vsm.classify.fitted import Examples, FittedClasses
 from vsm.classify.inputs import Labels, as_labels, not_fitted
 from vsm.classify.saving import Saved, read_classifier, write_classifier
 from vsm.classify.suggestion import Suggestion, suggest
@@ -362,13 +362,13 @@ class FewShotClassifier:
         return self._fitted
 
     def _fit(self, trained: TrainedModel, memory: NamedMemory | None, examples: Examples) -> None:
-        """Infer all classes anew; what the memory's recall prepares serves later fits too."""
+        """Begin with all classes anew; what the memory's recall prepares serves later fits too."""
         prepared = None
         if memory is not None:
             if self._prepared is None or self._prepared[0] is not memory:
                 self._prepared = memory, trained.model.prepare(memory.memory)
             prepared = self._prepared[1]
-        self._fitted = fit_classes(trained, memory, prepared, examples, self.seed)
+        self._fitted = FittedClasses(trained, memory, prepared, examples, self.seed)
         self.classes_ = np.asarray(examples.labels)
 
     def _temperature(self, fitted: FittedClasses) -> float:

@@ -62,9 +62,9 @@ class Examples:
         given = [label for label, shot in known for _ in range(shot)] + labels.tolist()
         counts = Counter(given)
         ordered = sorted(counts)
-        order = sorted(range(len(given)), key=given.__getitem__)  # stable: old before new
         rows = torch.cat([self.features, features]) if self.labels else features.clone()
-        if order != list(range(len(order))):  # mostly they come class by class
+        if given != sorted(given):  # mostly they come class by class
+            order = sorted(range(len(given)), key=given.__getitem__)  # stable: old before new
             rows = rows[torch.tensor(order).to(rows.device)]
         done = dict(zip(self.labels, self.remembered, strict=True))
         return Examples(
@@ -90,21 +90,48 @@ class Examples:
 class FittedClasses:
     """What a trained model infers of a few classes from their examples and a memory.
 
+    It is inferred when it is first asked for: who fits and then classifies embeds all pictures
+    before, and has the small operations of both in one go.
+
     Attributes:
         trained: the model.
-        recalled: the memory that the classes were inferred with; None for methods without one.
+        recalled: the memory that the classes are inferred with; None for methods without one.
+        prepared: the same memory, prepared by the model's recall, if it can be.
         examples: of every class.
-        counted: images that the memory holds under each label and that count as examples.
-        inferred: prototypes of one task with N classes.
         seed: of what is drawn.
     """
 
     trained: TrainedModel
     recalled: NamedMemory | None
+    prepared: PreparedMemory | None
     examples: Examples
-    counted: tuple[int, ...]
-    inferred: InferredPrototypes
     seed: int = 0
+
+    @cached_property
+    def inferred(self) -> InferredPrototypes:
+        """Prototypes of one task with N classes."""
+        return self._inferred_and_counted[0]
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """Images that the memory holds under each label and that count as examples."""
+        return self._inferred_and_counted[1]
+
+    @cached_property
+    @torch.inference_mode()
+    def _inferred_and_counted(self) -> tuple[InferredPrototypes, tuple[int, ...]]:
+        model, memory, examples = self.trained.model, self.recalled, self.examples
+        projected = self.projected(examples.features)
+        support = SupportSet.of_classes(projected, examples.shots)
+        counted = (0,) * len(examples.labels)
+        state = slot_mask = None
+        if memory is not None:
+            state = self.prepared or memory.memory.to(projected.device)
+            if memory.names:
+                slot_mask = _slot_mask(memory, examples.labels, projected.device)
+                support, counted = _with_remembered(support, examples, memory)
+        random = generator(self.seed, "classify")
+        return model.infer(support, state, random, slot_mask), counted
 
     @cached_property
     def shots(self) -> list[int]:
@@ -128,6 +155,7 @@ class FittedClasses:
         ]
         return answers[0] if len(answers) == 1 else np.concatenate(answers)
 
+    @torch.inference_mode()
     def most_probable(self, features: Tensor) -> npt.NDArray[np.int64]:
         """Tell which class is most probable for embedded pictures ``[n, D]``: its index ``[n]``.
 
@@ -160,11 +188,11 @@ class FittedClasses:
 
     def recalled_classes(self, most: int) -> dict[Any, list[Recalled]]:
         """Name the remembered classes that each fitted class recalled, most weight first."""
-        recollection, labels = self.inferred.recollection, self.examples.labels
-        if recollection is None or self.recalled is None or not self.recalled.names:
+        weights, labels = self.inferred.weights, self.examples.labels
+        if weights is None or self.recalled is None or not self.recalled.names:
             return {label: [] for label in labels}
-        names, weights = self.recalled.names, recollection.weights[0].cpu()  # [N, A]
-        best = weights.topk(min(most, len(names)), dim=-1)
+        names = self.recalled.names
+        best = weights[0].cpu().topk(min(most, len(names)), dim=-1)
         rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
         found = (
             [Recalled(names[a], w) for w, a in zip(*row, strict=True) if w > 0] for row in rows
@@ -218,14 +246,12 @@ class FittedClasses:
 
         Where it counts for κ_d in every direction d, it is the κ of its mean share κ_d / (κ_d + K).
         """
-        kappa = self.inferred.strength
-        if kappa is None:
-            return None
-        if self.inferred.gaussian is None:
-            return self._by_class(kappa.mean(-1))[0]
-        shots = kappa.new_tensor(self.shots).view(1, -1, 1)
-        share = (1 / (1 + shots / kappa)).mean(-1)
-        return self._by_class(shots[..., 0] * share / (1 - share))[0]
+        memory, kappa = self._memory, self.inferred.strength
+        if memory is not None:
+            shots = torch.tensor(self.shots).unsqueeze(-1)
+            share = (1 / (1 + shots * memory.reader.ratios)).mean(-1, keepdim=True)  # κ_d = 1/e_d
+            return self._by_class((shots * share / (1 - share)).mT)[0]
+        return None if kappa is None else self._by_class(kappa.mean(-1))[0]
 
     def _moved(self) -> dict[Any, Moved] | None:
         """Tell how far the memory moved each prototype, and along which learned directions."""
@@ -267,7 +293,6 @@ class FittedClasses:
             return self.trained.model.classify(self._projected(features), self.inferred)
         return F.log_softmax(scores, -1).unsqueeze(0).unsqueeze(-1)
 
-    @torch.inference_mode()
     def _scores(self, features: Tensor) -> Tensor:
         """Return what orders classes as their probabilities do: ``[n, D]`` to ``[n, N]``."""
         scores = self._linear_scores(features)
@@ -285,15 +310,15 @@ class FittedClasses:
     def _linear(self) -> tuple[Tensor, Tensor] | None:
         """Weights ``[N, D]`` and biases ``[N]`` of scores that are linear in normalized features.
 
-        None where they are not. Made once a fit: N·D² operations, and D² less for each picture.
+        None where they are not. With projected features y = A·h + a, W·(y − a) = (W·A)·h. Made once
+        a fit: N·D² operations, and D² less for each picture.
         """
         found, memory = self.inferred.gaussian, self._memory
-        linear = None if found is None else found.linear()
-        if linear is None or memory is None:
+        if found is None or memory is None:
             return None
         reader = memory.reader.to(self.inferred.prototypes.device)
-        weights, biases = reader.unprojected(*linear)
-        return weights[0], biases[0]
+        linear = found.linear(reader.offset)
+        return None if linear is None else (linear[0][0] @ reader.rotation, linear[1][0])
 
     def _calibrated(self, log_probabilities: Tensor, temperature: float) -> Tensor:
         """Average over samples, and calibrate: ``[1, n, N, L]`` to probabilities ``[n, N]``."""
@@ -327,33 +352,6 @@ class FittedClasses:
         known = self.recalled.added | {str(label) for label in self.examples.labels}
         kept = [slot for slot, name in enumerate(self.recalled.names) if name not in known]
         return slots[kept].to(self.trained.model.device) if slots is not None and kept else None
-
-
-@torch.inference_mode()
-def fit_classes(
-    trained: TrainedModel,
-    memory: NamedMemory | None,
-    prepared: PreparedMemory | None,
-    examples: Examples,
-    seed: int,
-) -> FittedClasses:
-    """Infer the prototypes of all classes from their examples and the memory, if there is one.
-
-    ``prepared`` is the same memory, prepared by the model's recall, if it can be.
-    """
-    model = trained.model
-    bare = None if memory is None else memory.memory
-    projected = model.project(examples.features, bare)
-    support = SupportSet.of_classes(projected, examples.shots)
-    counted = (0,) * len(examples.labels)
-    state = slot_mask = None
-    if memory is not None:
-        state = prepared or memory.memory.to(projected.device)
-        if memory.names:
-            slot_mask = _slot_mask(memory, examples.labels, projected.device)
-            support, counted = _with_remembered(support, examples, memory)
-    inferred = model.infer(support, state, generator(seed, "classify"), slot_mask)
-    return FittedClasses(trained, memory, examples, counted, inferred, seed)
 
 
 def _slot_mask(memory: NamedMemory, labels: Sequence[Any], device: torch.device) -> Tensor | None:

@@ -63,7 +63,7 @@ def look_at_episodes(
         prototypes = _prototype_samples(prediction, random)
     probabilities = predictive(prediction.log_probabilities).exp()
     probabilities = probabilities.unflatten(1, (protocol.way, queries))
-    weights = None if prediction.recollection is None else prediction.recollection.weights.cpu()
+    weights = None if prediction.weights is None else prediction.weights.cpu()
     return [
         ShownEpisode(
             [dataset.class_names[class_id] for class_id in batch.class_ids[t].tolist()],
@@ -80,9 +80,10 @@ def look_at_episodes(
 
 def _prototype_samples(prediction: Prediction, random: Randomness) -> Tensor:
     """Return samples of the prototypes ``[T, N, L, D]``, also where none were needed."""
-    if prediction.gaussian is None or prediction.posterior is None:
+    found = prediction.gaussian
+    if found is None:
         return prediction.prototypes
-    return prediction.posterior.sample(SAMPLES_SHOWN, random)
+    return found.gaussian.sample(SAMPLES_SHOWN, random)
 
 
 class Separation(NamedTuple):
@@ -228,8 +229,8 @@ def _recalled(
     support, queries = features.split([protocol.shot, protocol.queries], 2)
     with evaluation_mode(trained.model):
         random = generator(protocol.seed, "changes")
-        recollection = trained.model(support, queries, trained.state, random).recollection
-    best = recollection.weights[0].topk(min(NUM_RECALLED, len(slots)))  # [N, R]
+        weights = trained.model(support, queries, trained.state, random).weights
+    best = weights[0].topk(min(NUM_RECALLED, len(slots)))  # [N, R]
 
     def describe(weight: float, slot: int) -> dict[str, Any]:
         image = int(dataset.image_ids(slots[slot])[0])

@@ -176,11 +176,11 @@ class ClassifierGraph(nn.Module):
         log_probabilities = predictive(self.model.classify(queries, inferred))
         chosen = torch.where(temperature > 0, temperature, self.temperature(shots))
         distances = mean_distance(queries, inferred.prototypes, self.model.classifier.distance)
-        recalled = inferred.recollection
+        recalled = inferred.weights
         return Answers(
             F.softmax(log_probabilities / chosen, dim=-1)[0],
             distances[0],
-            None if recalled is None else recalled.weights[0],
+            None if recalled is None else recalled[0],
         )
 
     def by_name(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -81,19 +81,19 @@ class GaussianPrototypes(NamedTuple):
         weights, biases = linear
         return F.log_softmax(torch.baddbmm(biases.unsqueeze(-2), queries, weights.mT), -1)
 
-    def linear(self) -> tuple[Tensor, Tensor] | None:
+    def linear(self, offset: Tensor | float = 0.0) -> tuple[Tensor, Tensor] | None:
         """Return weights ``[T, N, D]`` and biases ``[T, N]`` of scores that are linear in queries.
 
         None unless classes share their variance. If so, squares of queries and determinants are
         the same for all and cancel, and with c the prototype of the first class,
-        h·(m − c)/(1 + v) − ½ (m² − c²)/(1 + v) is left.
+        h·(m − c)/(1 + v) − ½ (m² − c²)/(1 + v) is left. The map is of queries less ``offset [D]``.
         """
         if self.precision is None:
             return None
         mean = self.gaussian.mean
         center = mean[..., :1, :].detach()  # far from zero, differences would cancel
         directions = (mean - center) * self.precision
-        return directions, ((mean + center) * directions).sum(-1) * -0.5
+        return directions, ((offset - torch.lerp(mean, center, 0.5)) * directions).sum(-1)
 
     def scores(self, queries: Tensor) -> Tensor:
         """Score ``queries [T, B, D]`` in each class, for a softmax over classes: ``[T, B, N]``.
@@ -161,13 +161,6 @@ class GaussianReader(NamedTuple):
     def project(self, features: Tensor) -> Tensor:
         """Map normalized features ``[..., D]`` to the coordinates in which they are read."""
         return F.linear(features, self.rotation, self.offset)
-
-    def unprojected(self, weights: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the linear map of normalized features that one of projected features amounts to.
-
-        With y = A·h + a, W·y + b = (W·A)·h + (b + W·a): ``[..., N, D]`` and ``[..., N]``.
-        """
-        return weights @ self.rotation, biases + weights @ self.offset
 
     def infer(self, support: SupportSet, slot_mask: Tensor | None = None) -> GaussianPrototypes:
         """Infer prototypes from projected support by Bayes' rule.
