@@ -1,5 +1,7 @@
 """Augmentation does to a batch what a plain loop would do to each image."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from vsm.data.augmentation import LUMA, NO_AUGMENTATION, Augmentation, natural
 
 CROP_AND_FLIP = Augmentation(crop_padding=3, flip_probability=0.5)
 COLORS = Augmentation(brightness=0.4, contrast=0.4, saturation=0.4)
+AFFINE = Augmentation(affine=0.3)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -68,7 +71,38 @@ def test_whole_numbers_are_rounded() -> None:
     assert (COLORS(pixels, seeded()).float() - exact).abs().max() <= 0.5 + 1e-3
 
 
-@pytest.mark.parametrize("preset", [natural(4), CROP_AND_FLIP, COLORS, NO_AUGMENTATION])
+def test_affine_maps_are_those_of_a_plain_loop() -> None:
+    pixels = batch(7).float().contiguous(memory_format=torch.channels_last)
+    mapped = AFFINE(pixels, seeded())
+    numbers = 0.3 * (2 * torch.rand(7, 6, generator=seeded()).double() - 1)
+    assert numbers.abs().max() > 0.25
+    side = pixels.shape[-1]
+    centers = [(2 * n + 1) / side - 1 for n in range(side)]  # of pixels, where the image is [-1, 1]
+    for image, result, (a, b, c, d, right, down) in zip(pixels, mapped, numbers, strict=True):
+        for row, column in product(range(side), repeat=2):
+            x, y = centers[column], centers[row]
+            from_x, from_y = (1 + a) * x + c * y + right, b * x + (1 + d) * y + down
+            expected = between_pixels(
+                image, ((from_x + 1) * side - 1) / 2, ((from_y + 1) * side - 1) / 2
+            )
+            torch.testing.assert_close(result[:, row, column].double(), expected, atol=1e-2, rtol=0)
+
+
+def between_pixels(image: Tensor, column: Tensor, row: Tensor) -> Tensor:
+    """Interpolate ``[C, H, W]`` at a place between pixels, all of them 0 outside: ``[C]``."""
+    found = torch.zeros(len(image), dtype=torch.float64)
+    for r, c in product(range(image.shape[1]), range(image.shape[2])):
+        share = (1 - (row - r).abs()).clamp_min(0) * (1 - (column - c).abs()).clamp_min(0)
+        found += share * image[:, r, c].double()
+    return found
+
+
+def test_affine_maps_of_whole_numbers_are_rounded() -> None:
+    exact = AFFINE(batch(50).float(), seeded())
+    assert (AFFINE(batch(50), seeded()).float() - exact).abs().max() <= 0.5 + 1e-3
+
+
+@pytest.mark.parametrize("preset", [natural(4), CROP_AND_FLIP, COLORS, AFFINE, NO_AUGMENTATION])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_shape_dtype_and_layout_are_kept(preset: Augmentation, dtype: torch.dtype) -> None:
     pixels = batch(6).to(dtype)
@@ -128,6 +162,16 @@ def test_without_colors_only_crop_and_flip_are_left() -> None:
     assert torch.equal(moved, Augmentation(1, 0.5)(pixels, seeded()))
     assert not torch.equal(moved, pixels)
     assert not torch.equal(moved, dataset.augment(pixels, seeded()))
+
+
+def test_affine_maps_come_before_what_the_preset_does() -> None:
+    dataset = make_dataset(natural(1))
+    pixels, random = dataset.load(torch.arange(12)), seeded()
+    mapped = Augmentation(affine=0.2)(pixels, random)
+    expected = Augmentation(1, 0.5)(mapped, random)
+    made = dataset.augment(pixels, seeded(), colors=False, affine=0.2)
+    assert torch.equal(made, expected)
+    assert not torch.equal(mapped, pixels)
 
 
 def test_a_dataset_without_a_preset_is_left_alone() -> None:

@@ -466,21 +466,26 @@ def test_training_images_are_augmented_anew_at_every_step_or_not_at_all(
     assert torch.equal(kept, plain)
 
     seeds: list[int] = []
-    colored: list[bool] = []
+    asked: list[tuple[bool, float]] = []
 
     def augment(
-        self: ImageDataset, pixels: torch.Tensor, random: torch.Generator, colors: bool
+        self: ImageDataset,
+        pixels: torch.Tensor,
+        random: torch.Generator,
+        colors: bool,
+        affine: float,
     ) -> torch.Tensor:
         seeds.append(random.initial_seed())
-        colored.append(colors)
+        asked.append((colors, affine))
         return pixels
 
     monkeypatch.setattr(ImageDataset, "augment", augment)
     for step in (1, 2, 1):
         load_batch(tiny_dataset, ids, labels, settings, step)
     assert seeds[0] == seeds[2] != seeds[1]
-    load_batch(tiny_dataset, ids, labels, replace(settings, augment_colors=False), 1)
-    assert colored == [True, True, True, False]
+    changed = replace(settings, augment_colors=False, augment_affine=0.1)
+    load_batch(tiny_dataset, ids, labels, changed, 1)
+    assert asked == [(True, 0.0)] * 3 + [(False, 0.1)]
 
 
 # Learning
@@ -854,6 +859,10 @@ def test_resuming_a_finished_pretraining_changes_nothing(
 def test_impossible_settings_are_refused_by_name() -> None:
     with pytest.raises(SettingsError, match=r"label_smoothing: must lie in \[0.0, 1.0\], got 2"):
         PretrainSettings(label_smoothing=2)
+    with pytest.raises(SettingsError, match=r"augment_affine: must lie in \[0.0, 0.5\], got 0.7"):
+        PretrainSettings(augment_affine=0.7)
+    with pytest.raises(SettingsError, match="augment_affine: has no effect with augment false"):
+        PretrainSettings(augment=False, augment_affine=0.1)
     with pytest.raises(SettingsError, match="classifier: expected one of linear, cosine, got 'sv"):
         PretrainSettings(classifier="svm")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="batch_size: batch norm needs at least 2 images"):

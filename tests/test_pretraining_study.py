@@ -58,6 +58,8 @@ def test_every_row_is_pretrained_once_and_listed_with_its_validation_and_time(
     rounded = PretrainingPlan(read_study(study), precision="bfloat16").job("plain", 0)
     assert rounded.options["precision"] == "bfloat16"
     assert rounded.key == plan.job("plain", 0).key, "where it is made is no part of its name"
+    described = plan.job("plain", 0).recipe["settings"]
+    assert "augment_affine" not in described, "results from before there was one keep their names"
     page = Path(done["page"]).read_text(encoding="utf-8")
     for one in found:
         folder = next(store.glob(f"**/{plan.job(one['row'], one['seed']).key}*/run"))

@@ -501,10 +501,17 @@ def test_training_images_are_augmented_and_test_images_never(
 ) -> None:
     seeds: list[int] = []
 
+    tiny_settings = replace(tiny_settings, augment_affine=0.1)
+
     def augment(
-        self: ImageDataset, pixels: torch.Tensor, random: list[torch.Generator], colors: bool
+        self: ImageDataset,
+        pixels: torch.Tensor,
+        random: list[torch.Generator],
+        colors: bool,
+        affine: float,
     ) -> torch.Tensor:
         assert colors == tiny_settings.augment_colors
+        assert affine == 0.1
         seeds.extend(one.initial_seed() for one in random)
         return pixels
 
@@ -513,5 +520,6 @@ def test_training_images_are_augmented_and_test_images_never(
     assert len(set(seeds)) == 3 * tiny_settings.tasks  # every task of every step anew
     sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
     evaluate(model, state.memory, sampler, 2, seed=0)
-    step_through(replace(tiny_settings, augment=False), tiny_dataset, 2)
+    without = replace(tiny_settings, augment=False, augment_affine=0.0)
+    step_through(without, tiny_dataset, 2)
     assert len(seeds) == 3 * tiny_settings.tasks

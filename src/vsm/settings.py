@@ -344,6 +344,9 @@ class RunSettings:
     """Vary training images by the dataset's preset (crop, mirror, colors); none for characters."""
     augment_colors: bool = True
     """With that, vary brightness, contrast and saturation too; false: crop and mirror alone."""
+    augment_affine: float = 0.0
+    """With that, rotate, scale, shear and move images too, by random affine maps: how far from the
+    identity, e.g. 0.15; 0: not at all."""
     tasks: int = 8
     """Episodes of one training step (T)."""
     steps: int = 2000
@@ -367,6 +370,7 @@ class RunSettings:
     validation: ValidationSettings = field(default_factory=ValidationSettings)
 
     def __post_init__(self) -> None:
+        _check_affine(self)
         _check(self, positive="way shot queries tasks steps checkpoint_every")
         if self.freeze_backbone and self.init is None:
             raise SettingsError(
@@ -592,6 +596,9 @@ class PretrainSettings:
     """Vary training images by the dataset's preset (crop, mirror, colors); none for characters."""
     augment_colors: bool = True
     """With that, vary brightness, contrast and saturation too; false: crop and mirror alone."""
+    augment_affine: float = 0.0
+    """With that, rotate, scale, shear and move images too, by random affine maps: how far from the
+    identity, e.g. 0.15; 0: not at all."""
     average_decay: float | None = None
     """Keep an exponential moving average of all weights, with this decay, e.g. 0.999; unset: none.
     """
@@ -606,6 +613,7 @@ class PretrainSettings:
     validation: FewShotValidationSettings = field(default_factory=FewShotValidationSettings)
 
     def __post_init__(self) -> None:
+        _check_affine(self)
         _check(self, positive="channels epochs cosine_scale checkpoint_every")
         _check_backbone(self.backbone)
         _check_interval(self, "keep_probability", open_below=True)
@@ -708,6 +716,14 @@ def _check_interval(
     if not low <= value <= high or (open_below and value == low):
         raise SettingsError(
             f"{name}: must lie in {'(' if open_below else '['}{low}, {high}], got {value}"
+        )
+
+
+def _check_affine(settings: RunSettings | PretrainSettings) -> None:
+    _check_interval(settings, "augment_affine", high=0.5)  # beyond, maps may fold
+    if settings.augment_affine and not settings.augment:
+        raise SettingsError(
+            "augment_affine: has no effect with augment false; leave one of them out"
         )
 
 

@@ -382,7 +382,7 @@ def load_inputs(
     if settings.augment:
         tasks = range(len(pixels)) if tasks is None else tasks
         random = task_generators(settings.seed, "augmentation", step, tasks)
-        pixels = dataset.augment(pixels, random, settings.augment_colors)
+        pixels = dataset.augment(pixels, random, settings.augment_colors, settings.augment_affine)
     return dataset.normalize(pixels)
 
 

@@ -1,6 +1,6 @@
 """Random variation of training images, as batched tensor code."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R 601: how bright red, green and blue look
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A random crop, flip and change of colors, drawn for every image on its own.
+    """A random affine map, crop, flip and change of colors, drawn for every image on its own.
 
     A factor for brightness b is drawn from [1 - b, 1 + b], and likewise the others.
     """
@@ -23,12 +23,15 @@ class Augmentation:
     brightness: float = 0.0  # multiplies pixels
     contrast: float = 0.0  # multiplies distances from the image's mean gray value
     saturation: float = 0.0  # multiplies distances from the pixel's gray value; 0 for gray images
+    affine: float = 0.0  # how far a map of the plane, -1 to 1 each way, is from the identity
 
     def __call__(self, pixels: Tensor, random: Randomness) -> Tensor:
         """Return varied copies of ``pixels``, uint8 or float ``[B, C, H, W]`` in 0…255.
 
         Shape, dtype and channels-last layout are kept.
         """
+        if self.affine:
+            pixels = self._map(pixels, random)
         if self.crop_padding or self.flip_probability:
             pixels = self._crop_and_flip(pixels, random)
         if self.brightness or self.contrast or self.saturation:
@@ -36,8 +39,22 @@ class Augmentation:
         return pixels
 
     def without_colors(self) -> "Augmentation":
-        """Return the same crop and flip, and colors as they are."""
-        return Augmentation(self.crop_padding, self.flip_probability)
+        """Return the same but for colors, which stay as they are."""
+        return replace(self, brightness=0.0, contrast=0.0, saturation=0.0)
+
+    def _map(self, pixels: Tensor, random: Randomness) -> Tensor:
+        """Show at every place x of an image what was at (I + M)x + t, or black outside.
+
+        The image reaches from -1 to 1, and all numbers of M and t are drawn from [-a, a].
+        """
+        drawn = self.affine * (2 * uniform(random, len(pixels), 6) - 1)
+        maps = torch.cat([torch.eye(2).flatten() + drawn[:, :4], drawn[:, 4:]], 1)
+        maps = maps.view(-1, 3, 2).mT.to(pixels.device)  # the columns of I + M, then t
+        places = F.affine_grid(maps, list(pixels.shape), align_corners=False)
+        found = F.grid_sample(pixels.float(), places, align_corners=False)
+        if not pixels.is_floating_point():
+            found = found.round_()
+        return found.to(pixels.dtype).contiguous(memory_format=torch.channels_last)
 
     def _crop_and_flip(self, pixels: Tensor, random: Randomness) -> Tensor:
         """Choose, for every image, one window of its padded original or mirror image."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -59,13 +59,20 @@ class Dataset(ABC):
     def load(self, image_ids: Tensor | Ids) -> Tensor:
         """Return the samples of ``image_ids`` as they are stored, ``[*image_ids.shape, ...]``."""
 
-    def augment(self, samples: Tensor, random: Randomness, colors: bool = True) -> Tensor:  # noqa: ARG002 - contract
+    def augment(
+        self,
+        samples: Tensor,
+        random: Randomness,  # noqa: ARG002 - contract
+        colors: bool = True,  # noqa: ARG002 - contract
+        affine: float = 0.0,  # noqa: ARG002 - contract
+    ) -> Tensor:
         """Vary loaded training samples, each on its own. Evaluation never calls this.
 
         Args:
             samples: as :meth:`load` returns them.
             random: source of every draw.
             colors: whether to vary colors too.
+            affine: how far from the identity affine maps may be.
         """
         return samples
 
@@ -142,9 +149,12 @@ class ImageDataset(Dataset):
         pixels = torch.from_numpy(self.images[positions.reshape(-1)])  # [B, H, W, C]
         return pixels.permute(0, 3, 1, 2).view(*positions.shape, *self.image_shape)
 
-    def augment(self, pixels: Tensor, random: Randomness, colors: bool = True) -> Tensor:
+    def augment(
+        self, pixels: Tensor, random: Randomness, colors: bool = True, affine: float = 0.0
+    ) -> Tensor:
         """Vary training images ``[..., C, H, W]`` by ``augmentation``; layout is kept."""
-        augmentation = self.augmentation if colors else self.augmentation.without_colors()
+        augmentation = replace(self.augmentation, affine=affine)
+        augmentation = augmentation if colors else augmentation.without_colors()
         return augmentation(pixels.flatten(0, -4), random).view(pixels.shape)
 
     def normalize(self, pixels: Tensor) -> Tensor:

@@ -138,6 +138,8 @@ def _recipe(settings: RunSettings | PretrainSettings, data_checksum: str) -> dic
     values = asdict(settings)
     for name in ("checkpoint_every", "init"):
         values.pop(name, None)
+    if not settings.augment_affine:  # without it, names are those from before there was one
+        values.pop("augment_affine")
     return {"settings": values, "data": data_checksum}
 
 

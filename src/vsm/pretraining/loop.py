@@ -199,7 +199,7 @@ def load_batch(
     pixels = dataset.load(image_ids)
     if settings.augment:
         random = generator(settings.seed, "augmentation", step)
-        pixels = dataset.augment(pixels, random, settings.augment_colors)
+        pixels = dataset.augment(pixels, random, settings.augment_colors, settings.augment_affine)
     random = generator(settings.seed, "rotation", step)
     pixels, turns = with_turned_copies(pixels, settings.rotation.form, random)
     mixture = draw_mixture(settings.mixup, len(labels), settings.seed, step)
