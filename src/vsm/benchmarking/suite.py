@@ -210,7 +210,7 @@ class Plan:
     evaluation: EvaluationWorkload = field(default_factory=EvaluationWorkload)
     classifier: ClassifierWorkload = field(default_factory=ClassifierWorkload)
     models: tuple[str, ...] = ("cifar-fs-vsm", "glyphs-5w1s", "omniglot-vsm")
-    queries: tuple[tuple[int, int], ...] = ((100, 60), (1_000, 20))
+    queries: tuple[tuple[int, int], ...] = ((100, 200), (1_000, 40))
     photographs: tuple[tuple[str, int], ...] = (
         ("cifar-fs-resnet12-vsm", 75),
         ("photos-vsm", 75),
