@@ -23,6 +23,7 @@ from classify_helpers import (
     write_run,
 )
 from vsm import FewShotClassifier
+from vsm.classify.classifier import Embedded
 from vsm.classify.explanation import split_uncertainty
 from vsm.data import ImageDataset, open_images
 from vsm.data.preprocessing import Preprocessing
@@ -102,7 +103,29 @@ def test_classes_are_inferred_once_and_when_they_are_asked_for(
     np.testing.assert_array_equal(classifier.predict_proba(pictures), expected)
     classifier.predict(pictures)
     classifier.explain_all(pictures)
+    classifier.remember()
+    np.testing.assert_array_equal(classifier.predict_proba(pictures), expected)
     assert calls == 2
+
+
+def test_features_of_another_width_are_refused_before_anything_changes(
+    opened: Callable[..., FewShotClassifier], tiny_dataset: ImageDataset
+) -> None:
+    classifier = opened("vsm").fit(*examples(tiny_dataset, EVEN))
+    pictures = queries_of(tiny_dataset)[0]
+    before = classifier.predict_proba(pictures)
+    width = classifier.encoder.model.num_features if classifier.encoder else 0
+    others = Embedded(torch.ones(2, width + 1))
+    message = rf"images: expected what embed .* features \[n, {width}\], got \[2, {width + 1}\]"
+    for ask in (
+        lambda: classifier.fit(others, ["a", "b"]),
+        lambda: classifier.partial_fit(others, ["a", "b"]),
+        lambda: classifier.predict(others),
+        lambda: classifier.predict_proba(others),
+    ):
+        with pytest.raises(ClassifierError, match=message):
+            ask()
+    np.testing.assert_array_equal(classifier.predict_proba(pictures), before)
 
 
 def test_classes_of_different_sizes_are_told_by_their_means(

@@ -53,6 +53,16 @@ def test_every_cell_of_the_papers_shallow_tables_has_a_preset() -> None:
     assert cells == set(CELLS)
 
 
+@pytest.mark.parametrize(
+    "where", [{"data": "features:birds"}, {"init": "runs/p", "freeze_backbone": True}]
+)
+def test_affine_maps_are_refused_where_there_are_no_images(where: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="augment_affine: has no effect where images are feat"):
+        RunSettings(augment_affine=0.1, **where)
+    with pytest.raises(SettingsError, match="augment_affine: has no effect with augment false"):
+        RunSettings(augment_affine=0.1, augment=False)
+
+
 @pytest.mark.parametrize("name", CELLS)
 def test_the_papers_presets_hold_the_papers_numbers(name: str) -> None:
     preset = settings_from_files(*preset_paths(name))

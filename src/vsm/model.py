@@ -46,8 +46,8 @@ class InferredPrototypes:
         posterior: q̃(z | M, S), components ``[T, N, C, D]``; None for mean prototypes.
         recollection: what the memory offered; None for methods without memory.
         strength: κ ``[T, N, D]``, the support images that it counted for by Bayes' rule.
-        gaussian: all of this as the Gaussian memory gives it, in place of the three before; None
-            for other inferences.
+        gaussian: what the Gaussian memory gives in place of the three before; None for other
+            inferences.
         support_mean: of the projected support ``[T, N, D]``, where that is so.
     """
 

@@ -34,7 +34,8 @@ def objective(
 ) -> ObjectiveTerms:
     """Eq. 14, with the signs of Eq. 4 and divided by the number of queries T·N·Q.
 
-    ``prior`` is p_θ(z | h(x_i)) of every query ``[T, N, Q, D]``; None for mean prototypes.
+    ``prior`` is p_θ(z | h(x_i)) of every query ``[T, N, Q, D]``; None for mean prototypes and for
+    those of the Gaussian memory.
     """
     log_probabilities, posterior = prediction.log_probabilities, prediction.posterior
     _, num_queries, way, _ = log_probabilities.shape

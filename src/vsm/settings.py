@@ -341,12 +341,12 @@ class RunSettings:
     queries: int = 15
     """Query images per class (Q) in training and validation."""
     augment: bool = True
-    """Vary training images by the dataset's preset (crop, mirror, colors); none for characters."""
+    """Vary training images by the dataset's preset (crop, mirror, colors; characters: nothing)."""
     augment_colors: bool = True
-    """With that, vary brightness, contrast and saturation too; false: crop and mirror alone."""
+    """With augment, vary brightness, contrast and saturation too; false: leave colors alone."""
     augment_affine: float = 0.0
-    """With that, rotate, scale, shear and move images too, by random affine maps: how far from the
-    identity, e.g. 0.15; 0: not at all."""
+    """With augment, rotate, scale, shear and move images too, by random affine maps: how far from
+    the identity, e.g. 0.15; 0: not at all."""
     tasks: int = 8
     """Episodes of one training step (T)."""
     steps: int = 2000
@@ -372,6 +372,11 @@ class RunSettings:
     def __post_init__(self) -> None:
         _check_affine(self)
         _check(self, positive="way shot queries tasks steps checkpoint_every")
+        if self.augment_affine and (self.freeze_backbone or self.data.startswith("features:")):
+            raise SettingsError(
+                "augment_affine: has no effect where images are features already, as stored ones "
+                "and those of a frozen backbone are; leave it out"
+            )
         if self.freeze_backbone and self.init is None:
             raise SettingsError(
                 "freeze_backbone: only a trained backbone is worth keeping; name one with --init"
@@ -593,12 +598,12 @@ class PretrainSettings:
     label_smoothing: float = 0.1
     """Share of the target that is spread evenly over all classes."""
     augment: bool = True
-    """Vary training images by the dataset's preset (crop, mirror, colors); none for characters."""
+    """Vary training images by the dataset's preset (crop, mirror, colors; characters: nothing)."""
     augment_colors: bool = True
-    """With that, vary brightness, contrast and saturation too; false: crop and mirror alone."""
+    """With augment, vary brightness, contrast and saturation too; false: leave colors alone."""
     augment_affine: float = 0.0
-    """With that, rotate, scale, shear and move images too, by random affine maps: how far from the
-    identity, e.g. 0.15; 0: not at all."""
+    """With augment, rotate, scale, shear and move images too, by random affine maps: how far from
+    the identity, e.g. 0.15; 0: not at all."""
     average_decay: float | None = None
     """Keep an exponential moving average of all weights, with this decay, e.g. 0.999; unset: none.
     """
@@ -723,7 +728,7 @@ def _check_affine(settings: RunSettings | PretrainSettings) -> None:
     _check_interval(settings, "augment_affine", high=0.5)  # beyond, maps may fold
     if settings.augment_affine and not settings.augment:
         raise SettingsError(
-            "augment_affine: has no effect with augment false; leave one of them out"
+            "augment_affine: has no effect with augment false; leave it out, or give --augment true"
         )
 
 

@@ -11,7 +11,7 @@ from vsm.benchmarking.calls import answer_calls
 from vsm.benchmarking.timing import Work
 from vsm.system.allocator import keep_allocations
 
-LEAST_SECONDS = 0.03
+LEAST_SECONDS = 0.05
 WORKS: dict[str, Callable[..., Work]] = {
     "step": works.training_steps,
     "pretraining_step": works.pretraining_steps,
@@ -61,8 +61,8 @@ class Bench:
         """Do what was prepared; return the seconds it took.
 
         What takes milliseconds is done again for a moment, and its mean is returned: a single time
-        of it would mostly be of how the machine wakes up. The moment is short, so that works which
-        are compared have their turns within a tenth of a second.
+        of it would mostly be of how the machine wakes up. The moment is short, since a machine
+        that is shared with others may be another one a moment later.
         """
         start, count = time.perf_counter(), 0
         while count == 0 or time.perf_counter() - start < LEAST_SECONDS:

@@ -182,9 +182,11 @@ class FewShotClassifier:
 
     def embed(self, images: Any, progress: Progress = NULL_PROGRESS) -> Embedded:
         """Embed pictures once, for several of the methods below."""
+        trained = self._require_fitted().trained
         if isinstance(images, Embedded):
+            _check_width(trained, images)
             return images
-        return Embedded(self._require_fitted().trained.embed(images, progress))
+        return Embedded(trained.embed(images, progress))
 
     def predict(self, images: Any, reject: float | None = None) -> npt.NDArray[Any]:
         """Return the most probable class of each picture ``[n]``.
@@ -277,7 +279,7 @@ class FewShotClassifier:
         features, names = fitted.examples.not_remembered()
         source = {"from": "FewShotClassifier.remember"}
         self._memory, changes = memory.add(consolidation, features, names, source)
-        self._fitted = replace(fitted, examples=fitted.examples.all_remembered())
+        self._fitted = fitted.all_remembered()
         return changes
 
     @property
@@ -402,8 +404,20 @@ def _embedded(
     trained: TrainedModel, images: Any, labels: Labels
 ) -> tuple[Tensor, npt.NDArray[Any]]:
     """Embed examples and check their labels."""
+    if isinstance(images, Embedded):
+        _check_width(trained, images)
     features = images.features if isinstance(images, Embedded) else trained.embed(images)
     count = features.shape[0]
     if not count:
         raise ClassifierError("images: expected at least one example, got none")
     return features, as_labels(labels, count)
+
+
+def _check_width(trained: TrainedModel, embedded: Embedded) -> None:
+    """Refuse what another encoder has embedded, as far as its width tells."""
+    width, given = trained.model.num_features, list(embedded.features.shape)
+    if len(given) != 2 or given[1] != width:
+        raise ClassifierError(
+            f"images: expected what embed of this classifier returned, features [n, {width}], got "
+            f"{given}; embed them with this one"
+        )

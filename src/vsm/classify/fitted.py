@@ -107,7 +107,7 @@ class FittedClasses:
     examples: Examples
     seed: int = 0
 
-    @cached_property
+    @property
     def inferred(self) -> InferredPrototypes:
         """Prototypes of one task with N classes."""
         return self._inferred_and_counted[0]
@@ -132,6 +132,12 @@ class FittedClasses:
                 support, counted = _with_remembered(support, examples, memory)
         random = generator(self.seed, "classify")
         return model.infer(support, state, random, slot_mask), counted
+
+    def all_remembered(self) -> "FittedClasses":
+        """Return the same after the memory has taken in all examples; nothing is inferred anew."""
+        same = replace(self, examples=self.examples.all_remembered())
+        vars(same)["_inferred_and_counted"] = self._inferred_and_counted  # where it is cached
+        return same
 
     @cached_property
     def shots(self) -> list[int]:

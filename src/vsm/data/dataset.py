@@ -152,9 +152,10 @@ class ImageDataset(Dataset):
     def augment(
         self, pixels: Tensor, random: Randomness, colors: bool = True, affine: float = 0.0
     ) -> Tensor:
-        """Vary training images ``[..., C, H, W]`` by ``augmentation``; layout is kept."""
-        augmentation = replace(self.augmentation, affine=affine)
-        augmentation = augmentation if colors else augmentation.without_colors()
+        """Vary training images ``[..., C, H, W]`` as asked and as they usually are; keep layout."""
+        augmentation = self.augmentation if colors else self.augmentation.without_colors()
+        if affine:
+            augmentation = replace(augmentation, affine=affine)
         return augmentation(pixels.flatten(0, -4), random).view(pixels.shape)
 
     def normalize(self, pixels: Tensor) -> Tensor:
