@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -422,7 +422,7 @@ from vsm.benchmarking import worker
 class Bench:
     begin = lambda *_: {}
     prepare = lambda *_: None
-    run = lambda *_: time.sleep(0.1) or 0.1
+    run = lambda self, _, names: time.sleep(0.1) or [0.1] * len(names)
 
 worker.Bench = Bench
 worker.main()
@@ -475,9 +475,12 @@ class NotingWorker:
 
         def do() -> float:
             self.done.append(work)
-            return bench.run(work)
+            return bench.run("", [work])[0]
 
         return do
+
+    def prepare_all(self, works: Mapping[str, Sequence[Any]]) -> dict[str, Timed]:
+        return {name: self.prepare(*work) for name, work in works.items()}
 
 
 @pytest.fixture(scope="module")
@@ -790,7 +793,40 @@ def test_every_work_of_the_worker_runs(data_folder: Path, tmp_path: Path) -> Non
     bench = worker.Bench()
     for work in worker.WORKS:
         bench.prepare("it", work, arguments.get(work, (TINY,)))
-        assert bench.run("it") > 0
+        assert bench.run("", ["it"])[0] > 0
+
+
+def test_works_of_one_process_take_turns_call_by_call() -> None:
+    bench, calls = worker.Bench(), list[str]()
+
+    def noting(name: str, seconds: float) -> Callable[[], None]:
+        def work() -> None:
+            calls.append(name)
+            time.sleep(seconds)
+
+        return work
+
+    with mock.patch.dict(worker.WORKS, {"noting": noting}):
+        bench.prepare("slow", "noting", ("slow", 0.02))
+        bench.prepare("fast", "noting", ("fast", 0.005))
+    slow, fast = bench.run("", ["slow", "fast"])
+    assert calls == ["slow", "fast"] * (len(calls) // 2)
+    assert len(calls) > 2
+    assert slow >= 0.02 > fast >= 0.005
+
+
+def test_times_of_one_moment_are_told_one_after_the_other(process: Worker) -> None:
+    asked: list[str] = []
+
+    def ask(action: str, name: str, *arguments: Any) -> Any:
+        asked.append(action)
+        return [float(len(asked)), -1.0] if action == "run" else None
+
+    with mock.patch.object(process, "ask", ask):
+        timed = process.prepare_all({"a": ("step", TINY), "b": ("backbone", TINY)})
+        times = interleaved(timed, rounds=2)
+    assert asked == ["prepare", "prepare", "run", "run"]
+    assert times == {"a": [3.0, 4.0], "b": [-1.0, -1.0]}
 
 
 def test_benchmarks_draw_memories_with_the_network_alone() -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 from vsm.benchmarking.timing import Timed
@@ -107,16 +108,29 @@ class Worker(Process):
 
     def prepare(self, work: str, *arguments: object) -> Timed:
         """Set up one of ``vsm.benchmarking.worker.WORKS``; return what does and times it there."""
-        name = f"{work} {self._num_works}"
-        self._num_works += 1
-        self.ask("prepare", name, work, arguments)
+        return self.prepare_all({work: (work, *arguments)})[work]
 
-        def do() -> float:
-            time.sleep(SETTLE_SECONDS)
-            seconds: float = self.ask("run", name)
-            return seconds
+    def prepare_all(self, works: Mapping[str, Sequence[Any]]) -> dict[str, Timed]:
+        """Set up several, each given by its name there and its arguments.
 
-        return do
+        They are done together, taking turns: asked for the time of one, the process measures all,
+        and what is asked of the others next are their times of the same moment.
+        """
+        names = []
+        for work, *arguments in works.values():
+            names.append(f"{work} {self._num_works}")
+            self._num_works += 1
+            self.ask("prepare", names[-1], work, arguments)
+        measured: dict[str, float] = {}
+
+        def take(name: str) -> float:
+            if name not in measured:
+                time.sleep(SETTLE_SECONDS)
+                seconds = self.ask("run", ", ".join(names), names)
+                measured.update(zip(works, seconds, strict=True))
+            return measured.pop(name)
+
+        return {name: partial(take, name) for name in works}
 
     def outcome(self, work: str, *arguments: object) -> Any:
         """Do one of ``vsm.benchmarking.worker.WORKS`` once; return what it returns."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from vsm.benchmarking.processes import Worker
-from vsm.benchmarking.timing import Quartiles, Timed, interleaved, quartiles
+from vsm.benchmarking.timing import Quartiles, interleaved, quartiles
 from vsm.benchmarking.workloads import (
     WORKLOADS,
     ClassifierWorkload,
@@ -131,13 +131,15 @@ class Group:
         """
         times: dict[str, list[float]] = {name: [] for name in (*self.ours, *self.reference)}
         with Worker(True, self.threads) as process:
-            own = {name: self._prepare(process, work) for name, work in self.ours.items()}
+            own = process.prepare_all({name: self._set_up(w) for name, w in self.ours.items()})
             deadline = None if seconds is None else time.monotonic() + seconds
             interleaved(own, self.warm_up, stop=stop)
             for rounds in _shares(self.rounds, self.processes):
                 with ExitStack() as opened:
                     others = {
-                        name: self._prepare(opened.enter_context(Worker(False, self.threads)), work)
+                        name: opened.enter_context(Worker(False, self.threads)).prepare(
+                            *self._set_up(work)
+                        )
                         for name, work in self.reference.items()
                     }
                     interleaved(others, (self.warm_up + 1) // 2, stop=stop)
@@ -146,9 +148,10 @@ class Group:
                     times[name] += values
         return times
 
-    def _prepare(self, process: Worker, work: Sequence[Any]) -> Timed:
+    def _set_up(self, work: Sequence[Any]) -> tuple[Any, ...]:
+        """Return what a worker is told of a work: which, how much, and what else."""
         name, *arguments = work
-        return process.prepare(name, self.workload, *arguments)
+        return name, self.workload, *arguments
 
 
 def _statistics(width: int, usual: Any) -> Group:
@@ -210,7 +213,7 @@ class Plan:
     evaluation: EvaluationWorkload = field(default_factory=EvaluationWorkload)
     classifier: ClassifierWorkload = field(default_factory=ClassifierWorkload)
     models: tuple[str, ...] = ("cifar-fs-vsm", "glyphs-5w1s", "omniglot-vsm")
-    queries: tuple[tuple[int, int], ...] = ((100, 200), (1_000, 40))
+    queries: tuple[tuple[int, int], ...] = ((100, 100), (1_000, 20))
     photographs: tuple[tuple[str, int], ...] = (
         ("cifar-fs-resnet12-vsm", 75),
         ("photos-vsm", 75),

@@ -1,5 +1,6 @@
 """The other end of :class:`vsm.benchmarking.processes.Worker`: works, done and timed when told."""
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,18 +58,21 @@ class Bench:
         """Set up one of ``WORKS``."""
         self._works[name] = WORKS[work](*arguments)
 
-    def run(self, name: str) -> float:
-        """Do what was prepared; return the seconds it took.
+    def run(self, _: str, names: Sequence[str]) -> list[float]:
+        """Do what was prepared, one after the other; return the seconds that each took.
 
-        What takes milliseconds is done again for a moment, and its mean is returned: a single time
-        of it would mostly be of how the machine wakes up. The moment is short, since a machine
-        that is shared with others may be another one a moment later.
+        What takes milliseconds is done again for a moment, and means are returned: a single time
+        would mostly be of how the machine wakes up. Works take turns all the while, since a machine
+        that is shared with others may have another speed a moment later.
         """
-        start, count = time.perf_counter(), 0
-        while count == 0 or time.perf_counter() - start < LEAST_SECONDS:
-            self._works[name]()
-            count += 1
-        return (time.perf_counter() - start) / count
+        times: list[list[float]] = [[] for _ in names]
+        start = time.perf_counter()
+        while not times[-1] or time.perf_counter() - start < LEAST_SECONDS * len(names):
+            for name, taken in zip(names, times, strict=True):
+                before = time.perf_counter()
+                self._works[name]()
+                taken.append(time.perf_counter() - before)
+        return [statistics.fmean(taken) for taken in times]
 
     def outcome(self, work: str, arguments: Sequence[Any]) -> object:
         """Do one of ``WORKS`` once; return what it returns."""
