@@ -61,7 +61,7 @@ class Bench:
     def run(self, _: str, names: Sequence[str]) -> list[float]:
         """Do what was prepared, one after the other; return the seconds that each took.
 
-        What takes milliseconds is done again for a moment, and means are returned: a single time
+        What takes milliseconds is done again for a moment, and medians are returned: a single time
         would mostly be of how the machine wakes up. Works take turns all the while, since a machine
         that is shared with others may have another speed a moment later.
         """
@@ -72,7 +72,7 @@ class Bench:
                 before = time.perf_counter()
                 self._works[name]()
                 taken.append(time.perf_counter() - before)
-        return [statistics.fmean(taken) for taken in times]
+        return [statistics.median(taken) for taken in times]
 
     def outcome(self, work: str, arguments: Sequence[Any]) -> object:
         """Do one of ``WORKS`` once; return what it returns."""
