@@ -120,7 +120,7 @@ def draw(meetings: Sequence[Meeting], title: str) -> Figure:
     axes.set_ylabel("accuracy, one new example each (%)")
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="best")
     return figure
 
 

@@ -7,7 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -312,6 +314,10 @@ def test_the_demo_writes_a_report_with_every_picture(
     narrow.write_text("model: {channels: 8}\nvalidation: {episodes: 4}\n")
     monkeypatch.setattr("vsm.cli.demo.preset_paths", lambda name: [*preset_paths(name), narrow])
     monkeypatch.setattr("vsm.experiments.demo_report.SIZES_SHOWN", (0, 4))
+    # A machine so busy that placing any legend takes ten seconds must not warn of it.
+    monkeypatch.setattr(
+        "matplotlib.legend.time", SimpleNamespace(perf_counter=count(0, 10).__next__)
+    )
     out = tmp_path / "demo"
     assert main(["demo", "--output", str(out), "--steps", "3", "--episodes", "4", "--json"]) == 0
     printed = one_json_object(capsys.readouterr().out)

@@ -102,7 +102,9 @@ def prototype_clouds(episodes: dict[str, ShownEpisode]) -> Figure:
         axes.set_yticks([])
         axes.set_aspect("equal", adjustable="datalim")
         if position == 0:
-            axes.legend(fontsize=8, frameon=False, title="× queries, · prototype samples")
+            axes.legend(
+                fontsize=8, frameon=False, title="× queries, · prototype samples", loc="best"
+            )
     return figure
 
 
@@ -158,7 +160,7 @@ def learning_curves(metrics: dict[str, list[dict[str, Any]]]) -> Figure:
     for axes in (loss, accuracy):
         axes.set_xlabel("step")
         axes.grid(alpha=0.25)
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="best")
     return figure
 
 

@@ -27,7 +27,7 @@ def directions(memory: GaussianMemory) -> Figure:
             numbers, shot * ratios / (shot * ratios + 1), label=f"{shot} example{'s' * (shot > 1)}"
         )
     right.set(ylabel="weight of the examples", xlabel="direction", ylim=(0, 1))
-    right.legend()
+    right.legend(loc="best")
     for axes in (left, right):
         axes.grid(alpha=0.3)
     return figure
@@ -61,7 +61,7 @@ def moved_prototypes(
         axes.annotate("", end, start, arrowprops={"arrowstyle": "->"})
         axes.plot(*end, "*", ms=11, color=color, label=name)
     axes.set(xlabel=f"direction {between[0] + 1}", ylabel=f"direction {between[1] + 1}")
-    axes.legend(fontsize=8, title="★ prototype, ○ examples, × recalled")
+    axes.legend(fontsize=8, title="★ prototype, ○ examples, × recalled", loc="best")
     axes.grid(alpha=0.3)
     return figure
 
@@ -87,6 +87,6 @@ def rising_accuracy(sizes: Sequence[int], by_shot: Mapping[int, Sequence[Estimat
             sizes, means, [100 * one.ci95 for one in found], fmt="o-", label=f"{shot}-shot"
         )
     axes.set(xlabel="classes remembered", ylabel="accuracy, %", xscale="symlog")
-    axes.legend()
+    axes.legend(loc="best")
     axes.grid(alpha=0.3)
     return figure

@@ -141,5 +141,5 @@ def _draw(rows: Sequence[dict[str, Any]]) -> Figure:
         axes.fill_between(slots, low, high, alpha=0.2, color=line.get_color())
     axes.set(xscale="log", yscale="log", xlabel="slots", ylabel="milliseconds per batch")
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="best")
     return figure

@@ -118,7 +118,7 @@ def _label(axes: Axes, title: str) -> None:
     axes.set_ylabel("accuracy (%)")
     axes.grid(alpha=0.25)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="best")
 
 
 def _picture(results: Results, figure: Figure, caption: str, position: int = 0) -> Picture:

@@ -70,7 +70,7 @@ def curves(runs: Sequence[Found], name: str) -> bytes:
         )
     axes.set_xlabel("training steps")
     axes.set_ylabel("accuracy on validation classes, %")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="best")
     hide_spines(axes, "top", "right")
     return svg(figure, name)
 
