@@ -26,9 +26,9 @@ ROOT = Path(__file__).parents[1]
             "docs/results.md",
             [
                 *("gaussian-cifar-fs", "gaussian-backbones", "gaussian-calibration"),
-                *("cifar-fs-resnet12", "gaussian-omniglot", "gaussian-glyphs", "photos"),
-                *("photos-calibration", "photos-calibration-20way", "cifar-fs-ingredients"),
-                *("cifar-fs-views", "cifar-fs-resnet12-views"),
+                *("cifar-fs-resnet12", "gaussian-omniglot", "omniglot-pretrained"),
+                *("gaussian-glyphs", "photos", "photos-calibration", "photos-calibration-20way"),
+                *("cifar-fs-ingredients", "cifar-fs-views", "cifar-fs-resnet12-views"),
                 *("omniglot-views", "cifar-fs-fine-tuning", "cifar-fs-attention"),
                 *("cifar-fs-end-to-end", "omniglot-end-to-end", "cifar-fs-reading"),
                 *("cifar-fs", "cifar-fs-addressing", "omniglot"),
