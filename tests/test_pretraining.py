@@ -950,6 +950,10 @@ def test_presets_load_and_what_comes_later_on_the_line_wins(
     assert (stored.backbone, stored.channels, stored.epochs) == ("conv4", 48, 1)
     assert main(tiny_command(tmp_path / "other", "--preset", "resnet")) == 2
     assert "unknown preset 'resnet'; known: cifar-fs-resnet12" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main(["pretrain", "--help"])
+    told = capsys.readouterr().out
+    assert all(name in told for name in names)
 
 
 def test_the_command_computes_where_and_how_it_is_asked_to(

@@ -15,13 +15,14 @@ from vsm.cli.launch import (
 )
 from vsm.cli.output import ProgressBar, print_json, print_table, say
 from vsm.cli.processes import add_placement_arguments, prepare_placement
-from vsm.runs.configuration import PRETRAINING_PRESETS
+from vsm.runs.configuration import PRETRAINING_PRESETS, preset_names
 from vsm.settings import PretrainSettings, own_code
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare the pre-training's settings and where it goes."""
-    parser.add_argument("--preset", type=str, help="Shipped settings by name: cifar-fs-resnet12.")
+    names = preset_names(PRETRAINING_PRESETS)
+    parser.add_argument("--preset", type=str, help=f"Shipped settings by name: {names}.")
     add_placement_arguments(parser)
     add_run_arguments(parser, PretrainSettings)
 

@@ -23,6 +23,11 @@ PRESETS = Path(__file__).parents[1] / "presets"
 PRETRAINING_PRESETS = PRESETS / "pretraining"
 
 
+def preset_names(folder: Path = PRESETS) -> str:
+    """Return the names of the shipped presets, to be read by people."""
+    return ", ".join(sorted(preset.stem for preset in folder.glob("*.yaml")))
+
+
 def preset_paths(name: str, folder: Path = PRESETS) -> list[Path]:
     """Return the files of a shipped preset, general before special, or say which there are.
 
@@ -31,8 +36,7 @@ def preset_paths(name: str, folder: Path = PRESETS) -> list[Path]:
     """
     path = folder / f"{name}.yaml"
     if not path.is_file():
-        known = ", ".join(sorted(preset.stem for preset in folder.glob("*.yaml")))
-        raise SettingsError(f"preset: unknown preset {name!r}; known: {known}")
+        raise SettingsError(f"preset: unknown preset {name!r}; known: {preset_names(folder)}")
     return [folder / "paper.yaml", path] if name.startswith("paper-") else [path]
 
 
