@@ -347,6 +347,7 @@ def test_rows_of_settings_are_trained_once_and_measured_as_runs_are(
             "learned": {"encoder": "without", "gaussian.rho": 0.0},
         },
         split="validation",
+        remark="Measured on a Tuesday.",
         **{"episodes": 6, "baselines": [], "memory_sizes": [], "seeds": [0], "pictures": False},
     )
     study = written(tmp_path / "s.yaml", asked)
@@ -384,7 +385,11 @@ def test_rows_of_settings_are_trained_once_and_measured_as_runs_are(
     assert trained.trained.settings.memory.strength == 2.0
     direct = measure(trained, EpisodeProtocol(data, "validation", 5, 1, 3, 6, 0)).evaluation
     assert condition["rows"]["memory"]["mean"] == pytest.approx(direct.accuracy.mean)
-    assert "6 episodes of validation classes" in (tmp_path / "s" / "page.md").read_text()
+    page = (tmp_path / "s" / "page.md").read_text()
+    assert "6 episodes of validation classes" in page
+    assert "\nMeasured on a Tuesday.\n" in page
+    assert "--gaussian.rho 0.0` (RUN: that of without)" in page
+    assert "/jobs/" not in page, "readers have the study's rows, and no directories of its jobs"
 
 
 def test_a_page_shows_what_result_files_hold_and_nothing_else(
@@ -422,8 +427,8 @@ def test_rows_that_were_not_trained_equally_long_are_named(measured: Path, tmp_p
     study.results.write_text(json.dumps(found))
     write_page([study], tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
-    assert "Not all runs were trained equally long: memory for 3 steps of 1 episodes," in page
-    assert "permuted for 3 steps of 1 episodes, permuted for 9 steps" in page
+    assert "Not all runs were trained equally long: memory for 3 steps of 1 episode," in page
+    assert "permuted for 3 steps of 1 episode, permuted for 9 steps" in page
 
 
 def test_a_page_has_charts_of_memory_sizes_and_gains_beside_it(

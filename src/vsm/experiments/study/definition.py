@@ -59,6 +59,8 @@ class StudySettings:
     learned."""
     reference: str
     """Label of the row that the others are compared with."""
+    remark: str | None = None
+    """What readers of its results should know; may be added when they are there."""
     kind: Literal["runs"] = "runs"
     """Which kind of study this is."""
     base: str | None = None

@@ -60,7 +60,8 @@ def _blocks(study: Study, results: Found, page: Path, is_part: bool) -> list[Blo
 
 def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
     """Return the page's part about one study of runs: one table for all conditions each."""
-    asked = results["study"]
+    assert isinstance(study.settings, StudySettings)
+    asked, remark = results["study"], study.settings.remark
     conditions = {str(condition_of(found)): found for found in results["conditions"]}
     split = asked["split"]
     seeds = ", ".join(map(str, asked["seeds"]))
@@ -74,6 +75,7 @@ def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
             f"{asked['episode_seed']}) with {asked['queries']} queries per class, the same for all "
             f"rows; training seeds {seeds}. {_lengths(results['runs'])}"
         ),
+        *([] if remark is None else [Text(remark)]),
         grouped_table(["", *SCORE_COLUMNS], scores),
     ]
     if any(differences.values()):
@@ -84,7 +86,7 @@ def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
     blocks += _memory_sizes(asked, conditions) + _effects(conditions)
     for found in conditions.values():
         blocks += _chart(study, found) + _changed_answers(study, found, page)
-    return blocks + _curves(study, results["runs"]) + _runs(results["runs"])
+    return blocks + _curves(study, results["runs"]) + _runs(results["runs"], asked["rows"])
 
 
 SCORE_COLUMNS = ("", "accuracy", "NLL", "ECE", "T", "NLL at T", "ECE at T")
@@ -237,7 +239,7 @@ def _changed_answers(study: Study, found: Found, page: Path) -> list[Block]:
 def _lengths(runs: Sequence[Found]) -> str:
     """Say how long rows were trained, and whether that is unequal."""
     rows = [
-        (one["row"], f"{one['steps']} steps of {one['tasks']} episodes")
+        (one["row"], f"{one['steps']} steps of {_episodes(one['tasks'])}")
         for one in runs
         if one["steps"]
     ]
@@ -251,9 +253,13 @@ def _lengths(runs: Sequence[Found]) -> str:
     return f"Not all runs were trained equally long: {', '.join(told)}."
 
 
-def _runs(runs: Sequence[Found]) -> list[Block]:
+def _episodes(count: int) -> str:
+    return "1 episode" if count == 1 else f"{count} episodes"
+
+
+def _runs(runs: Sequence[Found], rows: Mapping[str, str | Found]) -> list[Block]:
     """List the trainings: the options that all share once, and each row's own."""
-    learned = [f"{one['row']}: `{one['command']}`" for one in runs if not one["steps"]]
+    learned = [_learned(one, rows[one["row"]], rows) for one in runs if not one["steps"]]
     told: list[Block] = []
     if learned:
         told = [Text("Learned with " + "; ".join(dict.fromkeys(learned)) + ".")]
@@ -273,8 +279,9 @@ def _runs(runs: Sequence[Found]) -> list[Block]:
     text = f"Trained with `vsm train {' '.join(shared)} --seed {seeds}`, and as follows."
     backbones = {one["init"]: one["init_seconds"] for one in runs if one["init"]}
     for init, seconds in backbones.items():
-        text += f" The backbone of `{init}` was trained for {_minutes(seconds)} minutes."
-    rows = [
+        if seconds is not None:
+            text += f" The backbone of `{init}` was trained for {_minutes(seconds)} minutes."
+    trainings = [
         [
             label,
             ", ".join(_minutes(one["seconds"]) for one in of_row),
@@ -282,7 +289,15 @@ def _runs(runs: Sequence[Found]) -> list[Block]:
         ]
         for (label, command), of_row in groups.items()
     ]
-    return [*told, Text(text), Table(["row", "minutes of training", "options"], rows)]
+    return [*told, Text(text), Table(["row", "minutes of training", "options"], trainings)]
+
+
+def _learned(one: Found, asked: str | Found, rows: Mapping[str, str | Found]) -> str:
+    """Return the command that learned a memory; RUN is a training of the study itself."""
+    encoder = None if isinstance(asked, str) else asked["encoder"]
+    if encoder not in rows:
+        return f"{one['row']}: `{one['command']}`"
+    return f"{one['row']}: `{one['command'].replace(one['init'], 'RUN')}` (RUN: that of {encoder})"
 
 
 def _options(command: str) -> list[str]:
