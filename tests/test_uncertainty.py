@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
             [
                 *("gaussian-cifar-fs", "gaussian-backbones", "gaussian-calibration"),
                 *("cifar-fs-resnet12", "gaussian-omniglot", "omniglot-pretrained"),
-                "omniglot-resnet12",
+                *("omniglot-resnet12", "omniglot-resnet12-controls"),
                 *("gaussian-glyphs", "photos", "photos-calibration", "photos-calibration-20way"),
                 *("cifar-fs-ingredients", "cifar-fs-budget", "cifar-fs-views"),
                 *("cifar-fs-resnet12-views", "omniglot-views", "cifar-fs-fine-tuning"),
