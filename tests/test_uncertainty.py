@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
                 *("cifar-fs-ingredients", "cifar-fs-budget", "cifar-fs-views"),
                 *("cifar-fs-resnet12-views", "omniglot-views", "cifar-fs-fine-tuning"),
                 *("cifar-fs-attention", "cifar-fs-end-to-end"),
-                *("omniglot-end-to-end", "cifar-fs-reading"),
+                *("cifar-fs-end-to-end-control", "omniglot-end-to-end", "cifar-fs-reading"),
                 *("cifar-fs", "cifar-fs-addressing", "omniglot"),
             ],
         ),
