@@ -1,7 +1,7 @@
-"""Are labels that `vsm suggest` asks for worth more than others? Ask for some, and measure.
+"""Measure whether labels that `vsm suggest` asks for are worth more than others.
 
-The memory must not have met the classes: learn it of part of a folder, and label pictures of the
-others, a few at a time, as suggested, at random, or where the answer is least certain:
+The memory must not contain the classes: learn it from part of a folder, and label images of the
+others, a few at a time, as suggested, at random, or where the prediction is least certain:
 
     vsm memory learn --encoder efficientnet-lite0 --data folder:photos#1 --output runs/part
     python examples/suggested_labels.py runs/part folder:photos#1
@@ -27,7 +27,7 @@ METHODS = ("random", "vsm suggest", "least certain")
 Ids = npt.NDArray[np.int64]
 
 
-class Pictures(NamedTuple):
+class Images(NamedTuple):
     """Features ``[n, D]`` and the true class of each ``[n]``."""
 
     features: torch.Tensor
@@ -35,7 +35,7 @@ class Pictures(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Positions of pictures that have a label, that may get one, and that are asked about."""
+    """Positions of images that are labeled, that may be labeled, and that are classified."""
 
     labeled: Ids
     pool: Ids
@@ -50,95 +50,95 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--split", choices=SPLITS, default="test", help="its classes are labeled")
     parser.add_argument("--classes", type=int, default=20, help="of a draw, at most")
     parser.add_argument("--pictures", type=int, default=60, help="of a class, at most")
-    parser.add_argument("--held-out", type=int, default=10, help="of them to ask about")
+    parser.add_argument("--held-out", type=int, default=10, help="of them to classify")
     parser.add_argument("--number", type=int, default=20, help="labels of a round")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--draws", type=int, default=20)
-    asked = parser.parse_args(arguments)
-    trained = vsm.load(asked.run)
-    pictures = opened(trained, asked.data, asked.split)
+    options = parser.parse_args(arguments)
+    trained = vsm.load(options.run)
+    images = embed(trained, options.data, options.split)
     for share, start in ((1.0, "one label of every class"), (0.5, "one label of half the classes")):
         measured, novel = [], []
-        for seed in range(asked.draws):
-            draw = drawn(pictures, share, seed, asked)
+        for seed in range(options.draws):
+            draw = random_draw(images, share, seed, options)
             found = [
-                labeled_by(method, trained, pictures, draw, asked.number, asked.rounds, seed)
+                label_by(method, trained, images, draw, options.number, options.rounds, seed)
                 for method in METHODS
             ]
             measured.append([accuracies for accuracies, _ in found])
             novel.append(found[1][1])
-        report(start, len(draw.labeled), asked.number, 100 * np.array(measured))
+        report(start, len(draw.labeled), options.number, 100 * np.array(measured))
         counted = [f"{right} of {called}" for called, right in np.sum(novel, 0)]
         print(f"unlike all classes so far, and of a class without label: {', '.join(counted)}")
 
 
-def opened(trained: TrainedModel, data: str, split: Split) -> Pictures:
-    """Embed the pictures of a split."""
+def embed(trained: TrainedModel, data: str, split: Split) -> Images:
+    """Embed the images of a split."""
     dataset = open_data(trained.model, trained.preprocessing, None, data)
     assert isinstance(dataset, FeatureDataset)
     ids = [dataset.image_ids(one) for one in dataset.classes(split)]
     encoded = torch.from_numpy(np.asarray(dataset.features[np.concatenate(ids)]))
     with torch.no_grad():
         features = trained.model.adapt(encoded)
-    print(f"{len(features):,} pictures of {len(ids)} classes that the memory has not met")
-    return Pictures(features, np.repeat(np.arange(len(ids)), [len(one) for one in ids]))
+    print(f"{len(features):,} images of {len(ids)} classes unknown to the memory")
+    return Images(features, np.repeat(np.arange(len(ids)), [len(one) for one in ids]))
 
 
-def drawn(pictures: Pictures, share: float, seed: int, asked: argparse.Namespace) -> Draw:
-    """Deal pictures; a share of the classes gets one label each."""
+def random_draw(images: Images, share: float, seed: int, options: argparse.Namespace) -> Draw:
+    """Split images at random; a share of the classes gets one label each."""
     random = np.random.default_rng(seed)
-    classes = random.permutation(np.unique(pictures.classes))[: asked.classes]
+    classes = random.permutation(np.unique(images.classes))[: options.classes]
     parts: list[list[Ids]] = [[], [], []]
     for place, one in enumerate(classes):
-        ids = random.permutation(np.flatnonzero(pictures.classes == one))[: asked.pictures]
-        first = asked.held_out + (place < share * len(classes))
-        parts[0].append(ids[asked.held_out : first])
+        ids = random.permutation(np.flatnonzero(images.classes == one))[: options.pictures]
+        first = options.held_out + (place < share * len(classes))
+        parts[0].append(ids[options.held_out : first])
         parts[1].append(ids[first:])
-        parts[2].append(ids[: asked.held_out])
+        parts[2].append(ids[: options.held_out])
     return Draw(*(np.concatenate(part) for part in parts))
 
 
-def labeled_by(
+def label_by(
     method: str,
     trained: TrainedModel,
-    pictures: Pictures,
+    images: Images,
     draw: Draw,
     number: int,
     rounds: int,
     seed: int,
 ) -> tuple[list[float], list[tuple[int, int]]]:
-    """Label ``number`` pictures a round; return the accuracy before and after every round.
+    """Label ``number`` images per round; return the accuracy before and after every round.
 
-    Also of how many suggestions of a round it was said that they are unlike all classes so far, and
-    how many of these are of a class that had no label.
+    Also the number of suggestions per round that are called novel, and how many of these are of a
+    class without label.
     """
     random = np.random.default_rng(seed)
     labeled, pool, _ = draw
-    found, told = [], []
+    found, novel_counts = [], []
     for left in range(rounds, -1, -1):
-        known = pictures.classes[labeled]
-        classifier = vsm.FewShotClassifier(trained).fit(rows(pictures, labeled), known)
-        truth = pictures.classes[draw.held_out]
-        found.append(classifier.score(rows(pictures, draw.held_out), truth))
+        known = images.classes[labeled]
+        classifier = vsm.FewShotClassifier(trained).fit(rows(images, labeled), known)
+        truth = images.classes[draw.held_out]
+        found.append(classifier.score(rows(images, draw.held_out), truth))
         if not left:
             break
         if method == "random":
             chosen = random.permutation(len(pool))[:number]
         elif method == "vsm suggest":
-            suggested = classifier.suggest(rows(pictures, pool), number)
-            chosen = np.array([one.picture for one in suggested])
-            novel = pool[[one.picture for one in suggested if one.is_novel]]
-            told.append((len(novel), int((~np.isin(pictures.classes[novel], known)).sum())))
+            suggested = classifier.suggest(rows(images, pool), number)
+            chosen = np.array([one.image for one in suggested])
+            novel = pool[[one.image for one in suggested if one.is_novel]]
+            novel_counts.append((len(novel), int((~np.isin(images.classes[novel], known)).sum())))
         else:
-            best = np.sort(classifier.predict_proba(rows(pictures, pool)), 1)
+            best = np.sort(classifier.predict_proba(rows(images, pool)), 1)
             chosen = np.argsort(best[:, -1] - best[:, -2], kind="stable")[:number]
         labeled, pool = np.append(labeled, pool[chosen]), np.delete(pool, chosen)
-    return found, told
+    return found, novel_counts
 
 
-def rows(pictures: Pictures, ids: Ids) -> Embedded:
-    """Return what a classifier takes in place of pictures."""
-    return Embedded(pictures.features[torch.from_numpy(ids)])
+def rows(images: Images, ids: Ids) -> Embedded:
+    """Return features in place of images."""
+    return Embedded(images.features[torch.from_numpy(ids)])
 
 
 def report(start: str, labels: int, number: int, measured: npt.NDArray[np.float64]) -> None:

@@ -1,4 +1,4 @@
-"""``python -m faults``: run the campaign, print a table, say how to repeat what was found."""
+"""``python -m faults``: run all cases, print a table, and say how to repeat defects."""
 
 import argparse
 import json
@@ -6,52 +6,63 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from faults import report
-from faults.bench import Attempt, Bench, Group, Result
 from faults.processes import import_everything
+from faults.report import Summary
+from faults.sandbox import Group, Outcome, Result, Sandbox
 
 SLICE = (
     *("mutations/config of a run", "mutations/weights of a run", "mutations/memory of a run"),
     *("mutations/thresholds", "mutations/saved classifier", "mutations/index of prepared data"),
-    *("mutations/pictures", "mutations/features, arrays", "mutations/settings"),
+    *("mutations/images", "mutations/features, arrays", "mutations/settings"),
     *("kills/memory add", "sharing/memory add × memory show"),
 )
 SLICE_SHARE = 0.06
-_BENCH: list[Bench] = []
+_SANDBOX: list[Sandbox] = []  # of this process
 _GROUPS: list[Group] = []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the campaign and return 1 if there is a defect, or if it could not be finished."""
-    asked = _parser().parse_args(arguments)
+    """Run the cases; return 1 if there is a defect or no time for all of them."""
+    options = _parser().parse_args(arguments)
     import_everything()
-    from faults.parts import all_groups
+    from faults import concurrency, environments, formats
 
-    if asked.slice:
-        asked.only, asked.share, asked.jobs = SLICE, SLICE_SHARE, 1
-    groups = [one for one in all_groups() if _is_asked(one, asked.only)]
+    requests = [
+        Group(
+            *("requests", f"every endpoint, {kind}", 1),
+            concurrency.run_tests("serving_fuzz", kind, "VSM_FUZZ", 40, 18),
+        )
+        for kind in ("sqlite", "postgresql")
+    ]
+    known = [*formats.groups(), *concurrency.groups(), *environments.groups(), *requests]
+    if options.slice:
+        options.only, options.share, options.jobs = SLICE, SLICE_SHARE, 1
+    only = options.only or [one.part for one in known]
+    groups = [one for one in known if one.part in only or f"{one.part}/{one.name}" in only]
     if not groups:
-        known = ", ".join(f"{one.part}/{one.name}" for one in all_groups())
-        print(f"faults: --only names nothing; known: {known}", file=sys.stderr)
+        names = ", ".join(f"{one.part}/{one.name}" for one in known)
+        print(f"faults: --only matches nothing; known: {names}", file=sys.stderr)
         return 2
-    numbers = [
-        [asked.case] if asked.case is not None else range(max(1, round(one.cases * asked.share)))
-        for one in groups
+    if options.case is not None:
+        numbers = [range(options.case, options.case + 1)] * len(groups)
+    else:
+        numbers = [range(max(1, round(one.cases * options.share))) for one in groups]
+    cases = [  # the first of every group first
+        (group, number)
+        for row in zip_longest(*numbers)
+        for group, number in enumerate(row)
+        if number is not None
     ]
     begin = time.monotonic()
-    cases = list(_dealt(numbers))
-    results = _tried(groups, cases, asked, begin)
-    summary = report.Summary(results, len(cases), asked.seed, time.monotonic() - begin)
-    if asked.json:
-        print(json.dumps(summary.as_dict(), indent=1))
-    else:
-        print(summary.text())
-    if asked.output is not None:
-        asked.output.write_text(summary.page(), encoding="utf-8")
+    results = _run(groups, cases, options, begin)
+    summary = Summary(results, len(cases), options.seed, time.monotonic() - begin)
+    print(json.dumps(summary.as_dict(), indent=1) if options.json else summary.text())
+    if options.output is not None:
+        options.output.write_text(summary.page(), encoding="utf-8")
     return 1 if summary.defects or summary.left else 0
 
 
@@ -63,37 +74,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--case", type=int, help="This case alone, with --only PART/GROUP.")
     parser.add_argument("--share", type=float, default=1.0, help="Of the cases of every group.")
     parser.add_argument("--jobs", type=int, default=2, help="Cases at a time.")
-    parser.add_argument("--slice", action="store_true", help="A minute of it, for the tests.")
+    parser.add_argument("--slice", action="store_true", help="About a minute, for the tests.")
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     parser.add_argument("--output", type=Path, help="Write the page of the documentation.")
     return parser
 
 
-def _is_asked(group: Group, only: Sequence[str]) -> bool:
-    return not only or group.part in only or f"{group.part}/{group.name}" in only
-
-
-def _dealt(numbers: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
-    """Yield group and number of every case, the first of all groups first."""
-    for row in zip_longest(*numbers):
-        yield from ((group, number) for group, number in enumerate(row) if number is not None)
-
-
-def _tried(
-    groups: list[Group], cases: list[tuple[int, int]], asked: argparse.Namespace, begin: float
+def _run(
+    groups: list[Group], cases: list[tuple[int, int]], options: argparse.Namespace, begin: float
 ) -> list[Result]:
-    """Try cases in a few processes, and show that it goes on."""
-    deadline, results = begin + 60 * asked.minutes, []
+    """Run cases in several processes and show the progress."""
+    deadline, results = begin + 60 * options.minutes, []
     _GROUPS[:] = groups
-    work = [(*case, asked.seed, deadline) for case in cases]
+    calls = [(*case, options.seed, deadline) for case in cases]
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="vsm-faults-", ignore_cleanup_errors=True) as root:
-        count = min(asked.jobs, len(cases))
-        with context.Pool(count, _prepare, (root, asked.slice)) as pool:
-            for done, result in enumerate(pool.imap_unordered(_try, work), 1):
+        jobs = min(options.jobs, len(cases))
+        with context.Pool(jobs, _prepare, (root, options.slice)) as pool:
+            for done, result in enumerate(pool.imap_unordered(_run_case, calls), 1):
                 results += [] if result is None else [result]
                 if sys.stderr.isatty():
-                    print(f"\r{done} of {len(work)} cases", end="", file=sys.stderr, flush=True)
+                    print(f"\r{done} of {len(calls)} cases", end="", file=sys.stderr, flush=True)
     if sys.stderr.isatty():
         print(file=sys.stderr)
     order = {(g.part, g.name): position for position, g in enumerate(groups)}
@@ -101,21 +102,21 @@ def _tried(
 
 
 def _prepare(root: str, quick: bool) -> None:
-    bench = Bench(Path(root) / multiprocessing.current_process().name.rpartition("-")[2])
-    bench.build(quick)
-    _BENCH.append(bench)
+    sandbox = Sandbox(Path(root) / multiprocessing.current_process().name.rpartition("-")[2])
+    sandbox.build(quick)
+    _SANDBOX.append(sandbox)
 
 
-def _try(work: tuple[int, int, int, float]) -> Result | None:
-    group, number, seed, deadline = work
+def _run_case(call: tuple[int, int, int, float]) -> Result | None:
+    position, number, seed, deadline = call
     if time.monotonic() > deadline:
         return None
-    tried = _GROUPS[group]
+    group = _GROUPS[position]
     try:
-        return tried.result(_BENCH[0], number, seed)
-    except Exception as error:  # a campaign that fails has found nothing out
-        failed = Attempt("the campaign itself", "other", (f"cannot try it: {error!r:.300}",))
-        return Result(tried.part, tried.name, number, failed)
+        return group.result(_SANDBOX[0], number, seed)
+    except Exception as error:
+        failed = Outcome("the harness itself", "other", (f"cannot run: {error!r:.300}",))
+        return Result(group.part, group.name, number, failed)
 
 
 if __name__ == "__main__":

@@ -1,34 +1,39 @@
-"""Every format that the program reads: where a specimen is, how to damage it, who reads it."""
+"""The part ``mutations``: every file format, its sample, its mutations and its readers."""
 
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from faults.asking import serve_and_ask
 from faults.mutations import (
     Mutate,
     Mutation,
     any_of,
-    choose,
-    harmless,
-    in_array,
-    in_array_header,
-    in_bytes,
-    in_database,
-    in_json,
-    in_json_lines,
-    in_kind,
-    in_signed_json,
-    in_signed_yaml,
-    in_table,
-    in_tensor_header,
-    in_tensors,
-    in_yaml,
+    mutate_array,
+    mutate_array_header,
+    mutate_bytes,
+    mutate_database,
+    mutate_folder,
+    mutate_json,
+    mutate_table,
+    mutate_tensor_header,
+    mutate_tensors,
+    mutate_yaml,
+    replace_file,
+    user_written,
 )
-from faults.processes import Program, command
-from faults.specimens import OTHER_DATA, PRETRAIN, TINY, TRAIN, ask_saved
-from faults.trees import in_folder
+from faults.oracles import check, digest_without_times, parse_answer, snapshot
+from faults.processes import OWN_INTERPRETER_EVERY, Command, Program
+from faults.samples import (
+    EVALUATE_FOREIGN,
+    PRETRAIN,
+    TINY,
+    TRAIN,
+    predict_with_saved,
+    serve_and_query,
+)
+from faults.sandbox import CANARY_TEXT, Group, Outcome, Sandbox
 
 CACHE = ("data/embeddings", "home")
 
@@ -39,26 +44,21 @@ class Reader:
 
     Attributes:
         program: what runs.
-        writes: how the names of files begin that it writes if it succeeds.
-        results: those of them that are the same whenever it runs.
+        writes: prefixes of the files that it writes if it succeeds.
+        results: those of them that are the same in every run.
     """
 
     program: Program
     writes: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return str(self.program) if isinstance(self.program, Command) else self.program.__name__
+
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of file.
-
-    Attributes:
-        name: what people call it.
-        files: a pattern of its specimens.
-        mutate: damages one of them.
-        readers: taken in turn.
-        cases: in the whole campaign.
-    """
+    """A file format: a pattern of its samples, its mutations, and readers used in turn."""
 
     name: str
     files: str
@@ -67,249 +67,168 @@ class Format:
     cases: int = 40
 
     def damage(self, folder: Path, random: Random) -> Mutation:
-        """Damage a specimen below ``folder``."""
-        path = choose(list(folder.glob(self.files)), random)
+        """Damage a sample below ``folder``."""
+        # Sorted by size first: names may contain digests of where the files are.
+        paths = sorted(folder.glob(self.files), key=lambda path: (path.stat().st_size, path))
+        path = random.choice(paths)
         done = self.mutate(path, random)
-        return Mutation(f"{path.relative_to(folder)}: {done.what}", done.may_differ)
+        return Mutation(f"{path.relative_to(folder)}: {done.description}", done.may_differ)
 
 
-def _reads(*words: str) -> Reader:
-    return Reader(command(*words, "--json"))
+def _vsm(words: str, writes: tuple[str, ...] = (), results: tuple[str, ...] = ()) -> Reader:
+    return Reader(Command(words), writes, results)
 
 
-def _classify(model: str, *words: str) -> Reader:
-    pictures = ("--support", "support", "--query", "query")
-    return _reads("classify", *pictures, "--model", model, *words)
+def _classify(model: str) -> Reader:
+    return _vsm(f"classify --support support --query query --json --model {model}")
 
 
-def _learn(*words: str) -> Reader:
-    made = tuple(f"out/{name}.safetensors" for name in ("model", "memory"))
-    return Reader(command("memory", "learn", "--output", "out", "--json", *words), ("out",), made)
+def _learn(words: str) -> tuple[Reader, ...]:
+    written = ("out/model.safetensors", "out/memory.safetensors")
+    return (_vsm(f"memory learn --output out --json {words}", ("out",), written),)
 
 
-EVALUATE = ("--way", "3", "--shot", "1", "--queries", "2", "--episodes", "2")
-ADD = ("memory", "add", "learned", "--images", "support", "--json")
-LEARNED = ("learned/memory.safetensors", "learned/.memory")
-RESUME = Reader(
-    command(*TRAIN, "--output", "resumed", "--resume"),
-    ("resumed",),
-    ("resumed/model.safetensors", "resumed/memory.safetensors", "resumed/config.yaml"),
-)
-PRETRAIN_RESUME = Reader(
-    command(*PRETRAIN, "--output", "begun", "--resume"), ("begun",), ("begun/backbone.safetensors",)
-)
-TENSORS = any_of(in_bytes, in_bytes, in_tensor_header, in_tensors, in_tensors, in_kind)
-JSON = any_of(in_json, in_json, in_signed_json, in_bytes, in_kind)
-YAML = any_of(in_yaml, in_yaml, in_signed_yaml, in_bytes, in_kind)
-ARRAY = any_of(in_bytes, in_array_header, in_array_header, in_array, in_kind)
-DATABASE = any_of(in_bytes, in_database, in_database, in_kind)
-
-
-def begun_anew(mutate: Mutate) -> Mutate:
-    """Let another answer be right where the file is gone: it is begun anew."""
+def _restarted_if_missing(mutate: Mutate) -> Mutate:
+    """Accept another answer if the file is missing: the server begins with a new one."""
 
     def change(path: Path, random: Random) -> Mutation:
         done = mutate(path, random)
-        return Mutation(done.what, done.may_differ or not path.exists())
+        return Mutation(done.description, done.may_differ or not path.exists())
 
     return change
 
 
-MODEL_READERS = (
+ADD = "memory add learned --images support --json"
+LEARNED = ("learned/memory.safetensors", "learned/.memory")
+EVALUATE = _vsm("evaluate learned --way 3 --shot 1 --queries 2 --episodes 2 --json")
+RENDER = _vsm("study study.yaml --render out.md", ("out.md", "charts"))
+SHOW_DATA = _vsm("data info folder:images --verify --json")
+RESUMED = tuple(f"resumed/{n}" for n in ("model.safetensors", "memory.safetensors", "config.yaml"))
+RESUME = (_vsm(f"{TRAIN} --output resumed --resume", ("resumed",), RESUMED),)
+PRETRAIN_RESUME = _vsm(
+    f"{PRETRAIN} --output begun --resume", ("begun",), ("begun/backbone.safetensors",)
+)
+MODEL = (_classify("learned"), EVALUATE, _classify("learned --explain --reject 0.9"))
+TENSORS = any_of(
+    *(mutate_bytes, mutate_bytes, mutate_tensor_header, mutate_tensors, mutate_tensors),
+    replace_file,
+)
+JSON = any_of(mutate_json, mutate_json, mutate_json, mutate_bytes, replace_file)
+YAML = any_of(mutate_yaml, mutate_yaml, mutate_yaml, mutate_bytes, replace_file)
+ARRAY = any_of(mutate_bytes, mutate_array_header, mutate_array_header, mutate_array, replace_file)
+DATABASE = any_of(mutate_bytes, mutate_database, mutate_database, replace_file)
+BYTES = any_of(mutate_bytes, mutate_bytes, mutate_bytes, replace_file)
+TABLE = any_of(mutate_table, mutate_table, mutate_bytes, replace_file)
+USER_JSON, USER_YAML = user_written(JSON), user_written(YAML)
+MEMORY_READERS = (
+    *MODEL,
+    _vsm("memory show learned --json"),
+    _vsm(ADD, LEARNED, LEARNED[:1]),
+    _vsm("memory forget learned train0 --json", LEARNED),
+)
+MEMORY_FILE_READERS = (
+    _vsm("memory show other.safetensors --json"),
+    _classify("model --memory other.safetensors"),
+    _vsm("memory export other.safetensors out.csv", ("out",), ("out.csv",)),
+)
+FOLDER_READERS = (
     _classify("learned"),
-    _reads("evaluate", "learned", *EVALUATE),
-    _classify("learned", "--explain", "--reject", "0.9"),
+    _vsm("review support --model learned --json", ("review.html",)),
+    _vsm(ADD, LEARNED),
 )
+STORE_READERS = (
+    _vsm(
+        "memory export store.sqlite out.safetensors",
+        ("out", "store.sqlite"),
+        ("out.safetensors",),
+    ),
+    Reader(serve_and_query, ("store.sqlite",)),
+)
+SETTINGS_READERS = (
+    _vsm("train --config settings.yaml --output out --print-config"),
+    _vsm(f"train --config settings.yaml --output out {TINY} --steps 1", ("out",)),
+)
+JOBS = _vsm("study study.yaml --output jobs --json", ("jobs", "study/"))
+SHIPPED_READERS = (_classify("model --reject 0.9"), _classify("model"))
+TABLE_READER = _vsm("classify --support table.csv --query query --model learned --json")
+FOREIGN_READER = _vsm(EVALUATE_FOREIGN)
+DRY_RUN = _vsm("study study.yaml --output jobs --dry-run --json")
+LEARN_IMAGES = _learn("--data folder:images --encoder pre")
+LEARN_FEATURES = _learn("--data features:features")
+LEARN_FILE = _learn("--data features:features.safetensors")
+PREPARED = any_of(mutate_bytes, mutate_array_header, replace_file)
+LOG = user_written(any_of(mutate_json, mutate_bytes))  # truncated lines are skipped
 FORMATS = (
-    Format("config of a run", "learned/config.yaml", YAML, MODEL_READERS, 80),
-    Format("weights of a run", "learned/model.safetensors", TENSORS, MODEL_READERS, 80),
-    Format(
-        "memory of a run",
-        "learned/memory.safetensors",
-        TENSORS,
-        (
-            *MODEL_READERS,
-            _reads("memory", "show", "learned"),
-            Reader(command(*ADD), LEARNED, LEARNED[:1]),
-            Reader(command("memory", "forget", "learned", "train0", "--json"), LEARNED),
-        ),
-        120,
-    ),
-    Format(
-        "memory file",
-        "other.safetensors",
-        TENSORS,
-        (
-            _reads("memory", "show", "other.safetensors"),
-            _classify("model", "--memory", "other.safetensors"),
-            Reader(
-                command("memory", "export", "other.safetensors", "out.csv"), ("out",), ("out.csv",)
-            ),
-        ),
-        60,
-    ),
-    Format("thresholds", "learned/calibration.json", JSON, MODEL_READERS, 80),
-    Format(  # of which lines that are cut short are passed over
-        *("log of a run", "resumed/metrics.jsonl", harmless(any_of(in_json_lines, in_bytes))),
-        *((RESUME,), 30),
-    ),
-    Format("state to resume", "resumed/resume.safetensors", TENSORS, (RESUME,), 60),
-    Format("config to resume", "resumed/config.yaml", YAML, (RESUME,), 40),
-    Format("state to pre-train on", "begun/resume.safetensors", TENSORS, (PRETRAIN_RESUME,), 30),
-    Format(
-        "backbone",
-        "pre/backbone.safetensors",
-        TENSORS,
-        (_learn("--data", "folder:pictures", "--encoder", "pre"),),
-        30,
-    ),
-    Format(
-        "shipped model",
-        "model/*.json",
-        JSON,
-        (_classify("model", "--reject", "0.9"), _classify("model")),
-        60,
-    ),
-    Format("saved classifier", "saved.vsm", TENSORS, (Reader(ask_saved),), 80),
-    Format(
-        "index of prepared data",
-        "data/folder-*/index.json",
-        JSON,
-        (
-            _reads("evaluate", "learned", *EVALUATE),
-            _reads("data", "info", "folder:pictures", "--verify"),
-        ),
-        60,
-    ),
-    Format(
-        "images of prepared data",
-        "data/folder-*/images.npy",
-        any_of(in_bytes, in_array_header, in_kind),
-        (_reads("data", "info", "folder:pictures", "--verify"),),
-        40,
-    ),
-    Format(
-        "pictures",
-        "query/*",
-        harmless(any_of(in_bytes, in_bytes, in_bytes, in_kind)),
-        (_classify("learned"),),
-        60,
-    ),
-    Format(
-        "folder of pictures",
-        "support",
-        harmless(in_folder),
-        (
-            _classify("learned"),
-            Reader(command("review", "support", "--model", "learned", "--json"), ("review.html",)),
-            Reader(command(*ADD), LEARNED),
-        ),
-        40,
-    ),
-    Format(
-        "table of pictures",
-        "table.csv",
-        harmless(any_of(in_table, in_table, in_bytes, in_kind)),
-        (_reads("classify", "--support", "table.csv", "--query", "query", "--model", "learned"),),
-        40,
-    ),
-    Format(
-        "features, arrays",
-        "features/*.npy",
-        harmless(ARRAY),
-        (_learn("--data", "features:features"),),
-        50,
-    ),
-    Format(
-        "features, names",
-        "features/*.json",
-        harmless(JSON),
-        (_learn("--data", "features:features"),),
-        30,
-    ),
-    Format(
-        "features, one file",
-        "features.safetensors",
-        harmless(TENSORS),
-        (_learn("--data", "features:features.safetensors"),),
-        40,
-    ),
-    Format(
-        "study",
-        "study.yaml",
-        harmless(YAML),
-        (
-            _reads("study", "study.yaml", "--output", "jobs", "--dry-run"),
-            Reader(command("study", "study.yaml", "--render", "out.md"), ("out.md", "charts")),
-        ),
-        50,
-    ),
-    Format(
-        "results of a study",
-        "study/results.json",
-        harmless(JSON),
-        (Reader(command("study", "study.yaml", "--render", "out.md"), ("out.md", "charts")),),
-        40,
-    ),
-    Format(
-        "results of jobs",
-        "jobs/jobs/*/*.json",
-        harmless(JSON),
-        (
-            Reader(
-                command("study", "study.yaml", "--output", "jobs", "--json"),
-                ("jobs", "study/"),
-            ),
-        ),
-        40,
-    ),
-    Format(
-        "cache of embeddings",
-        "data/embeddings/*.sqlite",
-        DATABASE,
-        (_reads("evaluate", "foreign", *OTHER_DATA[:-1]),),
-        30,
-    ),
-    Format(
-        "ONNX encoder",
-        "onnx/encoder.onnx",
-        any_of(in_bytes, in_bytes, in_bytes, in_kind),
-        (_classify("foreign"),),
-        40,
-    ),
-    Format(
-        "store of a server",
-        "store.sqlite",
-        begun_anew(DATABASE),
-        (
-            Reader(
-                command("memory", "export", "store.sqlite", "out.safetensors"),
-                ("out", "store.sqlite"),
-                ("out.safetensors",),
-            ),
-            Reader(
-                partial(serve_and_ask, "--model", "learned", "--store", "store.sqlite"),
-                ("store.sqlite",),
-            ),
-        ),
-        60,
-    ),
-    Format(
-        "settings",
-        "settings.yaml",
-        harmless(YAML),
-        (
-            Reader(
-                command("train", "--config", "settings.yaml", "--output", "out", "--print-config")
-            ),
-            Reader(
-                command(
-                    *("train", "--config", "settings.yaml", "--output", "out"),
-                    *(*TINY, "--steps", "1"),
-                ),
-                ("out",),
-            ),
-        ),
-        60,
-    ),
+    Format("config of a run", "learned/config.yaml", YAML, MODEL, 80),
+    Format("weights of a run", "learned/model.safetensors", TENSORS, MODEL, 80),
+    Format("memory of a run", "learned/memory.safetensors", TENSORS, MEMORY_READERS, 120),
+    Format("memory file", "other.safetensors", TENSORS, MEMORY_FILE_READERS, 60),
+    Format("thresholds", "learned/calibration.json", JSON, MODEL, 80),
+    Format("log of a run", "resumed/metrics.jsonl", LOG, RESUME, 30),
+    Format("state to resume", "resumed/resume.safetensors", TENSORS, RESUME, 60),
+    Format("config to resume", "resumed/config.yaml", YAML, RESUME, 40),
+    Format("state of pre-training", "begun/resume.safetensors", TENSORS, (PRETRAIN_RESUME,), 30),
+    Format("backbone", "pre/backbone.safetensors", TENSORS, LEARN_IMAGES, 30),
+    Format("shipped model", "model/*.json", JSON, SHIPPED_READERS, 60),
+    Format("saved classifier", "saved.vsm", TENSORS, (Reader(predict_with_saved),), 80),
+    Format("index of prepared data", "data/folder-*/index.json", JSON, (EVALUATE, SHOW_DATA), 60),
+    Format("images of prepared data", "data/folder-*/images.npy", PREPARED, (SHOW_DATA,), 40),
+    Format("images", "query/*", user_written(BYTES), (_classify("learned"),), 60),
+    Format("folder of images", "support", user_written(mutate_folder), FOLDER_READERS, 40),
+    Format("table of images", "table.csv", user_written(TABLE), (TABLE_READER,), 40),
+    Format("features, arrays", "features/*.npy", user_written(ARRAY), LEARN_FEATURES, 50),
+    Format("features, names", "features/*.json", USER_JSON, LEARN_FEATURES, 30),
+    Format("features, one file", "features.safetensors", user_written(TENSORS), LEARN_FILE, 40),
+    Format("study", "study.yaml", USER_YAML, (DRY_RUN, RENDER), 50),
+    Format("results of a study", "study/results.json", USER_JSON, (RENDER,), 40),
+    Format("results of jobs", "jobs/jobs/*/*.json", USER_JSON, (JOBS,), 40),
+    Format("cache of embeddings", "data/embeddings/*.sqlite", DATABASE, (FOREIGN_READER,), 30),
+    Format("ONNX encoder", "onnx/encoder.onnx", BYTES, (_classify("foreign"),), 40),
+    Format("store of a server", "store.sqlite", _restarted_if_missing(DATABASE), STORE_READERS, 60),
+    Format("settings", "settings.yaml", USER_YAML, SETTINGS_READERS, 60),
 )
+
+
+def groups() -> list[Group]:
+    """Return the cases of every format."""
+    return [Group("mutations", one.name, one.cases, partial(_run, one)) for one in FORMATS]
+
+
+def _run(tried: Format, sandbox: Sandbox, number: int, random: Random) -> Outcome:
+    reader = tried.readers[number % len(tried.readers)]
+    baseline = _baseline(reader, sandbox)
+    mutation = tried.damage(sandbox.folder, random)
+    prepare = None
+    if isinstance(reader.program, Command) and number % OWN_INTERPRETER_EVERY == 0:
+        prepare = reader.program.execute
+    before = snapshot(sandbox.folder)
+    completed = sandbox.run(reader.program, prepare=prepare)
+    after, results = snapshot(sandbox.folder), _results(reader, sandbox)
+    allowed = mutation.may_differ, reader.writes, CACHE
+    verdict = check(completed, before, after, results, baseline, *allowed)
+    leaked = CANARY_TEXT in completed.output + completed.errors
+    defects = (*(["prints another file"] if leaked else []), *verdict.defects)
+    return Outcome(f"{mutation.description}; {reader}", verdict.outcome, defects)
+
+
+def _baseline(reader: Reader, sandbox: Sandbox) -> dict[str, Any]:
+    """Return the results of a reader without damage, which must be the same twice."""
+    if reader not in sandbox.baselines:
+        found = []
+        for _ in range(2):
+            sandbox.restore()
+            completed = sandbox.run(reader.program)
+            if completed.code != 0 or completed.hung:
+                raise RuntimeError(f"{reader} fails without damage: {completed.errors}")
+            answer, files = parse_answer(completed), _results(reader, sandbox)
+            found.append({"answer": answer, "files": files, "events": completed.events})
+        if found[0] != found[1]:
+            raise RuntimeError(f"{reader} answers differently each time: {found}")
+        sandbox.baselines[reader] = found[0]
+        sandbox.restore()
+    return sandbox.baselines[reader]
+
+
+def _results(reader: Reader, sandbox: Sandbox) -> dict[str, str]:
+    paths = {name: sandbox.folder / name for name in reader.results}
+    return {name: digest_without_times(path) for name, path in paths.items() if path.is_file()}

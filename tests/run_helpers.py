@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vsm.system.progress import NullProgress
+from vsm.system.progress import Progress
 
 
-class AtStep(NullProgress):
+class AtStep(Progress):
     """Does something as soon as a step is done, which is before the step is saved."""
 
     def __init__(self, step: int, action: Callable[[], object]) -> None:

@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 from vsm.data import ImageDataset, open_dataset
 from vsm.runs.trained_model import TrainedModel, load
 from vsm.serve.app import create_app
-from vsm.serve.gate import Access
 from vsm.serve.limits import Limits
+from vsm.serve.middleware import Access
 from vsm.serve.service import Service
 from vsm.stores import open_store
 

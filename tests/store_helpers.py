@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vsm.memory import GaussianConsolidation, GaussianMemory, Reading
+from vsm.memory import GaussianConsolidation, GaussianMemory, ReadSettings
 from vsm.memory.named import Changes, EncoderIdentity, NamedMemory
 from vsm.stores import NewExample
 
@@ -25,7 +25,7 @@ def small_memory(names: Sequence[str] = ("ash", "beech", "Cedar_50%")) -> NamedM
     rows = torch.randn(4 * len(names), WIDTH, generator=random)
     class_ids = torch.arange(len(names)).repeat_interleave(4)
     center = torch.zeros(WIDTH)
-    memory = GaussianMemory.learned(rows, class_ids, center, Reading("l2n", 0.5, 0.5, 0.1))
+    memory = GaussianMemory.fit(rows, class_ids, center, ReadSettings("l2n", 0.5, 0.5, 0.1))
     event = {"action": "learned", "data": "tests"}
     return NamedMemory(memory, tuple(names), ENCODER, (event,), "vsm")
 

@@ -16,27 +16,22 @@ BASE = {"settings", "errors", "seeding"}
 ALLOWED = {
     "probability": "",
     "system": "",
-    "backbones": "",
+    "encoders": "",
     "data": "system",
     "nn": "probability system",
     "memory": "probability nn system",
-    "model": "probability nn system backbones memory",
+    "model": "probability nn system encoders memory",
     "objective": "probability nn model",
     "baselines": "nn",
     "evaluation": "system data nn memory model",
-    "runs": "system backbones data memory model evaluation",
-    "pretraining": "system backbones data model evaluation runs",
+    "runs": "system encoders baselines data memory model evaluation",
+    "pretraining": "system encoders data model evaluation runs",
     "training": "system data nn memory model objective evaluation runs",
     "classify": "system data nn memory model evaluation runs",
     "stores": "system memory",
     "export": "system nn memory runs",
-    "benchmarking": "system backbones data memory model evaluation runs pretraining training "
-    "classify",
-    "experiments": "system data nn memory model baselines evaluation runs pretraining training "
-    "classify benchmarking",
     "serve": "system data memory runs classify stores",
-    "cli": "system data memory evaluation runs pretraining training classify export benchmarking "
-    "experiments stores serve",
+    "cli": "system data memory evaluation runs pretraining training classify export stores serve",
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -49,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 ``vsm/__init__.py`` offers the public names of all of them and may import anything.
 """
+MEMORY_KINDS = {"Memory", "ClassMemory", "SlotMemory", "GaussianMemory", "KanervaMemory"}
 WITHOUT_TORCH = [
     "vsm.runs.configuration",
     "vsm.runs.directory",
@@ -133,6 +129,29 @@ def test_every_module_imports_only_what_its_package_may() -> None:
             if layer(other) not in MAY_IMPORT[own] | {own}
         ]
     assert not wrong, "\n".join(["imports against the architecture:", *wrong])
+
+
+def test_the_product_never_imports_the_lab() -> None:
+    found = [
+        f"{path}: {line.strip()}"
+        for path in modules().values()
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.split()[:1] in (["import"], ["from"]) and "vsm_lab" in line.split()[1]
+    ]
+    assert found == []
+
+
+def test_only_the_memory_package_asks_which_memory_it_has() -> None:
+    found = []
+    for name, path in modules().items():
+        if layer(name) == "memory":
+            continue
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                kinds = {getattr(one, "id", "") for one in ast.walk(node.args[1])}
+                if kinds & MEMORY_KINDS:
+                    found.append(f"{name}, line {node.lineno}: isinstance of {kinds}")
+    assert found == []
 
 
 def test_nothing_is_allowed_that_is_not_used() -> None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vsm.backbones import Conv4
-from vsm.backbones.parts import drop
+from vsm.encoders import Conv4
+from vsm.encoders.parts import drop
 
 
 @pytest.mark.parametrize(

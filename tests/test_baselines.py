@@ -31,9 +31,9 @@ from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import EpisodeError, SettingsError
 from vsm.evaluation.evaluator import evaluate_classifier
 from vsm.evaluation.protocol import EpisodeProtocol
-from vsm.experiments import comparison
-from vsm.experiments.comparison import load_for, measure, measure_baseline
 from vsm.model import FewShotModel
+from vsm.runs import comparison
+from vsm.runs.comparison import load_for, measure, measure_baseline
 from vsm.seeding import task_generators
 from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings
 

@@ -19,7 +19,7 @@ from vsm.cli import main
 from vsm.data.dataset import FeatureDataset
 from vsm.errors import DataError, MemoryFileError
 from vsm.evaluation.evaluator import embed_images
-from vsm.memory import ClassStatistics, GaussianMemory, Reading
+from vsm.memory import ClassStatistics, GaussianMemory, ReadSettings
 from vsm.model import FewShotModel
 from vsm.runs import class_rows, embedding
 from vsm.runs.class_rows import ClassRows
@@ -58,7 +58,7 @@ def by_definition(features: Tensor, members: Tensor) -> tuple[Tensor, Tensor, Te
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_statistics_in_parts_are_those_of_all(size: int) -> None:
     features, members = rows()
-    found = ClassStatistics.begin(CLASSES, WIDTH)
+    found = ClassStatistics.empty(CLASSES, WIDTH)
     for part, whose in zip(features.split(size), members.split(size), strict=True):
         found = found.add(part, whose)
     for ours, expected in zip(found, by_definition(features, members), strict=True):
@@ -68,7 +68,7 @@ def test_statistics_in_parts_are_those_of_all(size: int) -> None:
 def test_statistics_of_several_processes_add_up() -> None:
     features, members = rows()
     parts = [
-        ClassStatistics.begin(CLASSES, WIDTH).add(features[some], members[some])
+        ClassStatistics.empty(CLASSES, WIDTH).add(features[some], members[some])
         for some in (slice(0, 50), slice(50, 51), slice(51, None))
     ]
     sent: list[Tensor] = [torch.zeros(0)] * len(parts)
@@ -122,13 +122,13 @@ def test_what_does_not_fit_is_learned_in_parts(monkeypatch: pytest.MonkeyPatch) 
     assert whole is not None
     assert found is not None
     center = found.memory.tensors()["center"]
-    expected = GaussianMemory.learned(
+    expected = GaussianMemory.fit(
         torch.from_numpy(dataset().features[dataset().split_ids("train")]),
         torch.from_numpy(dataset().classes("train")).repeat_interleave(
             torch.from_numpy(dataset().class_sizes[dataset().classes("train")])
         ),
         center,
-        Reading("cl2n"),
+        ReadSettings("cl2n"),
     )
     places = [expected.slot_classes.index(one) for one in found.memory.slot_classes]
     assert [found.names[n] for n in np.argsort(places)] == list(whole.names)

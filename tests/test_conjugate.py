@@ -10,9 +10,9 @@ from torch import Tensor
 from memories import remember
 from vsm.errors import SettingsError
 from vsm.memory import MEMORIES, Memory, MemoryPrior, SlotMemory, SupportSet
-from vsm.memory.conjugate import ConjugateInference
-from vsm.memory.kanerva import KanervaMemory, KanervaRecall
-from vsm.memory.variational import VariationalRecall
+from vsm.memory.slots.conjugate import ConjugateInference
+from vsm.memory.slots.kanerva import KanervaMemory, KanervaRecall
+from vsm.memory.slots.variational import VariationalRecall
 from vsm.model import FewShotModel, Prediction
 from vsm.nn.networks import MemoryConditionedNetwork
 from vsm.nn.prototype_classifier import predictive
@@ -193,10 +193,11 @@ def test_without_memory_and_noise_every_method_is_protonet(method: Method) -> No
 def test_an_empty_memory_is_worth_nothing_and_a_full_one_something(method: Method) -> None:
     model = model_of(method)
     empty, full = forward(model, memory_of(model, 0)), forward(model, memory_of(model))
-    assert empty.strength is not None
-    assert full.strength is not None
-    assert torch.equal(empty.strength, torch.zeros_like(empty.strength))
-    assert (full.strength > 0).all()
+    nothing, something = empty.posterior.strength, full.posterior.strength
+    assert nothing is not None
+    assert something is not None
+    assert torch.equal(nothing, torch.zeros_like(nothing))
+    assert (something > 0).all()
     without = forward(model_of("vpn"), None)
     torch.testing.assert_close(empty.log_probabilities, without.log_probabilities)
     assert not torch.allclose(full.log_probabilities, without.log_probabilities)
@@ -331,12 +332,12 @@ def test_classes_of_different_sizes_are_inferred_as_each_would_be_alone(method: 
     memory, sizes = memory_of(model), [1, 4, 2]
     classes = [values(size, WIDTH, seed=20 + size) for size in sizes]
     support = SupportSet.of_classes(torch.cat(classes), sizes)
-    together = model.infer(support, memory, torch.Generator().manual_seed(0)).posterior
+    together = model.infer(support, memory, torch.Generator().manual_seed(0)).mixture
     assert together is not None
     for n, features in enumerate(classes):
         alone = model.infer(
             SupportSet.of(features.view(1, 1, -1, WIDTH)), memory, torch.Generator().manual_seed(0)
-        ).posterior
+        ).mixture
         assert alone is not None
         for one, other in (
             (together.components.mean, alone.components.mean),

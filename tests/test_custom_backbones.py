@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from run_helpers import AtStep, signal_at
-from vsm.backbones import Conv4, CustomBackbone, build_backbone
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
+from vsm.encoders import Conv4, CustomBackbone, build_backbone
 from vsm.errors import BackboneError, EpisodeError, RunError, SettingsError
 from vsm.evaluation.evaluator import evaluate
 from vsm.model import FewShotModel

@@ -13,7 +13,7 @@ import pytest
 from data_layouts import write_tree, write_zip
 from vsm.data.archives import open_tree
 from vsm.data.images import ImageFormat
-from vsm.data.preparation import Layout
+from vsm.data.published import Layout
 from vsm.errors import DataError
 
 FILES = {"a/x.png": b"first", "a/y.png": b"second", "b/c/z.txt": b"third"}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vsm.data import ImageDataset, Normalization
+from vsm.data import ImageDataset, PixelNormalization
 from vsm.data.augmentation import LUMA, NO_AUGMENTATION, Augmentation, natural
 
 CROP_AND_FLIP = Augmentation(crop_padding=3, flip_probability=0.5)
@@ -141,7 +141,7 @@ def make_dataset(augmentation: Augmentation) -> ImageDataset:
         class_names=("a", "b"),
         class_starts=np.array([0, 6, 12]),
         splits={"train": np.array([0, 1])},
-        normalization=Normalization((0.5, 0.4, 0.3), (0.25, 0.2, 0.1)),
+        normalization=PixelNormalization((0.5, 0.4, 0.3), (0.25, 0.2, 0.1)),
         augmentation=augmentation,
     )
 

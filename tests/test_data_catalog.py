@@ -14,8 +14,9 @@ from tiny import RecordedProgress
 from vsm.data import catalog, open_dataset, open_images, store
 from vsm.data.catalog import describe, list_datasets, prepare
 from vsm.data.downloads import PublicFile
+from vsm.data.published import CATALOG
 from vsm.errors import DataError
-from vsm.system.progress import NullProgress, Progress
+from vsm.system.progress import Progress
 
 CLASSES = ("skyscraper", "otter", "baby")  # one of each split of CIFAR-FS
 
@@ -61,7 +62,7 @@ def test_a_description_says_everything_and_is_json(source: Path, root: Path) -> 
 
 
 def test_the_list_shows_what_is_prepared(source: Path, root: Path) -> None:
-    known = ["glyphs", *catalog.CATALOG]
+    known = ["glyphs", *CATALOG]
     assert [row["name"] for row in list_datasets()] == known
     assert not any(row["prepared"] for row in list_datasets())
     prepare("cifar-fs", source, allow_missing=True)
@@ -74,11 +75,11 @@ def test_the_list_shows_what_is_prepared(source: Path, root: Path) -> None:
     assert not rows["mini-imagenet"]["download"]
 
 
-@pytest.mark.parametrize("name", list(catalog.CATALOG))
+@pytest.mark.parametrize("name", list(CATALOG))
 def test_opening_what_is_not_prepared_says_what_to_run(name: str) -> None:
     with pytest.raises(DataError, match=f"run `vsm data prepare {name} --from PATH") as caught:
         open_dataset(name)
-    assert ("--download" in str(caught.value)) == bool(catalog.CATALOG[name].downloads)
+    assert ("--download" in str(caught.value)) == bool(CATALOG[name].downloads)
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
@@ -115,7 +116,7 @@ def test_downloads_are_fetched_and_prepared(
 
 
 def test_an_interrupted_preparation_leaves_nothing(source: Path, root: Path) -> None:
-    class Interrupting(NullProgress):
+    class Interrupting(Progress):
         def advance(self, count: int = 1, note: str = "") -> None:
             raise KeyboardInterrupt
 
@@ -183,5 +184,5 @@ def test_a_damaged_preparation_is_not_taken_for_a_good_one(source: Path) -> None
 
 def test_the_documentation_names_every_dataset() -> None:
     page = (Path(__file__).parents[1] / "docs" / "data.md").read_text(encoding="utf-8")
-    for name in ("glyphs", *catalog.CATALOG):
+    for name in ("glyphs", *CATALOG):
         assert f"`{name}`" in page

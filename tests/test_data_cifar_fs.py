@@ -12,7 +12,7 @@ from data_layouts import color_image, encoded, leftovers, python2_pickle, write_
 from vsm.data import ImageDataset, open_images
 from vsm.data.augmentation import natural
 from vsm.data.catalog import prepare
-from vsm.data.preparation import published
+from vsm.data.published import published_split
 from vsm.errors import DataError
 
 CLASSES = {"train": "skyscraper", "validation": "otter", "test": "baby"}
@@ -126,6 +126,6 @@ def test_pickles_of_another_layout_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_classes_are_bertinettos() -> None:
-    lists = published("cifar_fs")
+    lists = published_split("cifar_fs")
     assert [len(names) for names in lists.values()] == [64, 16, 20]
     assert len({name for names in lists.values() for name in names}) == 100

@@ -11,8 +11,8 @@ import pytest
 
 from tiny import RecordedProgress
 from vsm.data import downloads
-from vsm.data.catalog import CATALOG
 from vsm.data.downloads import PublicFile, fetch
+from vsm.data.published import CATALOG
 from vsm.errors import DataError
 from vsm.system.progress import NULL_PROGRESS
 

@@ -29,7 +29,7 @@ def pictures(classes: dict[str, int], side: int = 32) -> dict[str, bytes]:
     }
 
 
-def test_classes_without_split_folders_are_dealt_from_a_seed(tmp_path: Path) -> None:
+def test_classes_without_split_folders_are_split_from_a_seed(tmp_path: Path) -> None:
     classes = {f"bird{number:02}": 1 + number % 3 for number in range(25)}
     dataset = open_images(f"folder:{write_tree(tmp_path / 'birds', pictures(classes))}")
     assert dataset.name == "folder:birds"
@@ -45,13 +45,13 @@ def test_classes_without_split_folders_are_dealt_from_a_seed(tmp_path: Path) -> 
         assert set(dataset.images[dataset.image_ids(class_id), 0, 0, 0]) == {10 * label}
 
 
-def test_the_same_classes_are_always_dealt_the_same_way(tmp_path: Path) -> None:
+def test_the_same_classes_are_always_split_the_same_way(tmp_path: Path) -> None:
     classes = {f"bird{number}": 1 for number in range(9)}
-    dealt = []
+    tests = []
     for place in ("here", "there"):
         dataset = open_images(f"folder:{write_tree(tmp_path / place, pictures(classes))}")
-        dealt.append([dataset.class_names[c] for c in dataset.splits["test"]])
-    assert dealt[0] == dealt[1]
+        tests.append([dataset.class_names[c] for c in dataset.splits["test"]])
+    assert tests[0] == tests[1]
 
 
 @pytest.mark.parametrize("validation", ["validation", "valid", "val"])
@@ -160,7 +160,7 @@ def test_a_truncated_image_is_named(tmp_path: Path) -> None:
 
 def test_too_few_classes_are_refused(tmp_path: Path) -> None:
     assert_refused(
-        tmp_path, pictures({"a": 1, "b": 1}), "has 2 class folders, but needs at least 3"
+        tmp_path, pictures({"a": 1, "b": 1}), "2 classes found, but at least 3 are needed"
     )
 
 

@@ -16,7 +16,7 @@ from data_layouts import (
 )
 from vsm.data import ImageDataset, open_images
 from vsm.data.catalog import prepare
-from vsm.data.preparation import published
+from vsm.data.published import published_split
 from vsm.errors import DataError
 
 CLASSES = {"train": "n01532829", "val": "n01855672", "test": "n01930112"}
@@ -79,9 +79,9 @@ def test_without_csvs_images_are_found_by_class(foldered: bool, tmp_path: Path) 
     assert_holds(open_images("mini-imagenet"), (0, 1, 2))
 
 
-def test_images_named_in_the_csvs_but_missing_are_counted(tmp_path: Path, root: Path) -> None:
+def test_images_named_in_the_csvs_but_missing_are_named(tmp_path: Path, root: Path) -> None:
     source = write_tree(tmp_path / "source", images(False) | tables((0, 1, 7, 8)))
-    message = r"6 of the 12 images named in the CSVs are missing .*first n0153282900000007\.jpg"
+    message = r"n0153282900000007\.jpg, named in train\.csv, is missing in .*--allow-missing"
     with pytest.raises(DataError, match=message):
         prepare("mini-imagenet", source)
     assert leftovers(root) == []
@@ -149,7 +149,7 @@ def test_the_pickles_are_read(writer: str, tmp_path: Path) -> None:
 def test_a_missing_pickle_is_named(tmp_path: Path) -> None:
     for name, cache in list(caches().items())[:2]:
         write_pickle(tmp_path / name, cache)
-    with pytest.raises(DataError, match=r"cannot read .*mini-imagenet-cache-test\.pkl"):
+    with pytest.raises(DataError, match=r"mini-imagenet-cache-test\.pkl is missing"):
         prepare("mini-imagenet", tmp_path)
 
 
@@ -176,5 +176,5 @@ def test_a_folder_without_images_says_what_is_expected(tmp_path: Path) -> None:
 
 
 def test_the_classes_are_ravis_and_larochelles() -> None:
-    lists = published("mini_imagenet")
+    lists = published_split("mini_imagenet")
     assert [len(names) for names in lists.values()] == [64, 16, 20]

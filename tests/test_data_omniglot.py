@@ -9,7 +9,7 @@ import pytest
 from data_layouts import leftovers, omniglot_drawing, write_tree, write_zip
 from vsm.data import open_images, store
 from vsm.data.catalog import prepare
-from vsm.data.omniglot import paper_split, vinyals_split
+from vsm.data.published import paper_split, vinyals_split
 from vsm.errors import DataError
 
 BACKGROUND = ("Greek/character01", "Greek/character02")
@@ -48,7 +48,7 @@ def test_both_halves_are_read_from_zips_or_folders(source: Path) -> None:
     upright = {name for name in dataset.class_names if "@" not in name}
     assert upright == {*BACKGROUND, *EVALUATION}
     assert set(dataset.class_sizes) == {20}
-    assert "4 characters, 80 drawings" in dataset.origin
+    assert "4 characters in 4 rotations" in dataset.origin
     assert "INCOMPLETE, 80 of 32,460 images" in dataset.origin
 
 

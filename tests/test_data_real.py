@@ -11,9 +11,8 @@ import pytest
 
 from data_layouts import shared_data
 from vsm.data import EpisodeSampler, ImageDataset, open_images, store
-from vsm.data.catalog import CATALOG, describe, prepare
-from vsm.data.omniglot import paper_split
-from vsm.data.preparation import published
+from vsm.data.catalog import describe, prepare
+from vsm.data.published import CATALOG, paper_split, published_split
 from vsm.seeding import generator
 
 SHORT = {"train": "train", "validation": "val", "test": "test"}
@@ -55,7 +54,7 @@ def test_all_of_omniglot_is_there(omniglot: ImageDataset) -> None:
     assert described["class_sizes"] == {"smallest": 20, "largest": 20}
     assert described["image_shape"] == [1, 28, 28]
     assert described["splits"] == {"train": 4400, "validation": 400, "test": 1692}
-    assert described["origin"].endswith("1,623 characters, 32,460 drawings, each in 4 rotations")
+    assert described["origin"].endswith("32,460 images; 1,623 characters in 4 rotations")
     store.verify("omniglot")
 
 
@@ -120,13 +119,13 @@ def test_episodes_can_be_drawn(name: str, request: pytest.FixtureRequest) -> Non
 def test_shipped_class_lists_equal_the_published_ones(name: str, folder: str, suffix: str) -> None:
     for split, short in SHORT.items():
         lines = shared_data("splits", folder, f"{short}.{suffix}").read_text().split()
-        assert published(name)[split] == [line.split(",")[0] for line in lines]  # type: ignore[index]
+        assert published_split(name)[split] == [line.split(",")[0] for line in lines]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_shipped_class_lists_have_the_digest_of_the_published_ones(name: str) -> None:
     """Also where the published files are absent: the digests were computed from these."""
-    lists = "\n".join(",".join(names) for names in published(name).values())
+    lists = "\n".join(",".join(names) for names in published_split(name).values())
     assert hashlib.sha256(lists.encode()).hexdigest().startswith(PUBLISHED[name])
 
 
@@ -134,7 +133,7 @@ def test_shipped_mini_imagenet_classes_equal_the_published_ones() -> None:
     for split, short in SHORT.items():
         with shared_data("splits", "mini_imagenet_ravi", f"{short}.csv").open() as file:
             labels = list(dict.fromkeys(row["label"] for row in csv.DictReader(file)))
-        assert published("mini_imagenet")[split] == labels  # type: ignore[index]
+        assert published_split("mini_imagenet")[split] == labels  # type: ignore[index]
 
 
 def test_every_public_file_is_one_the_readers_know() -> None:

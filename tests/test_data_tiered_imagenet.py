@@ -15,7 +15,7 @@ from data_layouts import (
 )
 from vsm.data import open_images
 from vsm.data.catalog import prepare
-from vsm.data.preparation import published
+from vsm.data.published import published_split
 from vsm.errors import DataError
 
 SHORT = {"train": "train", "validation": "val", "test": "test"}
@@ -63,7 +63,7 @@ def test_the_pickles_are_read_class_after_class(python2: bool, tmp_path: Path) -
 
 
 def test_missing_classes_are_counted(tmp_path: Path, root: Path) -> None:
-    with pytest.raises(DataError, match=r"train_labels\.pkl: 2 of 351 train classes"):
+    with pytest.raises(DataError, match=r"602 of 608 classes are missing"):
         prepare("tiered-imagenet", write_pickles(tmp_path / "source"))
     assert leftovers(root) == []
 
@@ -96,7 +96,7 @@ def test_labels_of_another_layout_are_refused(labels: object, tmp_path: Path) ->
 
 
 def test_a_folder_of_synsets_is_split_by_the_published_classes(tmp_path: Path) -> None:
-    chosen = {split: names[:2] for split, names in published("tiered_imagenet").items()}
+    chosen = {split: names[:2] for split, names in published_split("tiered_imagenet").items()}
     files = {
         f"train/{name}/{name}_{number}.JPEG": encoded(color_image(number, 120), "JPEG")
         for names in chosen.values()
@@ -123,6 +123,6 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_classes_are_rens() -> None:
-    lists = published("tiered_imagenet")
+    lists = published_split("tiered_imagenet")
     assert [len(names) for names in lists.values()] == [351, 97, 160]
     assert len({name for names in lists.values() for name in names}) == 608

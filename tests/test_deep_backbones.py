@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memories import remember
-from vsm.backbones import BACKBONES, BuiltInBackbone, ResNet12, WideResNet
-from vsm.backbones.parts import SmallMapConv2d, drop, drop_blocks, unfolded_convolution
+from vsm.encoders import BACKBONES, BuiltInBackbone, ResNet12, WideResNet
+from vsm.encoders.parts import SmallMapConv2d, drop, drop_blocks, unfolded_convolution
 from vsm.model import FewShotModel
 from vsm.settings import (
     BACKBONE_NAMES,
@@ -239,7 +239,7 @@ def test_the_width_of_the_features_flows_through_every_method(name: str, method:
     memory = remember(model.consolidation, torch.rand(5, 20))
     prediction = model(features[:, :, :1], features[:, :, 1:], memory, seeded(1))
     assert prediction.log_probabilities.shape[:3] == (2, 9, 3)
-    assert prediction.prototypes.shape[-1] == 20
+    assert prediction.posterior.prototypes.shape[-1] == 20
     assert prediction.log_probabilities.isfinite().all()
 
 

@@ -14,11 +14,10 @@ from vsm.data import ImageDataset
 from vsm.errors import SettingsError
 from vsm.evaluation.evaluator import BatchNormMode
 from vsm.evaluation.protocol import EpisodeProtocol
-from vsm.experiments.comparison import evaluate_run
-from vsm.experiments.measures import look_at_episodes
 from vsm.memory import SlotMemory
 from vsm.model import FewShotModel
 from vsm.pretraining.loop import pretrain
+from vsm.runs.comparison import evaluate_run
 from vsm.runs.trained_model import load
 from vsm.settings import (
     METHODS,
@@ -42,6 +41,7 @@ from vsm.system.devices import (
 from vsm.system.interruption import Interrupted
 from vsm.system.tensor_files import load_tensors
 from vsm.training import train
+from vsm_lab.measures import look_at_episodes
 
 ELSEWHERE = Placement(PRETENDED)
 IN_BFLOAT16 = Placement(torch.device("cpu"), torch.bfloat16)

@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_layouts import shared_data
-from vsm.backbones import FrozenEncoder, build_backbone, efficientnet_lite
-from vsm.backbones.efficientnet_lite import (
+from vsm.data.images import decode
+from vsm.encoders import FrozenEncoder, build_backbone, efficientnet_lite
+from vsm.encoders.efficientnet_lite import (
     STAGES,
     VARIANTS,
     EfficientNetLite,
     SameConv2d,
     read_weights,
 )
-from vsm.data.images import decode
 from vsm.errors import BackboneError, SettingsError
 from vsm.model import FewShotModel
 from vsm.runs.learning import frozen_preprocessing

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import vsm
 from vsm.cli import main
-from vsm.data.folder import listed
+from vsm.data.folder import list_classes
 from vsm.data.preprocessing import Preprocessing
 from vsm.errors import DataError, RunError
 from vsm.model import FewShotModel
@@ -76,7 +76,7 @@ def test_features_are_those_of_each_file_and_are_computed_once(
     assert counting.count == CLASSES * EACH
     assert np.array_equal(first.features, again.features)
     assert first.class_names == again.class_names
-    files = [file for found in listed(pictures)[1].values() for file in found]
+    files = [file for found in list_classes(pictures)[1].values() for file in found]
     adapted = trained.model.adapt(torch.from_numpy(first.features))
     torch.testing.assert_close(adapted, trained.embed(files), rtol=1e-4, atol=1e-5)
 
@@ -217,8 +217,8 @@ def test_a_memory_of_all_classes_of_a_folder_is_learned_with_another_models_enco
     assert printed(capsys)["memory_slots"] == CLASSES
 
 
-def test_a_folder_is_dealt_from_another_seed_by_name(pictures: Path) -> None:
-    splits = [listed(Path(f"{pictures}{mark}"))[0] for mark in ("", "#0", "#1", "#2")]
+def test_a_folder_is_split_from_another_seed_by_name(pictures: Path) -> None:
+    splits = [list_classes(Path(f"{pictures}{mark}"))[0] for mark in ("", "#0", "#1", "#2")]
     assert splits[0] == splits[1]
     assert splits[2] != splits[0] or splits[3] != splits[0]
     names = sorted(splits[0]["train"] + splits[0]["validation"] + splits[0]["test"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vsm.data import EpisodeSampler, ImageDataset, Normalization
+from vsm.data import EpisodeSampler, ImageDataset, PixelNormalization
 from vsm.errors import EpisodeError
 
 
@@ -34,7 +34,7 @@ def test_uneven_classes_never_lend_each_other_images(random: torch.Generator) ->
         class_names=("a", "b", "c", "d"),
         class_starts=np.concatenate([[0], np.cumsum(sizes)]),
         splits={"train": np.arange(4)},
-        normalization=Normalization((0.0,), (1.0,)),
+        normalization=PixelNormalization((0.0,), (1.0,)),
     )
     batch = EpisodeSampler(dataset, "train", 4, 1, 5).draw(200, random)
     for classes, images in zip(batch.class_ids, batch.image_ids, strict=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from classify_helpers import write_folders, write_run
+from classify_helpers import write_folders
 from vsm.cli import main
 from vsm.data import ImageDataset
 
@@ -38,52 +38,6 @@ def test_the_commands_of_the_custom_backbone_run(
     assert "5-way 1-shot" in capsys.readouterr().out
 
 
-def test_features_are_stored_trained_on_and_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    example = runpy.run_path(str(EXAMPLES / "stored_features.py"))
-    example["main"](["--output", str(tmp_path / "out"), "--steps", "2", "--episodes", "4"])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2
-    assert all(re.search(r": \d+\.\d% ± \d+\.\d%$", line) for line in lines)
-
-
-def test_a_folder_is_classified_and_remembered(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tiny_dataset: ImageDataset,
-) -> None:
-    paths = {
-        "--model": write_run(tmp_path / "run"),
-        "--support": write_folders(tmp_path / "support", tiny_dataset, 2),
-        "--query": write_folders(tmp_path / "query", tiny_dataset, 1, first=5),
-        "--memory": tmp_path / "memory.safetensors",
-    }
-    example = runpy.run_path(str(EXAMPLES / "classify_folder.py"))
-    arguments = [str(word) for pair in paths.items() for word in pair]
-    for _ in range(2):  # with a new memory file, and with that one
-        example["main"](arguments)
-        lines = capsys.readouterr().out.splitlines()
-        answered = [line for line in lines if re.search(r"\.png: pattern\d\d \(\d+%\)$", line)]
-        assert len(answered) == 5
-        assert lines[-1].endswith("17 classes remembered")
-
-
-def test_a_memory_is_learned_over_embeddings(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    example = runpy.run_path(str(EXAMPLES / "embedding_memory.py"))
-    try:
-        example["main"](["--classes", "30", "--tasks", "2"])
-    finally:
-        sys.modules.pop("stored_features", None)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["without memory", "with memory"]
-    assert all(re.search(r": \d+\.\d% of 5 new characters", line) for line in lines)
-
-
 def test_a_memory_grows_over_a_stream_of_alphabets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,19 +55,19 @@ def test_a_memory_grows_over_a_stream_of_alphabets(
         assert difference > 5
 
 
-def test_planted_mistakes_are_counted(
+def test_planted_label_errors_are_counted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tiny_dataset: ImageDataset,
 ) -> None:
     monkeypatch.setenv("VSM_DATA", str(tmp_path / "data"))
-    pictures = write_folders(tmp_path / "pictures", tiny_dataset, 10)
-    words = ["--data", f"folder:{pictures}#1", "--encoder", "cifar-fs-vsm"]
+    images = write_folders(tmp_path / "images", tiny_dataset, 10)
+    words = ["--data", f"folder:{images}#1", "--encoder", "cifar-fs-vsm"]
     assert main(["memory", "learn", *words, "--output", str(tmp_path / "run"), "--json"]) == 0
     capsys.readouterr()
     example = runpy.run_path(str(EXAMPLES / "planted_label_errors.py"))
-    run, folder = str(tmp_path / "run"), f"{pictures}#1"
+    run, folder = str(tmp_path / "run"), f"{images}#1"
     example["main"]([run, folder, "--shares", "0.2", "--draws", "2"])
     _, title, *rows = capsys.readouterr().out.splitlines()
     assert title == "20% wrong, precision at their number (2 draws):"
@@ -128,7 +82,7 @@ def test_labels_are_asked_for_and_measured(
     tiny_dataset: ImageDataset,
 ) -> None:
     monkeypatch.setenv("VSM_DATA", str(tmp_path / "data"))
-    data = f"folder:{write_folders(tmp_path / 'pictures', tiny_dataset, 10)}#1"
+    data = f"folder:{write_folders(tmp_path / 'images', tiny_dataset, 10)}#1"
     words = ["--data", data, "--encoder", "cifar-fs-vsm", "--output", str(tmp_path / "run")]
     assert main(["memory", "learn", *words, "--json"]) == 0
     capsys.readouterr()
@@ -136,7 +90,7 @@ def test_labels_are_asked_for_and_measured(
     small = ["--split", "train", "--held-out", "3", "--number", "2", "--rounds", "2"]
     example["main"]([str(tmp_path / "run"), data, *small, "--draws", "2"])
     counted, *lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"\d+ pictures of \d classes that the memory has not met", counted)
+    assert re.fullmatch(r"\d+ images of \d classes unknown to the memory", counted)
     for table in (lines[:7], lines[7:]):
         assert re.fullmatch(r"start with one label of .* \(2 draws\):", table[0])
         rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table[3:6]]

@@ -335,7 +335,7 @@ def test_a_graph_that_answers_otherwise_is_not_written(
     other = load("glyphs-5w1s")
     assert other.memory is not None
     assert isinstance(other.state, GaussianMemory)
-    read_otherwise = other.state.read_as(other.state.how._replace(noise_scale=9.0))
+    read_otherwise = other.state.read_as(other.state.read_settings._replace(noise_scale=9.0))
     other = replace(other, memory=replace(other.memory, memory=read_otherwise))
     monkeypatch.setattr(onnx_files, "load", lambda *_, **__: other)
     with pytest.raises(ExportError, match=r"probabilities of glyphs-5w1s differ .*nothing was"):

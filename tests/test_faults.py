@@ -21,12 +21,16 @@ import torch
 import yaml
 
 from faults import mutations, oracles, report
-from faults.bench import Attempt, Result
-from faults.oracles import Verdict, judge, tree_of
-from faults.processes import CANARY, Around, Ended, run
+from faults.oracles import Verdict, check, snapshot
+from faults.processes import CANARY, Completed, Options, Program, start
+from faults.sandbox import Outcome, Result
 
 ROOT = Path(__file__).parents[1]
 ANSWER = {"prediction": "ash", "p": [0.25, 0.75]}
+
+
+def run(program: Program, folder: Path, options: Options | None = None) -> Completed:
+    return start(program, folder, folder.parent / "scratch", options).wait()
 
 
 def honest() -> int:
@@ -113,14 +117,14 @@ PLANTED: list[tuple[Callable[[], int], str, str]] = [
     (raising, "refused", "traceback: KeyError: 'names'"),
     (crashing, "refused", "crashes: signal 9"),
     (hanging, "refused", "hangs"),
-    (wrong, "other", "gives another answer without a word"),
-    (not_json, "other", "prints no JSON: NaN is no JSON"),
+    (wrong, "other", "gives another answer without a message"),
+    (not_json, "other", "prints invalid JSON: NaN is invalid in JSON"),
     (half_writing, "refused", "refuses, but has changed out.csv"),
     (changing, "same", "has changed input"),
     (curious, "refused", "opened 'canary.txt'"),
     (executing, "refused", "ran os.system"),
-    (flooding, "refused", "floods: 50 lines"),
-    (silent, "refused", "fails without a word"),
+    (flooding, "refused", "long message: 50 lines"),
+    (silent, "refused", "fails without a message"),
     (coloring, "refused", "prints control characters"),
     (undocumented, "refused", "exit code 77"),
 ]
@@ -132,12 +136,12 @@ def judged(program: Callable[[], int], folder: Path, **allowed: Any) -> Verdict:
     world.mkdir()
     (world / "input").write_text("input")
     (world / f"{CANARY}.txt").write_text("secret")
-    before = tree_of(world)
+    before = snapshot(world)
     seconds = 1.0 if program is hanging else 60.0
-    ended = run(program, world, folder / "scratch", Around(seconds=seconds))
-    undisturbed = {"answer": ANSWER, "files": {}, "events": ()}
+    completed = run(program, world, Options(seconds=seconds))
+    baseline = {"answer": ANSWER, "files": {}, "events": ()}
     settings = {"may_differ": False, "writes": (), "cache": (), **allowed}
-    return judge(ended, before, tree_of(world), {}, undisturbed, **settings)
+    return check(completed, before, snapshot(world), {}, baseline, **settings)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +161,7 @@ def test_the_oracles_see_what_a_program_does(
 def test_a_program_that_takes_too_much_memory_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = run(honest, tmp_path, tmp_path / "scratch").peak_bytes
+    usual = run(honest, tmp_path).peak_bytes
     monkeypatch.setattr(oracles, "MOST_BYTES", usual + (128 << 20))
     for name, program, expected in (("one", honest, []), ("two", greedy, ["takes"])):
         (tmp_path / name).mkdir()
@@ -173,11 +177,11 @@ def test_what_a_program_should_write_is_no_defect(tmp_path: Path) -> None:
     assert judged(changing, tmp_path, writes=("input",)).defects == ()
 
 
-def specimen(folder: Path, kind: str) -> Path:
+def sample(folder: Path, kind: str) -> Path:
     """Write a file of a kind."""
     path = folder / f"file.{kind}"
     if kind == "json":
-        path.write_text(json.dumps({"a": [1, 2.5, None], "b": {"c": "text", "d": True}}))
+        path.write_text(json.dumps({"a": [1, 2.5, None], "b": {"c": "text"}, "digest": "0"}))
     elif kind == "jsonl":
         path.write_text('{"step": 1}\n{"step": 2}\n')
     elif kind == "yaml":
@@ -193,12 +197,12 @@ def specimen(folder: Path, kind: str) -> Path:
 
 
 GENERATORS = {
-    "json": [mutations.in_json, mutations.in_signed_json, mutations.in_bytes, mutations.in_kind],
-    "jsonl": [mutations.in_json_lines],
-    "yaml": [mutations.in_yaml, mutations.in_signed_yaml],
-    "csv": [mutations.in_table],
-    "npy": [mutations.in_array, mutations.in_array_header],
-    "safetensors": [mutations.in_tensors, mutations.in_tensor_header],
+    "json": [mutations.mutate_json, mutations.mutate_bytes, mutations.replace_file],
+    "jsonl": [mutations.mutate_json],
+    "yaml": [mutations.mutate_yaml],
+    "csv": [mutations.mutate_table],
+    "npy": [mutations.mutate_array, mutations.mutate_array_header],
+    "safetensors": [mutations.mutate_tensors, mutations.mutate_tensor_header],
 }
 
 
@@ -211,12 +215,12 @@ def test_a_mutation_is_the_same_of_the_same_seed_and_changes_most_files(
     for mutate in GENERATORS[kind]:
         changed = 0
         for seed in range(20):
-            one, two = (specimen(tmp_path / name, kind) for name in ("one", "two"))
-            before = tree_of(two.parent)
+            one, two = (sample(tmp_path / name, kind) for name in ("one", "two"))
+            before = snapshot(two.parent)
             told = [mutate(path, Random(seed)) for path in (one, two)]
             assert told[0] == told[1]
-            after = tree_of(two.parent)
-            assert tree_of(one.parent) == after
+            after = snapshot(two.parent)
+            assert snapshot(one.parent) == after
             changed += before != after
             for path in (one, two):
                 path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
@@ -225,10 +229,10 @@ def test_a_mutation_is_the_same_of_the_same_seed_and_changes_most_files(
 
 def test_the_report_counts_and_says_how_to_repeat() -> None:
     results = [
-        Result("mutations", "memory file", 0, Attempt("a bit", "same", ())),
-        Result("mutations", "memory file", 1, Attempt("a bit", "refused", ())),
-        Result("mutations", "memory file", 2, Attempt("null", "refused", ("traceback: KeyError",))),
-        Result("kills", "store", 0, Attempt("20 kills", "same", (), tried=20)),
+        Result("mutations", "memory file", 0, Outcome("a bit", "same", ())),
+        Result("mutations", "memory file", 1, Outcome("a bit", "refused", ())),
+        Result("mutations", "memory file", 2, Outcome("null", "refused", ("traceback: KeyError",))),
+        Result("kills", "store", 0, Outcome("20 kills", "same", (), tried=20)),
     ]
     summary = report.Summary(results, 5, 7, 60.0)
     assert summary.rows() == [
@@ -247,13 +251,13 @@ def test_times_do_not_count_and_numbers_do(tmp_path: Path) -> None:
     digests = []
     for seconds, loss in ((1, 0.5), (2, 0.5), (2, 0.6)):
         log.write_text(json.dumps({"step": 1, "seconds": seconds, "loss": loss}) + "\n")
-        digests.append(oracles.timeless(log))
+        digests.append(oracles.digest_without_times(log))
     assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_process_that_is_stopped_itself_blames_nobody(tmp_path: Path) -> None:
-    ended = run(honest, tmp_path, tmp_path / "scratch")
-    assert ended == Ended(0, json.dumps(ANSWER) + "\n", "", ended.peak_bytes)
+    completed = run(honest, tmp_path)
+    assert completed == Completed(0, json.dumps(ANSWER) + "\n", "", completed.peak_bytes)
 
 
 def test_a_slice_of_the_campaign_finds_nothing() -> None:
@@ -269,6 +273,6 @@ def test_a_slice_of_the_campaign_finds_nothing() -> None:
         timeout=1200,
     )
     found = json.loads(done.stdout)
-    wrong = [one for one in found["cases"] if one["defects"]]
+    wrong = [one for one in found["cases"] if one["outcome"]["defects"]]
     assert done.returncode == 0, json.dumps(wrong, indent=1)
     assert found["tried"] >= 40

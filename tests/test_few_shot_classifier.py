@@ -24,10 +24,10 @@ from classify_helpers import (
 )
 from vsm import FewShotClassifier
 from vsm.classify.classifier import Embedded
-from vsm.classify.explanation import split_uncertainty
 from vsm.data import ImageDataset, open_images
 from vsm.data.preprocessing import Preprocessing
 from vsm.errors import ClassifierError, DataError, MemoryFileError, RunError, VsmError
+from vsm.memory.posterior import split_uncertainty
 from vsm.model import FewShotModel
 from vsm.nn.prototype_classifier import predictive
 from vsm.runs.calibration import Calibration
@@ -546,10 +546,11 @@ def test_an_explanation_says_what_the_model_computed(
         )
     per_sample = prediction.log_probabilities.exp()[0, 0]  # [N, L]
     for n, label in enumerate(labels):
-        distances = [(query[0] - z).square().sum().item() for z in prediction.prototypes[0, n]]
+        drawn = prediction.posterior.prototypes[0, n]
+        distances = [(query[0] - z).square().sum().item() for z in drawn]
         assert told.distances[label] == pytest.approx(np.mean(distances), rel=1e-4)
         assert told.std[label] == pytest.approx(np.std(per_sample[n].numpy()), abs=1e-5)
-        weights = prediction.recollection.weights[0, n]
+        weights = prediction.posterior.recollection.weights[0, n]
         ranked = sorted(zip(memory.names, weights.tolist(), strict=True), key=lambda one: -one[1])
         assert [one.name for one in told.recalled[label]] == [name for name, _ in ranked[:3]]
         for one, (_, weight) in zip(told.recalled[label], ranked, strict=False):
@@ -694,16 +695,14 @@ def test_mistakes_are_named_in_one_line(
     wrong("all strings or all integers", lambda: classifier.fit(pictures, mixed))
     wrong("all strings or all integers", lambda: classifier.fit(pictures, [0.5] * 10))
     wrong("at least one example, got none", lambda: classifier.fit([], []))
-    wrong("several pictures, got one", lambda: classifier.fit("a.png", ["a"]))
+    wrong("several images, got one", lambda: classifier.fit("a.png", ["a"]))
     wrong(r"a tensor \[n, C, H, W\], got \[28, 28\]", lambda: classifier.fit(gray[..., 0], labels))
     wrong(
         r"floats from 0 to 1, got \d+ to \d+; give",
         lambda: classifier.fit([gray], ["a"]),
         DataError,
     )
-    wrong(
-        "picture 1: expected floats", lambda: classifier.fit([gray * 0, -gray], [1, 2]), DataError
-    )
+    wrong("image 1: expected floats", lambda: classifier.fit([gray * 0, -gray], [1, 2]), DataError)
     wrong("got nan to nan", lambda: classifier.fit([gray * np.nan], ["a"]), DataError)
     wrong(
         "floats from 0 to 1, got int64", lambda: classifier.fit([gray.astype(int)], [1]), DataError
@@ -739,7 +738,7 @@ def test_features_of_any_encoder_are_classified_by_their_means() -> None:
         "X has 3 features, but FewShotClassifier is expecting 24",
         lambda: classifier.predict(np.zeros((2, 3))),
     )
-    wrong("features, not pictures", lambda: classifier.predict(["a.png"]))
+    wrong("features, not images", lambda: classifier.predict(["a.png"]))
     wrong("row 1 holds NaN", lambda: FewShotClassifier().fit([[1.0], [np.nan]], [0, 1]))
 
 

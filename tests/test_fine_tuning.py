@@ -11,8 +11,6 @@ from torch import Tensor
 from run_helpers import assert_same_run, signal_at
 from vsm.data import ImageDataset
 from vsm.errors import RunError
-from vsm.experiments.provenance import training_commands, training_record
-from vsm.experiments.shipping import Shipment, ship
 from vsm.memory import GaussianMemory
 from vsm.model import FewShotModel
 from vsm.objective import objective
@@ -30,6 +28,8 @@ from vsm.settings import (
 )
 from vsm.system.interruption import Interrupted
 from vsm.training import class_statistics, train
+from vsm_lab.provenance import training_commands, training_record
+from vsm_lab.shipping import Shipment, ship
 
 READ = GaussianSettings(
     normalization="cl2n", epsilon=1.0, beta=1.0, rho=0.5, addressing_scale=10.0, refresh_every=3
@@ -117,7 +117,7 @@ def test_training_moves_the_backbone_and_leaves_a_run_that_is_read_by_its_statis
     fresh = class_statistics(trained.model, tiny_dataset)
     assert isinstance(fresh, GaussianMemory)
     torch.testing.assert_close(trained.state.content, fresh.content)
-    assert trained.state.how.epsilon == READ.epsilon
+    assert trained.state.read_settings.epsilon == READ.epsilon
 
 
 def test_a_stopped_and_resumed_fine_tuning_equals_an_uninterrupted_one(
@@ -139,7 +139,7 @@ def test_without_memory_it_is_trained_as_nearest_means(
     train(replace(settings, gaussian=nothing, steps=3), tmp_path / "run")
     state = load(tmp_path / "run").state
     assert isinstance(state, GaussianMemory)
-    assert not state.how.uses_memory
+    assert not state.read_settings.uses_memory
 
 
 def test_it_is_told_from_a_memory_that_was_learned_of_features_as_they_were(

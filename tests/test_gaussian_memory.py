@@ -11,16 +11,17 @@ from torch import Tensor
 
 from vsm import FewShotClassifier
 from vsm.errors import MemoryFileError, VsmError
-from vsm.memory import GaussianMemory, Observations, Reading, SlotMemory, SupportSet
-from vsm.memory.gaussian import GaussianConsolidation
-from vsm.memory.named import EncoderIdentity, NamedMemory, restored_memory
+from vsm.memory import GaussianMemory, Observations, ReadSettings, SlotMemory, SupportSet
+from vsm.memory.codec import decode_memory
+from vsm.memory.named import EncoderIdentity, NamedMemory
+from vsm.memory.statistics import GaussianConsolidation
 from vsm.runs.memory_files import read_memory, update_memory
 from vsm.settings import Normalization
 from vsm.system.tensor_files import load_tensors, save_tensors
 
 WIDTH = 5
 SIZES = (4, 1, 9, 2, 12)  # more rows than features in some, one row in one
-HOW = Reading("un", 0.7, 0.5, 0.5, 6.0, 1.3)
+HOW = ReadSettings("un", 0.7, 0.5, 0.5, 6.0, 1.3)
 ENCODER = EncoderIdentity("encoder", "0123456789abcdef")
 
 
@@ -39,18 +40,18 @@ def rows_of(seed: int = 0) -> tuple[Tensor, Tensor]:
 CENTER = values(WIDTH, seed=99)
 
 
-def begin(how: Reading = HOW) -> GaussianMemory:
-    return GaussianMemory.begin(CENTER, how)
+def begin(how: ReadSettings = HOW) -> GaussianMemory:
+    return GaussianMemory.empty(CENTER, how)
 
 
 def at_once(
-    chosen: Tensor | None = None, how: Reading = HOW, keep_factors: bool = True
+    chosen: Tensor | None = None, how: ReadSettings = HOW, keep_factors: bool = True
 ) -> GaussianMemory:
     """Return the memory of all rows, or of ``chosen`` ones."""
     rows, class_ids = rows_of()
     if chosen is not None:
         rows, class_ids = rows[chosen], class_ids[chosen]
-    return GaussianMemory.learned(rows, class_ids, CENTER, how, keep_factors)
+    return GaussianMemory.fit(rows, class_ids, CENTER, how, keep_factors)
 
 
 def assert_same(one: GaussianMemory, other: GaussianMemory) -> None:
@@ -63,8 +64,8 @@ def assert_same(one: GaussianMemory, other: GaussianMemory) -> None:
         (one.within, other.within),
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
-    support = one.normalized(values(1, 3, 2, WIDTH, seed=7).float())
-    queries = one.normalized(values(1, 6, WIDTH, seed=8).float())
+    support = one.normalize(values(1, 3, 2, WIDTH, seed=7).float())
+    queries = one.normalize(values(1, 6, WIDTH, seed=8).float())
     found = [
         memory.reader.infer(SupportSet.of(memory.reader.project(support))).log_prob(
             memory.reader.project(queries)
@@ -80,7 +81,7 @@ def test_counts_means_and_scatter_are_those_of_plain_loops(
     normalization: Normalization, keep_factors: bool
 ) -> None:
     rows, class_ids = rows_of()
-    memory = at_once(how=Reading(normalization), keep_factors=keep_factors)
+    memory = at_once(how=ReadSettings(normalization), keep_factors=keep_factors)
     assert memory.slot_classes == [0, 1, 2, 3, 4]
     assert memory.counts.tolist() == list(SIZES)
     scatter = np.zeros((WIDTH, WIDTH))
@@ -153,7 +154,7 @@ def test_images_added_to_a_class_of_the_shared_scatter_can_be_forgotten_with_it(
     grown = before.add(more, torch.tensor([2, 2, 2]), 1)
     assert not grown.can_be_forgotten[2]
     together = torch.cat([rows, more]), torch.cat([class_ids, torch.tensor([2, 2, 2])])
-    assert_same(grown, GaussianMemory.learned(*together, CENTER, HOW))
+    assert_same(grown, GaussianMemory.fit(*together, CENTER, HOW))
     kept = torch.tensor([0, 1, 3, 4])
     torch.testing.assert_close(grown.keep(kept).within, before.within)
 
@@ -203,7 +204,7 @@ def test_the_classes_of_a_merged_memory_may_have_other_numbers() -> None:
     assert merged.slot_classes[:3] == [0, 1, 2]
     renamed = class_ids.clone()
     renamed[class_ids == 3], renamed[class_ids == 4] = 11, 10
-    assert_same(merged, GaussianMemory.learned(rows, renamed, CENTER, HOW))
+    assert_same(merged, GaussianMemory.fit(rows, renamed, CENTER, HOW))
 
 
 @pytest.mark.parametrize("keep_factors", [True, False])
@@ -231,10 +232,10 @@ def test_the_same_evidence_counts_once() -> None:
 
 def test_equal_counts_alone_make_no_twins() -> None:
     rows, class_ids = rows_of()
-    moved = GaussianMemory.learned(rows + 0.1, class_ids, CENTER, HOW)
+    moved = GaussianMemory.fit(rows + 0.1, class_ids, CENTER, HOW)
     merged = at_once(keep_factors=False).merge(moved, moved.class_ids)
     both = torch.cat([rows, rows + 0.1]), torch.cat([class_ids, class_ids])
-    assert_same(merged, GaussianMemory.learned(*both, CENTER, HOW))
+    assert_same(merged, GaussianMemory.fit(*both, CENTER, HOW))
 
 
 def test_twins_whose_scatter_cannot_be_told_apart_are_refused() -> None:
@@ -249,7 +250,7 @@ def test_twins_whose_scatter_cannot_be_told_apart_are_refused() -> None:
     "change",
     [
         lambda m: replace(m, center=m.center + 0.1),
-        lambda m: replace(m, reading=Reading("l2n", 0.7, 0.5).tensor()),
+        lambda m: replace(m, reading=ReadSettings("l2n", 0.7, 0.5).tensor()),
     ],
 )
 def test_memories_of_other_centers_or_normalizations_are_not_merged(
@@ -268,7 +269,7 @@ def test_the_first_classes_alone_are_what_learning_them_gives() -> None:
     empty = full.first(0)
     assert len(empty) == 0
     assert not empty.within.any()
-    assert empty.how.normalization == HOW.normalization
+    assert empty.read_settings.normalization == HOW.normalization
     with pytest.raises(
         MemoryFileError, match="memory: the scatter of its 5 classes is kept as one"
     ):
@@ -280,13 +281,13 @@ def test_the_first_classes_alone_are_what_learning_them_gives() -> None:
 def test_features_that_are_no_numbers_are_refused_in_one_line_and_change_nothing(
     normalization: Normalization, wrong: float
 ) -> None:
-    memory = at_once(how=Reading(normalization))
+    memory = at_once(how=ReadSettings(normalization))
     before = {name: value.clone() for name, value in memory.tensors().items()}
     rows, class_ids = rows_of()
     rows[3, 1] = wrong
     attempts: list[Callable[[], GaussianMemory]] = [
-        lambda: GaussianMemory.learned(rows, class_ids, CENTER, Reading(normalization)),
-        lambda: memory.add(memory.normalized(rows), class_ids, 1),
+        lambda: GaussianMemory.fit(rows, class_ids, CENTER, ReadSettings(normalization)),
+        lambda: memory.add(memory.normalize(rows), class_ids, 1),
         lambda: GaussianConsolidation(WIDTH)(memory, Observations(rows, class_ids), 1),
     ]
     for attempt in attempts:
@@ -412,7 +413,7 @@ def test_a_file_gives_back_the_same_memory(keep_factors: bool, tmp_path: Path) -
     for name, value in memory.memory.tensors().items():
         assert torch.equal(again.memory.tensors()[name], value)
         assert again.memory.tensors()[name].dtype == value.dtype
-    assert statistics(again).how == HOW
+    assert statistics(again).read_settings == HOW
     update_memory(path, lambda found: found.forget(["new"]))
     torch.testing.assert_close(
         statistics(read_memory(path)).within, at_once().within, rtol=1e-10, atol=1e-10
@@ -429,14 +430,14 @@ def test_a_file_of_less_precision_is_read_in_double_precision(
         for name, value in memory.memory.tensors().items()
     }
     save_tensors(path, stored, memory.metadata())
-    again = statistics(restored_memory(*load_tensors(path), path))
+    again = statistics(decode_memory(*load_tensors(path), path))
     for name, value in again.tensors().items():
         assert value.dtype == memory.memory.tensors()[name].dtype
         torch.testing.assert_close(
             value, memory.memory.tensors()[name], rtol=tolerance, atol=tolerance
         )
-    assert again.how.epsilon == torch.inf
-    assert again.how.normalization == "un"
+    assert again.read_settings.epsilon == torch.inf
+    assert again.read_settings.normalization == "un"
     assert again.reader.rotation.isfinite().all()
 
 
@@ -453,13 +454,13 @@ def test_reading_never_writes() -> None:
 
 def test_another_way_of_reading_needs_the_same_normalization() -> None:
     memory = at_once()
-    other = Reading("un", 3.0, torch.inf, 0.25, 20.0, 0.5)
+    other = ReadSettings("un", 3.0, torch.inf, 0.25, 20.0, 0.5)
     again = memory.read_as(other)
-    assert again.how == other
+    assert again.read_settings == other
     assert torch.equal(again.content, memory.content)
     assert not torch.equal(again.reader.rotation, memory.reader.rotation)
     with pytest.raises(ValueError, match="normalization: the sums are of un features"):
-        memory.read_as(Reading("l2n"))
+        memory.read_as(ReadSettings("l2n"))
 
 
 def test_the_last_update_of_a_class_is_its_latest() -> None:

@@ -18,9 +18,8 @@ import vsm
 from vsm import FewShotClassifier
 from vsm.classify.classifier import Embedded
 from vsm.errors import ClassifierError
-from vsm.evaluation.rejection import rejection_scores
-from vsm.memory import GaussianMemory, Reading, SupportSet
-from vsm.memory.gaussian_reader import FLAT, Decomposition, GaussianReader
+from vsm.memory import GaussianMemory, ReadSettings, SupportSet
+from vsm.memory.reader import FLAT, Decomposition, GaussianReader
 from vsm.model import FewShotModel
 from vsm.seeding import generator
 from vsm.settings import ModelSettings, Normalization, RunSettings
@@ -74,7 +73,7 @@ class Dense(NamedTuple):
     noise: float
 
     @staticmethod
-    def of(rows: Tensor, class_ids: Tensor, how: Reading) -> "Dense":
+    def of(rows: Tensor, class_ids: Tensor, how: ReadSettings) -> "Dense":
         """Follow the definition in plain loops over normalized ``rows``."""
         width = rows.shape[1]
         scatter, freedom, means, counts = np.zeros((width, width)), 0, [], []
@@ -103,7 +102,7 @@ class Dense(NamedTuple):
         scaled = (how.noise_scale * shrunk, how.noise_scale * between)
         return Dense(*scaled, grand_mean, np.stack(means), float(noise))
 
-    def prior_mean(self, examples: Array, how: Reading, hidden: tuple[int, ...] = ()) -> Array:
+    def prior_mean(self, examples: Array, how: ReadSettings, hidden: tuple[int, ...] = ()) -> Array:
         """π = (1 − ρ)g + ρ Σ λ_a M_a, with cosines where W is the identity."""
         precision = np.linalg.inv(self.within)
         own = examples.mean(0) - self.grand_mean
@@ -167,9 +166,9 @@ def normalized(rows: Tensor, normalization: Normalization, center: Tensor) -> Te
     return torch.stack(found)
 
 
-def read(features: Tensor, class_ids: Tensor, how: Reading) -> tuple[GaussianMemory, Dense]:
+def read(features: Tensor, class_ids: Tensor, how: ReadSettings) -> tuple[GaussianMemory, Dense]:
     center = normalized(features, "l2n", features[0]).mean(0)
-    memory = GaussianMemory.learned(features, class_ids, center, how)
+    memory = GaussianMemory.fit(features, class_ids, center, how)
     return memory, Dense.of(normalized(features, how.normalization, center), class_ids, how)
 
 
@@ -184,7 +183,7 @@ def test_one_decomposition_makes_the_noise_white_and_the_signal_diagonal(
     num_classes: int, epsilon: float
 ) -> None:
     features, class_ids = classes_of(num_classes)
-    memory, dense = read(features, class_ids, Reading("un", epsilon, 0.0))
+    memory, dense = read(features, class_ids, ReadSettings("un", epsilon, 0.0))
     found = Decomposition.of(memory.content, memory.counts, memory.within, epsilon)
     a = found.rotation.numpy()
     assert a.shape == (WIDTH, WIDTH)
@@ -215,7 +214,7 @@ def test_a_reader_sees_the_shrunk_covariances_of_its_classes(
     noise_scale: float,
     normalization: Normalization,
 ) -> None:
-    how = Reading(normalization, epsilon, beta, noise_scale=noise_scale)
+    how = ReadSettings(normalization, epsilon, beta, noise_scale=noise_scale)
     features, class_ids = classes_of(num_classes)
     memory, dense = read(features, class_ids, how)
     reader = memory.reader
@@ -229,18 +228,18 @@ def test_a_reader_sees_the_shrunk_covariances_of_its_classes(
 
 
 READINGS = [
-    Reading("un", 0.1, 0.3),
-    Reading("un", 3.0, INFINITY, 0.4, 8.0, 2.0),
-    Reading("l2n", INFINITY, 0.3, 0.5, 5.0, 0.3),
-    Reading("cl2n", 1.0, 1.0, 0.75, 10.0, 1.7),
-    Reading("cl2n", INFINITY, INFINITY, 0.0, 10.0, 0.6),
+    ReadSettings("un", 0.1, 0.3),
+    ReadSettings("un", 3.0, INFINITY, 0.4, 8.0, 2.0),
+    ReadSettings("l2n", INFINITY, 0.3, 0.5, 5.0, 0.3),
+    ReadSettings("cl2n", 1.0, 1.0, 0.75, 10.0, 1.7),
+    ReadSettings("cl2n", INFINITY, INFINITY, 0.0, 10.0, 0.6),
 ]
 
 
 @pytest.mark.parametrize("shots", [(1, 1, 1), (2, 2, 2), (5, 5, 5), (1, 5, 2)])
 @pytest.mark.parametrize("how", READINGS)
 def test_prototypes_and_densities_are_those_of_the_joint_gaussian(
-    shots: tuple[int, ...], how: Reading
+    shots: tuple[int, ...], how: ReadSettings
 ) -> None:
     features, class_ids = classes_of(8)
     memory, dense = read(features, class_ids, how)
@@ -276,7 +275,7 @@ def test_prototypes_and_densities_are_those_of_the_joint_gaussian(
 
 
 @pytest.mark.parametrize("how", READINGS)
-def test_a_class_never_met_is_as_wide_as_scatter_and_classes_together(how: Reading) -> None:
+def test_a_class_never_met_is_as_wide_as_scatter_and_classes_together(how: ReadSettings) -> None:
     features, class_ids = classes_of(9)
     memory, dense = read(features, class_ids, how)
     queries = normalized(values(5, WIDTH, seed=51), how.normalization, memory.center)
@@ -288,7 +287,7 @@ def test_a_class_never_met_is_as_wide_as_scatter_and_classes_together(how: Readi
 
 
 def test_the_prior_recalls_classes_that_are_not_hidden() -> None:
-    how = Reading("un", 1.0, 1.0, 0.6, 4.0)
+    how = ReadSettings("un", 1.0, 1.0, 0.6, 4.0)
     features, class_ids = classes_of(7)
     memory, dense = read(features, class_ids, how)
     reader = memory.reader
@@ -306,7 +305,7 @@ def test_the_prior_recalls_classes_that_are_not_hidden() -> None:
 
 def test_a_class_that_may_recall_nothing_expects_the_grand_mean() -> None:
     features, class_ids = classes_of(5)
-    memory, _ = read(features, class_ids, Reading("un", 1.0, 1.0, 0.8))
+    memory, _ = read(features, class_ids, ReadSettings("un", 1.0, 1.0, 0.8))
     support = SupportSet.of(memory.reader.project(values(1, 2, 1, WIDTH, seed=1).float()))
     blind = memory.reader.infer(support, torch.ones(1, 2, 5, dtype=torch.bool))
     without = memory.reader._replace(rho=0.0).infer(support)
@@ -317,7 +316,7 @@ def test_a_class_that_may_recall_nothing_expects_the_grand_mean() -> None:
 
 @pytest.mark.parametrize("shot", [1, 2, 5])
 def test_in_one_dimension_quadrature_gives_posterior_and_predictive(shot: int) -> None:
-    how = Reading("un", 0.5, 0.4, 0.5, 2.0, 1.5)
+    how = ReadSettings("un", 0.5, 0.4, 0.5, 2.0, 1.5)
     features, class_ids = classes_of(4, width=1)
     memory, dense = read(features, class_ids, how)
     reader = memory.reader
@@ -344,7 +343,7 @@ def test_in_one_dimension_quadrature_gives_posterior_and_predictive(shot: int) -
 
 @pytest.mark.parametrize("shot", [1, 3])
 def test_in_two_dimensions_quadrature_gives_posterior_and_predictive(shot: int) -> None:
-    how = Reading("un", 0.2, 0.3, 0.7, 3.0, 0.8)
+    how = ReadSettings("un", 0.2, 0.3, 0.7, 3.0, 0.8)
     features, class_ids = classes_of(5, width=2)
     memory, dense = read(features, class_ids, how)
     reader = memory.reader
@@ -384,7 +383,7 @@ def feature_model(width: int = WIDTH) -> FewShotModel:
 
 
 @pytest.mark.parametrize("how", READINGS)
-def test_the_score_of_none_of_these_is_a_difference_of_dense_distances(how: Reading) -> None:
+def test_the_score_of_none_of_these_is_a_difference_of_dense_distances(how: ReadSettings) -> None:
     features, class_ids = classes_of(8)
     memory, dense = read(features, class_ids, how)
     model, shots = feature_model(), (1, 4)
@@ -393,7 +392,7 @@ def test_the_score_of_none_of_these_is_a_difference_of_dense_distances(how: Read
     inferred = model.infer(support, memory, generator(0, "unused"))
     pictures = values(3, WIDTH, seed=81) + 0.3
     queries = model.project(pictures.float(), memory).unsqueeze(0)
-    scores = rejection_scores(model, memory, inferred, queries, None)
+    scores = inferred.rejection_scores(queries, None)
     rows = normalized(new, how.normalization, memory.center)
     asked = normalized(pictures, how.normalization, memory.center)
     for n, part in enumerate(rows.split(shots)):
@@ -416,7 +415,7 @@ def test_a_classifier_answers_with_the_probabilities_of_dense_gaussians(shots: l
     assert classifier.memory is not None
     memory = classifier.memory.memory
     assert isinstance(memory, GaussianMemory)
-    how = memory.how
+    how = memory.read_settings
     assert how.uses_memory
     _, dense = read(features, class_ids, how)
     np.testing.assert_allclose(
@@ -438,7 +437,7 @@ def test_a_classifier_answers_with_the_probabilities_of_dense_gaussians(shots: l
         assert answers[b] == "abc"[expected.argmax()]
     damaged = Embedded(torch.full((2, WIDTH), torch.nan))
     for ask in (classifier.predict, classifier.predict_proba):
-        with pytest.raises(ClassifierError, match="give numbers that are none"):
+        with pytest.raises(ClassifierError, match="give NaN probabilities"):
             ask(damaged)
 
 
@@ -453,7 +452,7 @@ def test_linear_scores_are_those_of_squares_and_have_their_gradient(distance: fl
     exact = found.gaussian.mean.double(), found.gaussian.variance.double() + 1
     squares = (queries.double().unsqueeze(2) - exact[0].unsqueeze(1)).square()  # [T, B, N, D]
     expected = (-0.5 * squares / exact[1].unsqueeze(1)).sum(-1).log_softmax(-1)
-    made = found.log_probabilities(queries)
+    made = found.log_probabilities(queries).squeeze(-1)
     torch.testing.assert_close(made.double(), expected, rtol=1e-3, atol=1e-3)
     towards = values(*made.shape, seed=7)
     slopes = [
@@ -464,11 +463,13 @@ def test_linear_scores_are_those_of_squares_and_have_their_gradient(distance: fl
 
 
 @pytest.mark.parametrize("how", READINGS)
-def test_linear_scores_of_queries_less_an_offset_are_those_of_the_queries(how: Reading) -> None:
+def test_linear_scores_of_queries_less_an_offset_are_those_of_the_queries(
+    how: ReadSettings,
+) -> None:
     reader = read(*classes_of(8), how)[0].reader
     found = reader.infer(SupportSet.of(values(2, 4, 3, WIDTH, seed=5).float()))
     offset, queries = values(WIDTH, seed=8).float(), values(2, 9, WIDTH, seed=6)
-    made = found.linear(offset)
+    made = found._linear(offset)
     assert made is not None
     weights, biases = (part.double() for part in made)
     scores = (queries - offset.double()) @ weights.mT + biases.unsqueeze(1)
@@ -484,17 +485,17 @@ def test_an_export_leaves_nothing_of_its_tracing_in_the_reader() -> None:
     support = values(1, 4, 3, WIDTH, seed=5).float()
     expected = reader._replace(constants={}).infer(SupportSet.of(support)).gaussian.mean
 
-    class Reading(torch.nn.Module):
+    class ReadSettings(torch.nn.Module):
         def forward(self, support: Tensor) -> Tensor:
             return reader.infer(SupportSet.of(support)).gaussian.mean
 
-    torch.export.export(Reading(), (support,))
+    torch.export.export(ReadSettings(), (support,))
     torch.testing.assert_close(reader.infer(SupportSet.of(support)).gaussian.mean, expected)
     assert list(reader.constants) == [3]
 
 
 @pytest.mark.parametrize("how", READINGS)
-def test_the_noise_is_the_mean_variance_within_classes(how: Reading) -> None:
+def test_the_noise_is_the_mean_variance_within_classes(how: ReadSettings) -> None:
     features, class_ids = classes_of(8)
     memory, dense = read(features, class_ids, how)
     assert memory.reader.noise == pytest.approx(dense.noise, rel=1e-4)
@@ -527,10 +528,10 @@ def test_classes_of_more_examples_do_not_win_by_their_number(shots: tuple[int, .
 
 @pytest.mark.parametrize("num_classes", [0, 1])
 def test_without_two_classes_the_nearest_mean_is_the_answer(num_classes: int) -> None:
-    how = Reading("un", 3.0, 1.0, 0.5)
+    how = ReadSettings("un", 3.0, 1.0, 0.5)
     features, class_ids = classes_of(1)
     chosen = class_ids < num_classes
-    memory = GaussianMemory.learned(
+    memory = GaussianMemory.fit(
         features[chosen], class_ids[chosen], torch.zeros(WIDTH), how._replace(epsilon=INFINITY)
     )
     reader = memory.reader
@@ -552,9 +553,9 @@ def test_constant_features_leave_a_reader_that_answers_by_the_nearest_mean(
     row = (values(WIDTH, seed=9) / 3 + 1).to(precision)
     features, class_ids = row.expand(21, -1), torch.arange(3).repeat_interleave(7)
     center = row / row.norm() if normalization != "cl2n" else values(WIDTH, seed=10)
-    memory = GaussianMemory.learned(features, class_ids, center, Reading(normalization, 3.0, 1.0))
+    memory = GaussianMemory.fit(features, class_ids, center, ReadSettings(normalization, 3.0, 1.0))
     reader = memory.reader
-    new = memory.normalized(values(2, 1, WIDTH, seed=11).float())
+    new = memory.normalize(values(2, 1, WIDTH, seed=11).float())
     found = reader.infer(SupportSet.of(reader.project(new).unsqueeze(0)))
     log_densities = found.log_prob(reader.project(new).view(1, 2, WIDTH))[0]
     assert log_densities.isfinite().all()
@@ -565,8 +566,8 @@ def test_constant_features_leave_a_reader_that_answers_by_the_nearest_mean(
 def test_classes_of_one_image_are_told_apart_by_their_means_alone() -> None:
     """No class has two members, so the noise is taken to be as large as the classes are apart."""
     features = values(5, WIDTH, seed=12)
-    memory = GaussianMemory.learned(
-        features, torch.arange(5), torch.zeros(WIDTH), Reading("un", 1.0, 1.0)
+    memory = GaussianMemory.fit(
+        features, torch.arange(5), torch.zeros(WIDTH), ReadSettings("un", 1.0, 1.0)
     )
     assert torch.equal(memory.within, torch.zeros(WIDTH, WIDTH).double())
     centered = (features - features.mean(0)).numpy()
@@ -581,7 +582,7 @@ def test_classes_of_one_image_are_told_apart_by_their_means_alone() -> None:
 
 def test_many_examples_outweigh_what_is_remembered() -> None:
     features, class_ids = classes_of(6)
-    memory, _ = read(features, class_ids, Reading("un", 1.0, 1.0, 0.5))
+    memory, _ = read(features, class_ids, ReadSettings("un", 1.0, 1.0, 0.5))
     reader = memory.reader
     one = reader.project(values(1, 2, 1, WIDTH, seed=13).float())
     many = SupportSet(one, one[:, :, 0], torch.full((1, 2, 1), 1e6))

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from vsm import FewShotClassifier
-from vsm.classify.explanation import split_gaussian_uncertainty
 from vsm.evaluation.memory_choice import ClassFeatures
-from vsm.memory import GaussianMemory, GaussianPrototypes, Reading, SupportSet
+from vsm.memory import GaussianMemory, GaussianPosterior, GaussianReader, ReadSettings, SupportSet
 from vsm.probability import DiagonalGaussian
 from vsm.runs.learning import NO_ENCODER, gaussian_model, learn_from_features, named_memory
 from vsm.runs.trained_model import made_in_memory
@@ -25,10 +24,16 @@ def values(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=random, dtype=torch.float64)
 
 
-def prototypes_of(means: Tensor, variances: Tensor) -> GaussianPrototypes:
+def prototypes_of(means: Tensor, variances: Tensor) -> GaussianPosterior:
     """One task with N classes, whose posterior has these moments ``[N, D]``."""
-    gaussian = DiagonalGaussian(means.unsqueeze(0), variances.log().unsqueeze(0))
-    return GaussianPrototypes(gaussian, means.unsqueeze(0), torch.zeros(1, len(means), 0))
+    return posterior_of(DiagonalGaussian(means.unsqueeze(0), variances.log().unsqueeze(0)))
+
+
+def posterior_of(gaussian: DiagonalGaussian) -> GaussianPosterior:
+    mean, width = gaussian.mean, gaussian.mean.shape[-1]
+    none, slots = torch.zeros(width), torch.zeros(0, width)
+    reader = GaussianReader(none, torch.eye(width), none, none + 1, slots, none[:0], 0.0, 1.0, {})
+    return GaussianPosterior(gaussian, mean, torch.zeros(*mean.shape[:2], 0), mean, reader)
 
 
 def entropy(probabilities: Tensor) -> Tensor:
@@ -80,8 +85,8 @@ def test_uncertainty_splits_as_quadrature_over_the_prototypes_says(
         torch.tensor(variances, dtype=torch.float64).unsqueeze(-1),
     )
     queries = torch.tensor(pictures, dtype=torch.float64).view(1, -1, 1)
-    std, (total, aleatoric, epistemic) = split_gaussian_uncertainty(
-        queries, found, generator(0, "uncertainty"), samples=20_000
+    std, total, aleatoric, epistemic = found.uncertainty(
+        queries, generator(0, "uncertainty"), samples=20_000
     )
     for b, x in enumerate(pictures):
         densities = torch.stack(
@@ -104,8 +109,8 @@ def test_uncertainty_splits_as_quadrature_over_the_prototypes_says(
 def test_with_few_draws_the_parts_still_add_up_and_none_is_negative(size: float) -> None:
     found = prototypes_of(values(6, WIDTH, seed=1), size * values(6, WIDTH, seed=2).exp())
     queries = 2 * values(1, 40, WIDTH, seed=3)
-    std, (total, aleatoric, epistemic) = split_gaussian_uncertainty(
-        queries, found, generator(0, "uncertainty"), samples=4
+    std, total, aleatoric, epistemic = found.uncertainty(
+        queries, generator(0, "uncertainty"), samples=4
     )
     assert std.shape == (1, 40, 6)
     torch.testing.assert_close(aleatoric + epistemic, total)
@@ -120,10 +125,8 @@ def test_tasks_are_split_as_each_would_be_alone() -> None:
     queries = values(3, 7, WIDTH, seed=22)
 
     def split(tasks: slice) -> tuple[Tensor, ...]:
-        gaussian = DiagonalGaussian(means[tasks], log_variances[tasks])
-        found = GaussianPrototypes(gaussian, means[tasks], torch.zeros(len(means[tasks]), 4, 0))
-        std, parts = split_gaussian_uncertainty(queries[tasks], found, generator(0, "same"))
-        return std, *parts
+        found = posterior_of(DiagonalGaussian(means[tasks], log_variances[tasks]))
+        return found.uncertainty(queries[tasks], generator(0, "same"))
 
     together = split(slice(None))
     for t in range(3):
@@ -134,7 +137,7 @@ def test_tasks_are_split_as_each_would_be_alone() -> None:
 def remembered() -> GaussianMemory:
     class_ids = torch.arange(12).repeat_interleave(6)
     rows = 1.5 * values(12, WIDTH, seed=4)[class_ids] + values(72, WIDTH, seed=5)
-    return GaussianMemory.learned(rows, class_ids, torch.zeros(WIDTH), Reading("un", 1.0, 1.0))
+    return GaussianMemory.fit(rows, class_ids, torch.zeros(WIDTH), ReadSettings("un", 1.0, 1.0))
 
 
 def test_more_examples_leave_less_to_learn_and_very_many_nothing() -> None:
@@ -144,10 +147,8 @@ def test_more_examples_leave_less_to_learn_and_very_many_nothing() -> None:
     parts = []
     for shot in (1, 2, 5, 20, 100, 10**6):
         support = SupportSet(examples, examples[:, :, 0], torch.full((1, 4, 1), float(shot)))
-        _, split = split_gaussian_uncertainty(
-            queries, reader.infer(support), generator(0, "uncertainty"), samples=256
-        )
-        parts.append(split[2].mean().item())
+        split = reader.infer(support).uncertainty(queries, generator(0, "uncertainty"), samples=256)
+        parts.append(split.epistemic.mean().item())
     assert parts == sorted(parts, reverse=True)
     assert parts[0] > 0.05
     assert parts[-1] == pytest.approx(0, abs=1e-4)

@@ -11,11 +11,10 @@ from PIL import Image
 
 from vsm.data import features, store
 from vsm.data.archives import open_tree
-from vsm.data.arrays import open_array
-from vsm.data.dataset import Normalization
+from vsm.data.dataset import PixelNormalization
 from vsm.data.folder import images_below
 from vsm.data.images import ImageFormat, decode_files
-from vsm.data.preparation import Preparation
+from vsm.data.store import Preparation, open_array
 from vsm.errors import DataError
 from vsm.system.documents import read_object, write_json
 
@@ -127,7 +126,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         batches=iter([images]),
         origin="drawn",
     )
-    return store.write("little", preparation, Normalization((0.5,), (0.2,)))
+    return store.write("little", preparation, PixelNormalization((0.5,), (0.2,)))
 
 
 def test_every_change_of_prepared_images_is_noticed(prepared: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from run_helpers import assert_same_run, signal_at
 from vsm.data import EpisodeSampler, FeatureDataset, ImageDataset, Split
-from vsm.data.dataset import Normalization
+from vsm.data.dataset import PixelNormalization
 from vsm.errors import RunError, SettingsError
 from vsm.evaluation.cached_features import cached_features, features_key
 from vsm.evaluation.evaluator import encode_dataset, evaluate
@@ -138,7 +138,7 @@ def test_kept_features_are_of_this_backbone_and_these_samples(
     pixels = tiny_dataset.images.copy()
     pixels[tiny_dataset.split_ids("validation")[-1], 0, 0, 0] ^= 1
     assert features_key(model, replace(tiny_dataset, images=pixels)) != key
-    brighter = Normalization((0.3,), tiny_dataset.normalization.std)
+    brighter = PixelNormalization((0.3,), tiny_dataset.normalization.std)
     assert features_key(model, replace(tiny_dataset, normalization=brighter)) != key
     for views in ({"mirror": True}, {"shift": 1}):
         other = replace(tiny_settings, model=replace(tiny_settings.model, **views))

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from memories import remember
 from vsm.errors import SettingsError
 from vsm.memory import Observations, SupportSet
-from vsm.memory.kanerva import (
+from vsm.memory.named import EncoderIdentity, trained_memory
+from vsm.memory.slots.kanerva import (
     KanervaConsolidation,
     KanervaMachine,
     KanervaMemory,
     KanervaRecall,
 )
-from vsm.memory.named import EncoderIdentity, trained_memory
 from vsm.model import FewShotModel
 from vsm.probability import DiagonalGaussian
 from vsm.runs.trained_model import made_in_memory

@@ -17,17 +17,18 @@ from typing import Any
 
 import pytest
 
-from vsm.benchmarking import client, server
-from vsm.benchmarking.client import Answered, Asked, Clients, judge
-from vsm.benchmarking.server import Server, usage
-from vsm.benchmarking.workloads import LoadWorkload
 from vsm.cli import main
 from vsm.errors import BenchmarkError
-from vsm.experiments import load
+from vsm_lab import load
+from vsm_lab.benchmarking import load as clients
+from vsm_lab.benchmarking import processes
+from vsm_lab.benchmarking.load import Answers, Query, send_requests
+from vsm_lab.benchmarking.processes import Server, usage
+from vsm_lab.benchmarking.workloads import LoadWorkload
 
 TINY = ["--requests", "60", "--repeats", "2", "--pictures", "8", "--clients", "4", "--threads", "1"]
 RIGHT = {"file": "a.png", "label": "bow", "probability": 0.75}
-ASKED = Asked("a.png", b"pixels", {"anchor": (0.2, 0.25), "bow": (0.75, 0.8)})
+QUERY = Query("a.png", b"pixels", {"anchor": (0.2, 0.25), "bow": (0.75, 0.8)})
 
 
 def test_a_server_is_measured_beside_the_classifier(
@@ -81,10 +82,16 @@ def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> 
 )
 def test_an_answer_is_right_only_if_it_is_that_of_python(change: Any, kind: str) -> None:
     body = json.dumps({"answers": [RIGHT | change]}).encode()
-    assert judge(b"HTTP/1.1 200 OK\r\n\r\n" + body, ASKED).kind == kind
-    assert judge(b"HTTP/1.1 429 Too Many Requests\r\n\r\n" + body, ASKED).kind == "lost"
-    assert judge(b"HTTP/1.1 200 OK\r\n\r\n" + body[:-3], ASKED).kind == "wrong"
-    assert judge(None, ASKED).kind == "lost"
+    assert checked(b"HTTP/1.1 200 OK\r\n\r\n" + body) == kind
+    assert checked(b"HTTP/1.1 429 Too Many Requests\r\n\r\n" + body) == "lost"
+    assert checked(b"HTTP/1.1 200 OK\r\n\r\n" + body[:-3]) == "wrong"
+    assert checked(None) == "lost"
+
+
+def checked(answer: bytes | None) -> str:
+    answers = Answers()
+    answers.check(answer, QUERY)
+    return "wrong" if answers.wrong else "lost" if answers.lost else "right"
 
 
 @contextmanager
@@ -114,10 +121,8 @@ def pretending(answer: Callable[[int], bytes | None]) -> Iterator[int]:
             thread.join()
 
 
-def ask(port: int, requests: int, pace: float | None = None) -> Answered:
-    clients = Clients()
-    clients.begin("", "127.0.0.1", port, "/classify", [ASKED])
-    return clients.burst("", requests, 3) if pace is None else clients.paced("", requests, 3, pace)
+def ask(port: int, requests: int, pace: float | None = None) -> Answers:
+    return send_requests(port, "/classify", [QUERY], requests, 3, pace)
 
 
 def body(**change: Any) -> bytes:
@@ -146,7 +151,7 @@ def test_a_server_that_hangs_up_or_is_gone_loses_everything_at_once() -> None:
 
 
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(clients, "TIMEOUT_SECONDS", 0.1)
     with pretending(lambda number: body() if number == 1 else b"") as port:
         assert ask(port, 4).wrong == 3  # empty bodies are answers of no use
     with socket.create_server(("127.0.0.1", 0)) as silent:  # which accepts and says nothing
@@ -168,8 +173,8 @@ def test_a_latency_begins_when_a_request_is_due() -> None:
 
 
 def test_requests_are_shared_among_the_parts() -> None:
-    work = LoadWorkload()
-    assert (work.settling, work.burst, work.paced, work.rest) == (1000, 600, 1000, 2000)
+    load = LoadWorkload()
+    assert (load.warm_up, load.burst, load.paced, load.rest) == (1000, 600, 1000, 2000)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +199,7 @@ def test_mistakes_are_named(
 def test_a_server_that_cannot_start_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "SCRIPT", "raise SystemExit('vsm serve: model: unknown')")
+    monkeypatch.setattr(processes, "SERVE", "raise SystemExit('vsm serve: model: unknown')")
     with pytest.raises(BenchmarkError, match="the server did not start: vsm serve: model: unknown"):
         Server("nothing", tmp_path)
 
@@ -202,7 +207,7 @@ def test_a_server_that_cannot_start_is_named(
 STARTING = """
 import sys, time
 from pathlib import Path
-from vsm.benchmarking.server import Server
+from vsm_lab.benchmarking.processes import Server
 
 print(Server("glyphs-5w1s", Path(sys.argv[1])).process_id, flush=True)
 time.sleep(60)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vsm.errors import SettingsError
 from vsm.memory import SupportSet
-from vsm.memory.mann import MannRecall, content_weights, least_used
+from vsm.memory.slots.mann import MannRecall, content_weights, least_used
 from vsm.settings import MannSettings
 
 TASKS, WAY, SHOT, WIDTH = 2, 3, 2, 5

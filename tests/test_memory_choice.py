@@ -23,10 +23,10 @@ from vsm.evaluation.memory_choice import (
     Choice,
     ClassFeatures,
     _best,
-    choose_reading,
+    choose_read_settings,
     held_out_trials,
 )
-from vsm.memory import GaussianMemory, Reading, SupportSet
+from vsm.memory import GaussianMemory, ReadSettings, SupportSet
 from vsm.runs.learning import NO_ENCODER, gaussian_model, learn_from_features
 from vsm.seeding import generator
 from vsm.settings import GaussianSettings
@@ -50,10 +50,10 @@ def classes_of(
     return ClassFeatures(rows, [per_class] * num_classes)
 
 
-def accuracy(known: ClassFeatures, reading: Reading, new: ClassFeatures, shot: int) -> Tensor:
+def accuracy(known: ClassFeatures, reading: ReadSettings, new: ClassFeatures, shot: int) -> Tensor:
     """Accuracy of every one of 600 episodes of new classes, 5-way, two queries each ``[E]``."""
-    memory = GaussianMemory.learned(known.features, known.class_ids, known.center, reading)
-    rows = memory.reader.project(memory.normalized(new.features))
+    memory = GaussianMemory.fit(known.features, known.class_ids, known.center, reading)
+    rows = memory.reader.project(memory.normalize(new.features))
     support, queries = new.episodes(5, shot, 2, 0, 600)
     found = memory.reader.infer(SupportSet.of(rows[support]))
     answers = found.log_prob(rows[queries].flatten(1, 2)).argmax(-1)
@@ -64,13 +64,15 @@ def accuracy(known: ClassFeatures, reading: Reading, new: ClassFeatures, shot: i
 def test_the_gain_of_anisotropic_noise_is_found(validation: int | None) -> None:
     known, new = classes_of(24), classes_of(60, seed=2)
     others = None if validation is None else classes_of(validation, seed=1)
-    choice = choose_reading(known, others, GaussianSettings())
-    assert choice.reading.uses_memory
-    assert choice.reading.epsilon < math.inf
+    choice = choose_read_settings(known, others, GaussianSettings())
+    assert choice.read_settings.uses_memory
+    assert choice.read_settings.epsilon < math.inf
     assert "against no memory" in choice.reason
     assert ("validation classes" in choice.episodes_of) == (validation is not None)
     for shot in (1, 5):
-        ours, plain = (accuracy(known, one, new, shot) for one in (choice.reading, Reading("l2n")))
+        ours, plain = (
+            accuracy(known, one, new, shot) for one in (choice.read_settings, ReadSettings("l2n"))
+        )
         gain = ours - plain
         assert gain.mean() > 0.03 + 2 * gain.std() / math.sqrt(len(gain))
 
@@ -79,14 +81,16 @@ def test_the_gain_of_anisotropic_noise_is_found(validation: int | None) -> None:
 def test_where_noise_is_isotropic_the_choice_costs_nothing(num_classes: int) -> None:
     new = classes_of(60, 0.8, seed=100)
     known = classes_of(num_classes, 0.8)
-    choice = choose_reading(known, None, GaussianSettings())
+    choice = choose_read_settings(known, None, GaussianSettings())
     for shot in (1, 5):
-        ours, plain = (accuracy(known, one, new, shot) for one in (choice.reading, Reading("l2n")))
+        ours, plain = (
+            accuracy(known, one, new, shot) for one in (choice.read_settings, ReadSettings("l2n"))
+        )
         assert (plain - ours).mean() < 0.015
 
 
 def candidate(nll: Tensor, *reading: float) -> Candidate:
-    return Candidate(Reading("l2n", *reading), {1: nll[:50], 5: nll[50:]}, {1: 0.5, 5: 0.6})
+    return Candidate(ReadSettings("l2n", *reading), {1: nll[:50], 5: nll[50:]}, {1: 0.5, 5: 0.6})
 
 
 @pytest.mark.parametrize("gain", [0.001, 0.05])
@@ -102,25 +106,25 @@ def test_no_memory_is_taken_unless_another_is_better_by_more_than_the_noise(gain
     ]
     choice = _best(found, "some classes")
     clear = gain > 1.96 * 0.1 / math.sqrt(100)
-    assert choice.reading.uses_memory == clear
-    assert choice.reading == found[0 if clear else 1].reading
+    assert choice.read_settings.uses_memory == clear
+    assert choice.read_settings == found[0 if clear else 1].read_settings
     assert choice.reason.startswith("most likely" if clear else "no memory")
     assert f"{gain:+.4f} ± 0.0196 nats per query against no memory" in choice.reason
 
 
 @pytest.mark.parametrize("num_classes", [1, 2, 3])
 def test_too_few_classes_leave_no_memory(num_classes: int) -> None:
-    choice = choose_reading(classes_of(num_classes), None, GaussianSettings())
-    assert not choice.reading.uses_memory
-    assert choice.reading == Reading()
+    choice = choose_read_settings(classes_of(num_classes), None, GaussianSettings())
+    assert not choice.read_settings.uses_memory
+    assert choice.read_settings == ReadSettings()
     assert choice.table == []
     assert choice.reason == "too few classes or images to try anything"
 
 
 def test_classes_of_one_image_leave_no_memory_unless_there_are_validation_classes() -> None:
     known = classes_of(20, per_class=1)
-    assert choose_reading(known, None, GaussianSettings()).table == []
-    assert choose_reading(known, classes_of(10, seed=1), GaussianSettings()).table
+    assert choose_read_settings(known, None, GaussianSettings()).table == []
+    assert choose_read_settings(known, classes_of(10, seed=1), GaussianSettings()).table
 
 
 def test_classes_of_one_image_do_not_keep_others_from_being_tried() -> None:
@@ -128,7 +132,7 @@ def test_classes_of_one_image_do_not_keep_others_from_being_tried() -> None:
     some = ClassFeatures(
         torch.cat([known.features, known.features[:3] + 1]), [*known.sizes, 1, 1, 1]
     )
-    assert choose_reading(some, None, GaussianSettings(normalization="un")).table
+    assert choose_read_settings(some, None, GaussianSettings(normalization="un")).table
 
 
 @pytest.mark.parametrize(
@@ -147,8 +151,8 @@ def test_classes_of_one_image_do_not_keep_others_from_being_tried() -> None:
 def test_what_is_set_is_kept(given: dict[str, object]) -> None:
     settings = replace(GaussianSettings(), **given)  # type: ignore[arg-type]
     for num_classes in (2, 8):
-        choice = choose_reading(classes_of(num_classes), None, settings)
-        rows = [choice.reading._asdict(), *choice.table]
+        choice = choose_read_settings(classes_of(num_classes), None, settings)
+        rows = [choice.read_settings._asdict(), *choice.table]
         assert len(rows) > 1 or num_classes == 2
         for name, value in given.items():
             for row in rows:
@@ -157,7 +161,7 @@ def test_what_is_set_is_kept(given: dict[str, object]) -> None:
 
 @pytest.fixture(scope="module")
 def chosen() -> Choice:
-    return choose_reading(classes_of(16), None, GaussianSettings())
+    return choose_read_settings(classes_of(16), None, GaussianSettings())
 
 
 def test_the_table_is_sorted_by_likelihood_and_has_no_memory_in_it(chosen: Choice) -> None:
@@ -168,29 +172,33 @@ def test_the_table_is_sorted_by_likelihood_and_has_no_memory_in_it(chosen: Choic
         row for row in chosen.table if row["epsilon"] == row["beta"] == "inf" and not row["rho"]
     ]
     assert len(plain) >= 1
-    readings = [tuple(row[name] for name in Reading._fields[:5]) for row in chosen.table]
+    readings = [tuple(row[name] for name in ReadSettings._fields[:5]) for row in chosen.table]
     assert len(set(readings)) == len(readings)
     best = chosen.table[0]
-    told = {name: "inf" if v == math.inf else v for name, v in chosen.reading._asdict().items()}
+    told = {
+        name: "inf" if v == math.inf else v for name, v in chosen.read_settings._asdict().items()
+    }
     assert {name: best[name] for name in told} == told
     assert set(chosen.as_dict()) == {"episodes_of", "reason", "table"}
 
 
 def test_the_same_seed_makes_the_same_choice_and_rows_may_come_in_any_order() -> None:
     known, settings = classes_of(16), GaussianSettings(normalization="l2n", rho=0.0)
-    chosen = choose_reading(known, None, settings)
-    assert choose_reading(known, None, settings) == chosen
-    assert choose_reading(known, None, settings, seed=1).table != chosen.table
+    chosen = choose_read_settings(known, None, settings)
+    assert choose_read_settings(known, None, settings) == chosen
+    assert choose_read_settings(known, None, settings, seed=1).table != chosen.table
     order = torch.stack(
         [
             PER_CLASS * c + torch.randperm(PER_CLASS, generator=torch.Generator().manual_seed(c))
             for c in range(16)
         ]
     ).flatten()
-    shuffled = choose_reading(ClassFeatures(known.features[order], known.sizes), None, settings)
+    shuffled = choose_read_settings(
+        ClassFeatures(known.features[order], known.sizes), None, settings
+    )
     # Episodes are of other images then, so what they measure differs a little.
-    assert shuffled.reading.uses_memory == chosen.reading.uses_memory
-    assert shuffled.reading.epsilon == chosen.reading.epsilon
+    assert shuffled.read_settings.uses_memory == chosen.read_settings.uses_memory
+    assert shuffled.read_settings.epsilon == chosen.read_settings.epsilon
     assert shuffled.table[0]["nll"] == pytest.approx(chosen.table[0]["nll"], abs=0.05)
 
 
@@ -225,7 +233,7 @@ class Oracle(NamedTuple):
     labels: list[int]
 
 
-def dense_logits(known: ClassFeatures, reading: Reading, shot: int, seed: int = 0) -> Oracle:
+def dense_logits(known: ClassFeatures, reading: ReadSettings, shot: int, seed: int = 0) -> Oracle:
     """Log densities of queries with noise scale 1, episode by episode, in double precision."""
     logits, labels = [], []
     for trial in held_out_trials(known, None, (1, 5), seed):
@@ -240,7 +248,7 @@ def dense_logits(known: ClassFeatures, reading: Reading, shot: int, seed: int = 
         precision = np.linalg.inv(w)
         gain = b @ np.linalg.inv(b + w / shot)
         spread_of_query = np.linalg.inv(w + b - gain @ b)
-        rows = memory.normalized(trial.others.features.double()).numpy()
+        rows = memory.normalize(trial.others.features.double()).numpy()
         for support, queries in zip(*trial.episodes[shot], strict=True):
             prototypes = []
             for members in support.numpy():
@@ -286,10 +294,10 @@ def test_likelihood_accuracy_and_noise_scale_are_those_of_dense_gaussians(
         rho=rho,
         addressing_scale=6.0,
     )
-    choice = choose_reading(known, None, asked)
+    choice = choose_read_settings(known, None, asked)
     (row,) = choice.table
     oracles = [
-        dense_logits(known, choice.reading._replace(noise_scale=1.0), shot) for shot in (1, 5)
+        dense_logits(known, choice.read_settings._replace(noise_scale=1.0), shot) for shot in (1, 5)
     ]
     assert row["nll"] == pytest.approx(oracle_nll(oracles, row["noise_scale"]), abs=2e-5)
     for shot, (logits, labels) in zip((1, 5), oracles, strict=True):
@@ -312,10 +320,10 @@ def test_the_center_of_another_memory_is_used_where_one_is_given() -> None:
     settings = GaussianSettings(normalization="cl2n", epsilon=3.0, beta=1.0, rho=0.0)
     center = F.normalize(torch.ones(WIDTH), dim=-1)
     for trial in held_out_trials(known, None, (1,), 0, center):
-        memory = trial.memory(Reading("cl2n"))
+        memory = trial.memory(ReadSettings("cl2n"))
         torch.testing.assert_close(memory.center, center.double())
-    other = choose_reading(known, None, settings, center=center)
-    assert other.table[0]["nll"] != choose_reading(known, None, settings).table[0]["nll"]
+    other = choose_read_settings(known, None, settings, center=center)
+    assert other.table[0]["nll"] != choose_read_settings(known, None, settings).table[0]["nll"]
 
 
 def test_what_cannot_be_learned_is_refused_in_one_line() -> None:

@@ -17,14 +17,14 @@ from vsm.cli import main
 from vsm.data.features import write
 from vsm.errors import EpisodeError, SettingsError
 from vsm.evaluation.protocol import EpisodeProtocol
-from vsm.experiments.comparison import evaluate_run, load_for
-from vsm.experiments.provenance import learn_command
 from vsm.memory import GaussianMemory
+from vsm.runs.comparison import evaluate_run, load_for
 from vsm.runs.directory import RunDirectory
 from vsm.runs.learning import learn_memory
 from vsm.runs.trained_model import save_best
 from vsm.settings import ModelSettings, RunSettings
 from vsm.training import learn_after_training, train
+from vsm_lab.provenance import learn_command
 
 WIDTH, CLASSES, EACH = 12, 24, 12
 
@@ -70,10 +70,10 @@ def test_what_was_learned_is_a_run_directory_that_tells_how_it_is_read(
     assert isinstance(trained.state, GaussianMemory)
     assert trained.memory is not None
     assert trained.memory.names == tuple(f"class{number:02}" for number in range(16))
-    assert trained.state.how.uses_memory
+    assert trained.state.read_settings.uses_memory
     assert main(["memory", "show", str(run), "--json"]) == 0
     shown = printed(capsys)
-    assert shown["reading"]["epsilon"] == trained.state.how.epsilon
+    assert shown["reading"]["epsilon"] == trained.state.read_settings.epsilon
     assert "left out" in shown["choice"]["episodes_of"]
     assert any(row["epsilon"] == row["beta"] == "inf" for row in shown["choice"]["table"])
     assert main(["memory", "show", str(run)]) == 0
@@ -172,7 +172,7 @@ def test_a_memory_of_one_class_is_read_as_none(data: str, tmp_path: Path) -> Non
     assert main(words) == 0
     state = vsm.load(output).state
     assert isinstance(state, GaussianMemory)
-    assert not state.how.uses_memory
+    assert not state.read_settings.uses_memory
 
 
 def test_gaussian_inference_trains_no_backbone_from_scratch(data: str, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_the_memory_of_features_that_are_no_more_is_removed_and_a_worse_one_is_n
         found = learn_memory(*arguments, **named)
         assert found.memory is not None
         assert isinstance(found.memory.memory, GaussianMemory)
-        reading = found.memory.memory.how._replace(rho=1.0, epsilon=1e9, beta=0.0)
+        reading = found.memory.memory.read_settings._replace(rho=1.0, epsilon=1e9, beta=0.0)
         wrong = replace(found.memory, memory=found.memory.memory.read_as(reading))
         return replace(found, memory=wrong)
 
@@ -289,6 +289,6 @@ def test_infinity_is_written_as_our_own_commands_write_it(
     assert main(["memory", "learn", "--data", data, "--output", str(output), *words, *others]) == 0
     learned = vsm.load(output)
     assert isinstance(learned.state, GaussianMemory)
-    assert not learned.state.how.uses_memory
+    assert not learned.state.read_settings.uses_memory
     printed = learn_command(learned.settings)
     assert "--gaussian.epsilon inf --gaussian.beta inf" in printed

@@ -11,9 +11,9 @@ from matplotlib.text import Annotation
 from torch.nn import functional as F
 
 from vsm.errors import MemoryFileError
-from vsm.experiments.memory_map import MOST_NAMES, draw_memory_map, write_memory_map
 from vsm.memory import SlotMemory
 from vsm.memory.named import EncoderIdentity, NamedMemory
+from vsm.runs.memory_map import MOST_NAMES, draw_memory_map, write_memory_map
 from vsm.seeding import generator
 
 

@@ -98,8 +98,8 @@ def test_without_weights_on_the_memory_vsm_is_the_variational_prototype_network(
     vsm.inference.first_memory.weight.data.zero_()
     vpn.inference.first.load_state_dict(vsm.inference.first_support.state_dict())
     vpn.inference.head.load_state_dict(vsm.inference.head.state_dict())
-    components = forward(vsm).posterior
-    single = forward(vpn).posterior
+    components = forward(vsm).posterior.mixture
+    single = forward(vpn).posterior.mixture
     assert components is not None
     assert single is not None
     for attribute in ("mean", "log_variance"):
@@ -124,7 +124,7 @@ def test_with_identity_inference_and_no_variance_every_method_is_protonet(method
 def test_protonet_classifies_by_the_mean_of_the_support() -> None:
     prediction = forward(build("protonet"))
     support = features(TASKS, WAY, SHOT, seed=1)
-    torch.testing.assert_close(prediction.prototypes.squeeze(2), support.mean(2))
+    torch.testing.assert_close(prediction.posterior.prototypes.squeeze(2), support.mean(2))
 
 
 @pytest.mark.parametrize("method", LONG_TERM)
@@ -149,7 +149,7 @@ def test_queries_never_reach_the_recollection(method: Method) -> None:
             features(TASKS, WAY, QUERIES, seed=seed),
             memory,
             torch.Generator().manual_seed(0),
-        ).recollection
+        ).posterior.recollection
         for seed in (2, 5)
     )
     assert all(torch.equal(x, y) for x, y in zip(one, two, strict=True))

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from vsm.memory import Recollection
+from vsm.memory import Recollection, SampledPosterior
 from vsm.model import Prediction
+from vsm.nn.prototype_classifier import PrototypeClassifier
 from vsm.objective import (
     cross_entropy,
     objective,
@@ -13,9 +14,10 @@ from vsm.objective import (
     prototype_kl_monte_carlo,
 )
 from vsm.probability import DiagonalGaussian, GaussianMixture
-from vsm.settings import ObjectiveSettings
+from vsm.settings import ModelSettings, ObjectiveSettings
 
 TASKS, WAY, QUERIES, COMPONENTS, SAMPLES, WIDTH = 2, 3, 4, 5, 6, 7
+CLASSIFIER = PrototypeClassifier(ModelSettings())
 
 
 def gaussian(*shape: int, seed: int) -> DiagonalGaussian:
@@ -135,9 +137,8 @@ def test_the_total_adds_the_terms_with_their_weights_over_the_number_of_queries(
     divergence = torch.rand(TASKS, WAY, generator=random).double()
     recollection = Recollection(prototypes, torch.ones(TASKS, WAY, 1), divergence)
     settings = ObjectiveSettings(beta_z=0.3, beta_m=0.7, kl=kl)  # type: ignore[arg-type]
-    prediction = Prediction(
-        prototypes, posterior, recollection, log_probabilities=log_probabilities
-    )
+    inferred = SampledPosterior(prototypes, CLASSIFIER, posterior, recollection)
+    prediction = Prediction(inferred, log_probabilities)
     terms = objective(prediction, prior, settings)
     kl_z = (
         prototype_kl_bound(posterior, prior)
@@ -181,7 +182,7 @@ def test_the_monte_carlo_divergence_differentiates_the_samples_as_well_as_the_de
     mean, log_variance = (value.clone().requires_grad_() for value in at)
     prototypes = mean + (0.5 * log_variance).exp() * noise
     posterior = GaussianMixture(DiagonalGaussian(mean, log_variance))
-    prediction = Prediction(prototypes, posterior, None, log_probabilities=log_probabilities)
+    prediction = Prediction(SampledPosterior(prototypes, CLASSIFIER, posterior), log_probabilities)
     kl_z = objective(prediction, prior, ObjectiveSettings(kl="monte_carlo")).kl_z
     assert kl_z.item() == pytest.approx(by_distributions(*at))
     kl_z.backward()
@@ -198,7 +199,7 @@ def test_the_monte_carlo_divergence_differentiates_the_samples_as_well_as_the_de
 
 
 def test_mean_prototypes_have_no_divergence(log_probabilities: Tensor) -> None:
-    prediction = Prediction(torch.zeros(0), None, None, log_probabilities=log_probabilities)
+    prediction = Prediction(SampledPosterior(torch.zeros(0), CLASSIFIER), log_probabilities)
     terms = objective(prediction, None, ObjectiveSettings())
     assert terms.kl_z == terms.kl_m == 0
     assert terms.total == terms.cross_entropy

@@ -23,7 +23,7 @@ from browsing import (
     expect,
     listening,
 )
-from vsm.serve.gate import Access
+from vsm.serve.middleware import Access
 
 WIDE = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
@@ -89,7 +89,7 @@ def teach(page: Page, name: str, strokes: Strokes) -> None:
     expect(page.locator("#teach-name")).to_have_value("")
 
 
-def picture(kind: str) -> bytes:
+def image(kind: str) -> bytes:
     image = Image.new("L", (96, 96), 255)
     pen = ImageDraw.Draw(image)
     if kind == "cross":
@@ -106,10 +106,10 @@ def files(*named: tuple[str, bytes]) -> list[dict[str, object]]:
     return [{"name": name, "mimeType": "image/png", "buffer": content} for name, content in named]
 
 
-def add_pictures(page: Page, label: str, *named: tuple[str, bytes]) -> None:
+def add_images(page: Page, label: str, *named: tuple[str, bytes]) -> None:
     page.get_by_label("New class").get_by_role("textbox").fill(label)
     page.get_by_role("button", name="Add class").click()
-    choose(page, f"Choose pictures of {label}", *named)
+    choose(page, f"Choose images of {label}", *named)
 
 
 def choose(page: Page, label: str, *named: tuple[str, bytes]) -> None:
@@ -127,7 +127,7 @@ def answering(page: Page, pattern: str, **changes: object) -> None:
 
 
 def answered(label: str | None, **chances: float) -> list[dict[str, object]]:
-    """Return what the server answers for one picture."""
+    """Return what the server answers for one image."""
     others = [{"label": one, "probability": p} for one, p in chances.items() if one != label]
     probability = None if label is None else chances[label]
     told = {"file": "a", "label": label, "probability": probability}
@@ -205,19 +205,19 @@ def test_chances_are_rounded_to_certainty_only_if_they_are(
 def test_none_of_these_is_said_once_and_why_it_cannot_be_said(page: Page) -> None:
     page.locator("#tab-photos").click()
     for label in ("cross", "circle"):
-        add_pictures(page, label, (f"{label}.png", picture(label)))
+        add_images(page, label, (f"{label}.png", image(label)))
         expect(page.locator(f".column[data-label={label}] .example")).to_have_count(1)
     answering(page, "**/classify", answers=answered(None, cross=0.7, circle=0.3))
-    choose(page, "Choose pictures to classify", ("one.png", picture("circle")))
+    choose(page, "Choose images to classify", ("one.png", image("circle")))
     card = page.locator(".query")
     expect(card.locator(".bar.nothing")).to_have_text("too far from all classes")
     assert card.inner_text().lower().count("none of these") == 1
-    slider = page.get_by_role("slider", name="answer about 90% of your classes’ pictures")
+    slider = page.get_by_role("slider", name="answer about 90% of your classes’ images")
     expect(slider).to_be_visible()
     slider.press("ArrowRight")
     expect(page.locator("#photos-coverage span")).to_contain_text("about 91%")
     page.locator("#photos-coverage input[type=checkbox]").uncheck()
-    expect(page.locator("#photos-coverage span")).to_have_text("off: answer every picture")
+    expect(page.locator("#photos-coverage span")).to_have_text("off: answer every image")
     answering(page, "**/v1/model", can_reject=False)
     page.reload()
     ready(page)
@@ -237,7 +237,7 @@ def test_names_of_some_words_are_shown_whole(page: Page, size: dict[str, int]) -
     expect(names).to_have_count(2)
     assert all(one.evaluate(is_whole) for one in names.all())
     page.locator("#tab-photos").click()
-    choose(page, "Choose pictures to classify", ("one.png", picture("circle")))
+    choose(page, "Choose images to classify", ("one.png", image("circle")))
     names = page.locator(".query .bar:not(.nothing) > span:first-child")
     expect(names).to_have_count(2)
     assert all(one.evaluate(is_whole) for one in names.all())
@@ -278,13 +278,13 @@ def test_a_bad_file_is_named_where_it_was_dropped_and_the_others_are_added(
 ) -> None:
     page.locator("#tab-photos").click()
     notes = ("notes.txt", b"these are no pixels")
-    add_pictures(page, "cross", ("one.png", picture("cross")), notes)
-    add_pictures(page, "circle", ("two.png", picture("circle")))
+    add_images(page, "cross", ("one.png", image("cross")), notes)
+    add_images(page, "circle", ("two.png", image("circle")))
     column = page.locator(".column[data-label=cross]")
     expect(column.get_by_role("alert")).to_contain_text("notes.txt: unreadable or truncated image")
     expect(column.locator(".example")).to_have_count(1)
     expect(page.locator(".column[data-label=circle]").get_by_role("alert")).to_be_hidden()
-    choose(page, "Choose pictures to classify", notes, ("three.png", picture("circle")))
+    choose(page, "Choose images to classify", notes, ("three.png", image("circle")))
     expect(page.locator("#query-notice")).to_contain_text("notes.txt: unreadable")
     expect(page.locator(".query .verdict strong")).to_have_text(["circle"])
     page.get_by_label("Explain three.png").click()
@@ -297,9 +297,9 @@ def test_a_bad_file_is_named_where_it_was_dropped_and_the_others_are_added(
     seen.console[:] = [one for one in seen.console if one not in refused]
 
 
-def test_pasted_and_dropped_pictures_go_where_they_are_meant(page: Page) -> None:
+def test_pasted_and_dropped_images_go_where_they_are_meant(page: Page) -> None:
     page.locator("#tab-photos").click()
-    add_pictures(page, "cross", ("one.png", picture("cross")))
+    add_images(page, "cross", ("one.png", image("cross")))
     column = page.locator(".column[data-label=cross]")
     expect(column.locator(".example")).to_have_count(1)
     give = """async (element, {kind, content}) => {
@@ -310,7 +310,7 @@ def test_pasted_and_dropped_pictures_go_where_they_are_meant(page: Page) -> None
             : new ClipboardEvent(kind, {...given, clipboardData: data}));
     }"""
     for count, kind in ((2, "drop"), (3, "paste")):
-        column.evaluate(give, {"kind": kind, "content": list(picture("circle"))})
+        column.evaluate(give, {"kind": kind, "content": list(image("circle"))})
         expect(column.locator(".example")).to_have_count(count)
     column.get_by_label("Remove paste.png of cross").click()
     expect(column.locator(".example")).to_have_count(2)
@@ -333,7 +333,7 @@ def test_names_are_text_whatever_they_hold(page: Page) -> None:
     )
     page.locator("#tab-photos").click()
     expect(page.locator("#columns .name").first).to_have_text(NASTY)
-    choose(page, "Choose pictures to classify", ("<img src=x>.png", picture("circle")))
+    choose(page, "Choose images to classify", ("<img src=x>.png", image("circle")))
     expect(page.locator(".query .file span")).to_have_text("<img src=x>.png")
     page.locator("#tab-memory").click()
     page.locator("#memory-search").fill("<script>")

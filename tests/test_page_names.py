@@ -9,7 +9,7 @@ from PIL import Image
 
 from browsing import Page, Seen, chromium
 from vsm.cli import main
-from vsm.experiments.document import Heading, Table, Text, to_html
+from vsm_lab.document import Heading, Table, Text, to_html
 
 NASTY = "<script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">"
 FILE = "<img src=x onerror=\"document.title='ran'\">.png"

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from serving import glyphs, problem, serving
-from vsm.serve.gate import Access
+from vsm.serve.middleware import Access
 
 
 def test_browsers_are_asked_for_the_token_but_not_requests_of_the_page(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_browsers_are_asked_for_the_token_but_not_requests_of_the_page(tmp_path:
         assert [one.split()[0] for one in told.headers.get_list(name)] == ["Bearer"]
 
 
-def test_characters_that_the_project_draws_have_pictures(tmp_path: Path) -> None:
+def test_characters_that_the_project_draws_have_images(tmp_path: Path) -> None:
     name = "alphabet03/character05"
     with serving(str(tmp_path / "store.sqlite")) as client:
         [listed] = client.get(f"/v1/memory?search={name}").json()["classes"]

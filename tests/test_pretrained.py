@@ -15,14 +15,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 import vsm
-from vsm.backbones.pretrained import (
+from vsm.cli import main
+from vsm.data.preprocessing import Preprocessing
+from vsm.encoders.pretrained import (
     load_pretrained,
     own_preprocessing,
     pretrained_preprocessing,
     wanted_pictures,
 )
-from vsm.cli import main
-from vsm.data.preprocessing import Preprocessing
 from vsm.errors import BackboneError, RunError
 from vsm.runs.learning import data_for, gaussian_model, open_encoder
 from vsm.settings import GaussianSettings

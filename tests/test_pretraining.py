@@ -21,13 +21,12 @@ from forked import ForkedPython
 from launching_helpers import finish, wait_for
 from run_helpers import assert_same_run, edit_config, power_cut_at, rows, signal_at
 from tiny import RecordedProgress
-from vsm.backbones import BACKBONES
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset, open_dataset
+from vsm.encoders import BACKBONES
 from vsm.errors import RunError, SettingsError
 from vsm.evaluation.evaluator import evaluate
 from vsm.evaluation.statistics import Estimate
-from vsm.experiments.provenance import pretraining_commands
 from vsm.model import FewShotModel
 from vsm.pretraining.averaging import update_average
 from vsm.pretraining.directory import PretrainingDirectory
@@ -70,6 +69,7 @@ from vsm.settings import (
 from vsm.system.devices import Placement
 from vsm.system.interruption import Interrupted
 from vsm.system.tensor_files import load_tensors, save_tensors
+from vsm_lab.provenance import pretraining_commands
 
 COPIES = {"none": 1, "self": 1, "one": 2, "all": 4}
 TURNED = {"none": 0, "self": 1, "one": 1, "all": 4}

@@ -9,9 +9,9 @@ from PIL import Image
 
 from vsm.cli import main
 from vsm.errors import SettingsError
-from vsm.experiments.study.definition import read_study
-from vsm.experiments.study.pretraining import PretrainingPlan
 from vsm.pretraining.directory import PretrainingDirectory
+from vsm_lab.study.definition import read_study
+from vsm_lab.study.pretraining import PretrainingPlan
 
 STUDY = """
 kind: pretraining

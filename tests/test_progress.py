@@ -13,7 +13,7 @@ from vsm.cli.output import ProgressBar, progress_bar
 from vsm.data import ImageDataset
 from vsm.runs.trained_model import load
 from vsm.settings import RunSettings
-from vsm.system.progress import NullProgress, Progress
+from vsm.system.progress import Progress
 from vsm.training import train
 
 
@@ -78,7 +78,7 @@ def test_a_bar_that_never_moved_disappears_with_the_error(
     assert ("vsm" in capsys.readouterr().err) == moved
 
 
-@pytest.mark.parametrize("make", [NullProgress, RecordedProgress, ProgressBar])
+@pytest.mark.parametrize("make", [Progress, RecordedProgress, ProgressBar])
 def test_training_reports_to_whatever_it_is_given(
     make: Callable[[], Progress],
     tiny_settings: RunSettings,

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from memories import remember
 from vsm.memory import MEMORIES, MemoryDesign, SlotMemory, SupportSet
-from vsm.memory.kanerva import KanervaRecall
-from vsm.memory.recall import SlotRecall
-from vsm.memory.rote import RoteRecall, TransformedRecall
-from vsm.memory.variational import VariationalRecall, mixture_divergence
+from vsm.memory.slots.kanerva import KanervaRecall
+from vsm.memory.slots.recall import SlotRecall
+from vsm.memory.slots.rote import RoteRecall, TransformedRecall
+from vsm.memory.slots.variational import VariationalRecall, mixture_divergence
 from vsm.probability import DiagonalGaussian, GaussianMixture
 from vsm.probability.mixture import pairwise_log_prob
 from vsm.seeding import Draws

@@ -25,13 +25,10 @@ from vsm.errors import ClassifierError
 from vsm.evaluation.rejection import (
     LEVELS,
     Thresholds,
-    class_scores,
     conformal,
     lowest_scores,
-    rejection_scores,
-    slots_of,
 )
-from vsm.memory import Observations, SupportSet
+from vsm.memory import Observations, SampledPosterior, SupportSet
 from vsm.memory.named import EncoderIdentity, trained_memory
 from vsm.model import FewShotModel
 from vsm.runs.directory import RunDirectory
@@ -88,7 +85,8 @@ def test_a_score_is_the_distance_to_a_class_against_all_that_is_remembered_of_ot
     slots = torch.randn(7, 4, generator=random)
     hidden = torch.zeros(2, 7, dtype=torch.bool)
     hidden[0, 2] = hidden[1, 5] = True
-    found = class_scores(model, prototypes, queries, slots if has_slots else None, hidden)
+    posterior = SampledPosterior(prototypes, model.classifier)
+    found = posterior.rejection_scores(queries, slots if has_slots else None, hidden)
 
     def apart(one: torch.Tensor, two: torch.Tensor) -> float:
         if distance == "cosine":
@@ -122,8 +120,8 @@ def test_the_lowest_scores_are_those_of_groups_of_classes(kind: str) -> None:
         assert found[way].shape == (2, way, 7, len(listed))
         for g, group in enumerate(listed):
             for place, n in enumerate(group):
-                slots = slots_of(memory)
-                scores = rejection_scores(encoder.model, memory, inferred, queries[:, n], slots)
+                slots = memory.rejection_slots
+                scores = inferred.rejection_scores(queries[:, n], slots)
                 torch.testing.assert_close(found[way][:, place, :, g], scores[..., group].amin(-1))
 
 
@@ -131,7 +129,7 @@ def test_neither_what_people_added_nor_what_has_a_fitted_label_is_held_against_a
     classifier = FewShotClassifier(encoder_with_slots())
     features, _, names = clustered_features(64, 20)
     assert classifier.memory is not None
-    slots = slots_of(classifier.memory.memory)
+    slots = classifier.memory.memory.rejection_slots
     assert slots is not None
     new, _, _ = clustered_features(2, 5, seed=9)
     classifier.fit(new, ["this"] * 5 + ["that"] * 5).remember()
@@ -201,7 +199,7 @@ def test_thresholds_of_some_classes_hold_for_a_memory_of_all() -> None:
     """Folds of the classes are measured with the others, and the memory in the end holds all."""
     classifier = FewShotClassifier().learn_memory(*many_features(30, 20, seed=0))
     assert classifier.memory is not None
-    assert classifier.memory.memory.how.uses_memory  # type: ignore[attr-defined]  # Gaussian
+    assert classifier.memory.memory.read_settings.uses_memory  # type: ignore[attr-defined]  # Gaussian
     answered, rejected = [], []
     for seed in range(1, 11):
         features, class_ids = many_features(10, 20, seed)
@@ -232,7 +230,7 @@ def test_answers_that_are_given_stay_the_same_and_are_saved(tmp_path: Path) -> N
 def test_a_label_that_means_none_and_a_model_without_thresholds_are_refused() -> None:
     features, class_ids, _ = clustered_features(5, 4)
     classifier = learned().fit(features, class_ids - 1)
-    with pytest.raises(ClassifierError, match="reject: -1 means that a picture is none"):
+    with pytest.raises(ClassifierError, match="reject: -1 means that an image is none"):
         classifier.predict(features, reject=0.9)
     with pytest.raises(ClassifierError, match="no rejection thresholds were measured"):
         FewShotClassifier().fit(features, class_ids).predict(features, reject=0.9)

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 import vsm
+from vsm.classify.pages import review_csv, review_html
 from vsm.classify.review import Review, leave_one_out, review
-from vsm.classify.review_page import review_csv, review_html
 from vsm.cli import main
 from vsm.errors import ClassifierError
 from vsm.memory import GaussianMemory, SupportSet
@@ -41,7 +41,7 @@ def trained() -> TrainedModel:
 def test_leaving_out_in_closed_form_is_leaving_out_one_by_one(trained: TrainedModel) -> None:
     memory = trained.state
     assert isinstance(memory, GaussianMemory)
-    assert memory.how.uses_memory
+    assert memory.read_settings.uses_memory
     features, _ = pile(3, seed=5)
     rows = trained.model.project(features, memory)[:23]
     class_ids = torch.tensor([0] * 10 + [1] * 12 + [2])  # one class has one picture
@@ -65,14 +65,14 @@ def test_planted_mistakes_outliers_and_twins_come_first(trained: TrainedModel) -
     features[33] = features[32] + 1e-3
     features[71] = 5 * torch.randn(WIDTH, generator=torch.Generator().manual_seed(1))
     found = review(trained, features, labels)
-    assert {one.picture for one in found.doubts[:4]} == set(wrong)
-    odds = [one.log_odds for one in found.doubts]
+    assert {one.image for one in found.label_issues[:4]} == set(wrong)
+    odds = [one.log_odds for one in found.label_issues]
     assert odds == sorted(odds, reverse=True)
     assert min(odds) > 0
-    for one in found.doubts[:4]:
-        assert one.suggestion == f"c{one.picture // EACH}"
+    for one in found.label_issues[:4]:
+        assert one.suggestion == f"c{one.image // EACH}"
         assert one.probability < 0.1
-    assert (found.twins[0].first, found.twins[0].second) == (32, 33)
+    assert (found.near_duplicates[0].first, found.near_duplicates[0].second) == (32, 33)
     assert found.probabilities.shape == (80, 8)
     np.testing.assert_allclose(found.probabilities.sum(1), 1, rtol=1e-5)
     assert len(found.outliers) == 80
@@ -134,7 +134,7 @@ def test_the_page_and_the_table_show_what_was_found(folder: Path, trained: Train
     labels = [picture.parent.name for picture in pictures]
     found: Review = review(trained, features[:8], labels, duplicate=0.1)
     page = review_html(found, pictures, folder, number=3)
-    assert f"Labels that may be wrong ({len(found.doubts)})" in page
-    assert f"({len(found.twins)} pairs)" in page
+    assert f"Labels that may be wrong ({len(found.label_issues)})" in page
+    assert f"({len(found.near_duplicates)} pairs)" in page
     rows = list(csv.DictReader(io.StringIO(review_csv(found, pictures, folder))))
-    assert sum(row["suggestion"] != "" for row in rows) == len(found.doubts)
+    assert sum(row["suggestion"] != "" for row in rows) == len(found.label_issues)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from serving import HERE, LABELS, MODEL, add_task, drawing, parts, problem, queries, serving
 from vsm import FewShotClassifier, TrainedModel
-from vsm.serve.gate import Access
 from vsm.serve.limits import Limits
+from vsm.serve.middleware import Access
 
 JSON = {"content-type": "application/json"}
 TOKEN = "correct-horse-battery-staple"
@@ -369,6 +369,15 @@ def test_a_bad_field_is_named(shared: TestClient, fields: dict[str, str], field:
     problem(shared.post(address, data=fields, files=parts(queries()[0])), 422, field)
 
 
+def form_schema(client: TestClient, name: str) -> dict[str, Any]:
+    """Return what the description says of the form of an address."""
+    described = client.get("/openapi.json").json()
+    body = described["paths"][f"/v1/tasks/{{task}}/{name}"]["post"]["requestBody"]
+    reference = body["content"]["multipart/form-data"]["schema"]["$ref"]
+    schema: dict[str, Any] = described["components"]["schemas"][reference.rpartition("/")[2]]
+    return schema
+
+
 def test_a_question_is_read_as_the_description_says(client: TestClient) -> None:
     address = f"/v1/tasks/{add_task(client, labels=LABELS[:2])}/classify"
     files = parts(queries()[0])
@@ -385,9 +394,7 @@ def test_a_question_is_read_as_the_description_says(client: TestClient) -> None:
     problem(client.post(address, content=no_file, headers=form), 422, "files")
     form = {"content-type": "multipart/form-data"}
     problem(client.post(address, content=no_file, headers=form), 400, "body")
-    paths = client.get("/openapi.json").json()["paths"]
-    body = paths["/v1/tasks/{task}/classify"]["post"]["requestBody"]
-    schema = body["content"]["multipart/form-data"]["schema"]
+    schema = form_schema(client, "classify")
     assert schema["required"] == ["files"]
     assert set(schema["properties"]) == {"files", "reject", "explain"}
 
@@ -396,20 +403,16 @@ def test_a_field_that_a_form_does_not_have_is_refused(client: TestClient) -> Non
     address = f"/v1/tasks/{add_task(client, labels=LABELS[:2])}"
     picture, data = queries()[0], {"label": LABELS[0]}
     told = client.post(f"{address}/classify", data={"rejct": "0.9"}, files=parts(picture))
-    assert "'rejct' is no field of this form; known: files, reject, explain" in problem(
-        told, 422, "rejct"
-    )
+    assert "rejct: is not a field of this form; /openapi.json" in problem(told, 422, "rejct")
     before = client.get(address).json()
     told = client.post(f"{address}/examples", data=data, files=[("file", ("a.png", picture))])
-    assert "'file' is no field of this form; known: files, label" in problem(told, 422, "file")
+    problem(told, 422, "files")
     odd = client.post(f"{address}/examples", data=data | {"a\nb" * 99: ""}, files=parts(picture))
     assert odd.status_code == 422
     assert len(odd.json()["detail"]) < 200
     assert client.get(address).json() == before
-    paths = client.get("/openapi.json").json()["paths"]
     for name, required in (("examples", {"label", "files"}), ("classify", {"files"})):
-        content = paths[f"/v1/tasks/{{task}}/{name}"]["post"]["requestBody"]["content"]
-        schema = content["multipart/form-data"]["schema"]
+        schema = form_schema(client, name)
         assert set(schema["required"]) == required
         assert schema["additionalProperties"] is False
 

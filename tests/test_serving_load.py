@@ -90,5 +90,5 @@ async def _ask_all(target: str, wait: float) -> None:
 
         answered = await asyncio.gather(*map(ask, range(CLIENTS)), disturb())
         assert sum(filter(None, answered)) == CLIENTS * EACH
-        assert service.worker.batches < service.worker.pictures / 2  # batches were shared
+        assert service.worker.batches < service.worker.images / 2  # batches were shared
         assert np.isfinite(service.worker.waiting)

@@ -13,7 +13,7 @@ import torch
 from vsm.cli import main
 from vsm.errors import SettingsError
 from vsm.memory import Observations, SlotConsolidation
-from vsm.memory.addressing import Addressing, entropy
+from vsm.memory.slots.addressing import Addressing, entropy
 from vsm.runs.configuration import (
     PRESETS,
     check_settings,

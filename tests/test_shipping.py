@@ -21,9 +21,6 @@ from vsm.cli.main import _with_underscores
 from vsm.data import ImageDataset
 from vsm.errors import RunError
 from vsm.evaluation.rejection import calibrate_on_validation
-from vsm.experiments import shipping
-from vsm.experiments.provenance import portable, training_commands
-from vsm.experiments.shipping import halved
 from vsm.memory import Observations
 from vsm.memory.named import EncoderIdentity
 from vsm.model import FewShotModel
@@ -34,6 +31,9 @@ from vsm.runs.trained_model import TrainedModel, load, save_best, store
 from vsm.settings import Method, ModelSettings, OneCycleSettings, PretrainSettings, RunSettings
 from vsm.system.documents import read_json
 from vsm.system.files import write_text
+from vsm_lab import shipping
+from vsm_lab.provenance import portable, training_commands
+from vsm_lab.shipping import halved
 
 BRIEF = ["--queries", "2", "--episodes", "10"]
 HALF_A_STEP = 2.0**-11  # half the distance of two neighbors in float16, relative to their size

@@ -14,8 +14,8 @@ import vsm
 from forked import ForkedPython
 from launching_helpers import finish
 from vsm.cli.main import COMMANDS, open_command
-from website import pictures
-from website.navigation import NOTES, SECTIONS, START
+from website import plots
+from website.reference import NOTES, SECTIONS, START, subparsers
 
 ROOT = Path(__file__).parents[1]
 LOADED = {  # what a browser fetches by itself, and where it says so
@@ -131,10 +131,8 @@ def test_the_reference_of_commands_knows_every_argument(site: Path) -> None:
 def _parsers(name: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     _, parser = open_command(name)
     yield f"vsm {name}", parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for subcommand, subparser in action.choices.items():
-                yield f"vsm {name} {subcommand}", subparser
+    for subcommand, subparser in subparsers(parser).items():
+        yield f"vsm {name} {subcommand}", subparser
 
 
 def test_the_reference_of_python_knows_every_public_name(
@@ -151,16 +149,16 @@ def test_settings_are_described_in_prose(site: Path) -> None:
     assert "Feature extractor: conv4, resnet12, wrn28_10, or your own" in text
 
 
-def test_the_pictures_of_the_memory_can_be_drawn_again(
+def test_the_plots_of_the_memory_can_be_drawn_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pictures, "TASKS", 2)
-    monkeypatch.setattr(pictures, "REMEMBERED", (0, 2))
-    monkeypatch.setattr(pictures, "SIZES", (0,))
-    monkeypatch.setattr(pictures, "EPISODES", 2)
-    pictures.main(tmp_path)
+    monkeypatch.setattr(plots, "TASKS", 2)
+    monkeypatch.setattr(plots, "REMEMBERED", (0, 2))
+    monkeypatch.setattr(plots, "SIZES", (0,))
+    monkeypatch.setattr(plots, "EPISODES", 2)
+    plots.main(tmp_path)
     page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"\]\(images/(memory-.*?\.png)\)", page))
     assert {path.name for path in tmp_path.iterdir()} == shown
-    assert all((pictures.FOLDER / name).is_file() for name in shown)
+    assert all((plots.FOLDER / name).is_file() for name in shown)
     assert re.search(r"^2 remembered: \d+\.\d% ± ", capsys.readouterr().out, re.M)

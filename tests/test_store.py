@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vsm.data import Normalization, store
-from vsm.data.preparation import Preparation
+from vsm.data import PixelNormalization, store
+from vsm.data.store import Preparation
 from vsm.errors import DataError
 
 
@@ -27,7 +27,7 @@ def write(num_images: int = 5) -> Path:
         batches=[images[:2], images[2:]],
         origin="drawn by a test",
     )
-    return store.write("little", preparation, Normalization((0.1,), (0.2,)))
+    return store.write("little", preparation, PixelNormalization((0.1,), (0.2,)))
 
 
 def test_what_is_written_is_read_back(root: Path) -> None:
@@ -40,7 +40,7 @@ def test_what_is_written_is_read_back(root: Path) -> None:
     assert dataset.class_sizes.tolist() == [2, 3]
     assert dataset.classes("train").tolist() == [1]
     assert dataset.image_shape == (1, 2, 2)
-    assert dataset.normalization == Normalization((0.1,), (0.2,))
+    assert dataset.normalization == PixelNormalization((0.1,), (0.2,))
     assert isinstance(dataset.images, np.memmap)
 
 

@@ -23,13 +23,12 @@ from vsm.errors import (
     StoreUnavailableError,
 )
 from vsm.memory import SlotMemory
-from vsm.memory.kanerva import KanervaMemory
 from vsm.memory.named import EncoderIdentity, NamedMemory
+from vsm.memory.slots.kanerva import KanervaMemory
 from vsm.runs.memory_files import read_memory
 from vsm.stores import Store, default_store, open_store
-from vsm.stores.contract import name_problem
-from vsm.stores.migrations import STEPS
-from vsm.stores.sql import SqlStore
+from vsm.stores.records import name_error
+from vsm.stores.schema import MIGRATIONS
 
 MANY = 1_000_000
 
@@ -125,8 +124,6 @@ def test_a_memory_comes_back_to_the_bit(store: Store, other: Store) -> None:
 def test_a_changed_memory_is_refused_until_it_is_replaced(
     store: Store, other: Store, change: str
 ) -> None:
-    assert isinstance(store, SqlStore)
-    assert isinstance(other, SqlStore)
     with store._pool.writing() as connection:
         connection.change(change)
         connection.change("UPDATE vsm_memory SET version = version + 1")
@@ -137,7 +134,6 @@ def test_a_changed_memory_is_refused_until_it_is_replaced(
 
 
 def test_a_changed_example_is_refused_until_it_is_deleted(store: Store, other: Store) -> None:
-    assert isinstance(store, SqlStore)
     task = store.create_task("trees", MANY).id
     [first, second] = store.add_examples(task, "oak", some_examples(2), MANY)
     with store._pool.writing() as connection:
@@ -149,7 +145,6 @@ def test_a_changed_example_is_refused_until_it_is_deleted(store: Store, other: S
 
 
 def test_what_was_stored_without_digests_is_read(store: Store, other: Store) -> None:
-    assert isinstance(store, SqlStore)
     task = store.create_task("trees", MANY).id
     store.add_examples(task, "oak", some_examples(2), MANY)
     with store._pool.writing() as connection:
@@ -244,7 +239,7 @@ def test_what_is_not_there_is_said_to_be(store: Store, id_: str) -> None:
     for look in (store.thumbnail, store.original, store.delete_example):
         with pytest.raises(NotStoredError, match="example: there is no"):
             look(task, id_)
-    with pytest.raises(NotStoredError, match="there is no picture"):
+    with pytest.raises(NotStoredError, match="there is no image"):
         store.class_thumbnail(id_)
     with pytest.raises(NotStoredError, match="near: there is no class"):
         store.classes(near=id_)
@@ -270,7 +265,7 @@ def test_names_that_not_every_store_can_hold_are_refused(
         store.create_task(name, MANY)
     with pytest.raises(StoreError, match=f"label: .*{problem}"):
         store.add_examples(task, name, some_examples(1), MANY)
-    assert name_problem("none of these, ✓ '\"%_\\?") is None
+    assert name_error("none of these, ✓ '\"%_\\?") is None
 
 
 def test_remembered_classes_are_found_by_name_and_by_likeness(store: Store) -> None:
@@ -337,11 +332,13 @@ def test_slots_of_means_are_stored_and_those_without_classes_refused(store_targe
 
 
 def test_tables_of_a_newer_version_are_refused(store_target: str) -> None:
-    with contextlib.closing(open_store(store_target)) as store:
-        assert isinstance(store, SqlStore)
-        with store._pool.writing() as connection:
-            connection.change("INSERT INTO vsm_schema VALUES (?)", len(STEPS) + 1)
-    with pytest.raises(StoreError, match=rf"version {len(STEPS) + 1}, but this vsm knows only"):
+    newer = len(MIGRATIONS) + 1
+    with (
+        contextlib.closing(open_store(store_target)) as store,
+        store._pool.writing() as connection,
+    ):
+        connection.change("INSERT INTO vsm_schema VALUES (?)", newer)
+    with pytest.raises(StoreError, match=rf"version {newer}, but this vsm knows only"):
         open_store(store_target)
 
 
@@ -367,9 +364,9 @@ def test_several_servers_that_start_at_once_migrate_once(
         thread.join()
     assert errors == []
     assert same(opened[0].memory().named, small_memory())
-    with opened[0]._pool.single() as connection:  # type: ignore[attr-defined]
+    with opened[0]._pool.single() as connection:
         assert connection.rows("SELECT version FROM vsm_schema ORDER BY version") == [
-            (number,) for number in range(1, len(STEPS) + 1)
+            (number,) for number in range(1, len(MIGRATIONS) + 1)
         ]
     for store in opened:
         store.close()
@@ -403,13 +400,14 @@ def test_connections_that_broke_are_made_anew(postgres: object, store_target: st
         pytest.skip("a file has no connection that breaks")
     store = open_store(store_target)
     store.bind(ENCODER, small_memory())
-    with contextlib.closing(open_store(store_target)) as other:
-        assert isinstance(other, SqlStore)
-        with other._pool.writing() as connection:
-            connection.rows(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = "
-                "current_database() AND pid <> pg_backend_pid()"
-            )
+    with (
+        contextlib.closing(open_store(store_target)) as other,
+        other._pool.writing() as connection,
+    ):
+        connection.rows(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = "
+            "current_database() AND pid <> pg_backend_pid()"
+        )
     assert store.create_task("after", MANY).name == "after"
     store.close()
 
@@ -439,7 +437,6 @@ def test_the_default_store_is_in_the_data_folder(data_folder: Path) -> None:
 
 def test_commits_are_flushed_to_the_disk(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store.sqlite")
-    assert isinstance(store, SqlStore)
     with store._pool.single() as connection:
         assert connection.rows("PRAGMA journal_mode") == [("wal",)]
         assert connection.rows("PRAGMA synchronous") == [(2,)]  # FULL
@@ -519,7 +516,7 @@ def test_an_empty_file_becomes_a_store_and_a_damaged_one_is_told(tmp_path: Path)
 def test_a_full_or_locked_file_is_an_error_that_can_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsm.stores.sqlite.WAIT", 0.05)
+    monkeypatch.setattr("vsm.stores.databases.SQLITE_TIMEOUT", 0.05)
     with contextlib.closing(open_store(tmp_path / "store.sqlite")) as store:
         store.bind(ENCODER, small_memory())
         with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as raw:

@@ -22,20 +22,8 @@ from vsm.errors import RunError
 from vsm.evaluation.evaluator import Evaluation
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.statistics import class_bootstrap, estimate
-from vsm.experiments.changes import with_changes
-from vsm.experiments.comparison import ModelOnData, load_for, measure
-from vsm.experiments.jobs import VIEWS
-from vsm.experiments.measures import with_slots
-from vsm.experiments.provenance import command, training_record
-from vsm.experiments.study.definition import (
-    PretrainingStudySettings,
-    StudySettings,
-    read_study,
-)
-from vsm.experiments.study.page import write_page
-from vsm.experiments.study.pictures import chart
-from vsm.experiments.study.plan import StudyPlan
 from vsm.memory import SlotMemory
+from vsm.runs.comparison import ModelOnData, load_for, measure
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import shipped_names
@@ -43,6 +31,18 @@ from vsm.runs.trained_model import load
 from vsm.seeding import generator
 from vsm.settings import MemorySettings, ModelSettings, PretrainSettings, RunSettings
 from vsm.system.documents import read_json
+from vsm_lab.changes import with_changes
+from vsm_lab.jobs import VIEWS
+from vsm_lab.measures import with_slots
+from vsm_lab.provenance import command, training_record
+from vsm_lab.study.definition import (
+    PretrainingStudySettings,
+    StudySettings,
+    read_study,
+)
+from vsm_lab.study.page import write_page
+from vsm_lab.study.pictures import chart
+from vsm_lab.study.plan import StudyPlan
 
 ROOT = Path(__file__).parents[1]
 TINY = [

@@ -17,8 +17,8 @@ import vsm
 from test_review import pile
 from vsm.classify import Suggestion, suggestion
 from vsm.classify.classifier import Embedded
-from vsm.classify.suggestion import alone, cover
-from vsm.classify.suggestion_page import suggestions_csv, suggestions_html
+from vsm.classify.pages import suggestions_csv, suggestions_html
+from vsm.classify.suggestion import greedy_max_coverage, one_shot_scores
 from vsm.cli import main
 from vsm.errors import ClassifierError
 from vsm.memory import GaussianMemory, GaussianReader
@@ -56,8 +56,8 @@ def reader_of(classifier: vsm.FewShotClassifier, **changes: Any) -> GaussianRead
     assert classifier.memory is not None
     memory = classifier.memory.memory
     assert isinstance(memory, GaussianMemory)
-    assert memory.how.uses_memory
-    return memory.read_as(memory.how._replace(**changes)).reader
+    assert memory.read_settings.uses_memory
+    return memory.read_as(memory.read_settings._replace(**changes)).reader
 
 
 def rows_of(classifier: vsm.FewShotClassifier, features: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,7 @@ def test_the_score_of_a_picture_beside_one_alone_is_that_of_plain_loops(
 ) -> None:
     reader = reader_of(classifier, rho=rho)
     rows = rows_of(classifier, unlabeled()[0])[:7]
-    found = alone(reader, rows[:3], rows)
+    found = one_shot_scores(reader, rows[:3], rows)
     listed = rows.double().tolist()
     for x, u in itertools.product(range(3), range(7)):
         expected = plain_score(reader, listed[u], [listed[x]])
@@ -122,7 +122,7 @@ def test_lazy_choices_are_those_of_counting_everything_again(
     points = torch.randn(40, 2, generator=random, dtype=torch.float64)
     scores = -torch.cdist(points, points[:30]).square()
     explained = -torch.rand(30, generator=random, dtype=torch.float64)
-    found = cover(scores.__getitem__, explained, 40, 12)
+    found = greedy_max_coverage(scores.__getitem__, explained, 40, 12)
     chosen: list[int] = []
     for one in found:
         before = worth(scores, explained, chosen)
@@ -138,7 +138,11 @@ def test_lazy_choices_are_those_of_counting_everything_again(
 def test_what_explains_nothing_better_stands_for_nothing_and_is_taken_in_order() -> None:
     explained = torch.tensor([0.0, 1.0])
     scores = torch.stack([explained, explained - 1, explained])
-    assert cover(scores.__getitem__, explained, 3, 3) == [(0, 0, 0.0), (1, 0, 0.0), (2, 0, 0.0)]
+    assert greedy_max_coverage(scores.__getitem__, explained, 3, 3) == [
+        (0, 0, 0.0),
+        (1, 0, 0.0),
+        (2, 0, 0.0),
+    ]
 
 
 def test_choices_come_near_the_best_of_all_subsets() -> None:
@@ -146,7 +150,7 @@ def test_choices_come_near_the_best_of_all_subsets() -> None:
     points = torch.randn(12, 2, generator=random, dtype=torch.float64)
     scores = -torch.cdist(points, points).square()
     explained = torch.full((12,), -9.0, dtype=torch.float64)
-    chosen = [one.place for one in cover(scores.__getitem__, explained, 12, 3)]
+    chosen = [one.place for one in greedy_max_coverage(scores.__getitem__, explained, 12, 3)]
     nothing = worth(scores, explained, [])
     best = max(
         worth(scores, explained, list(some)) for some in itertools.combinations(range(12), 3)
@@ -171,32 +175,32 @@ def test_a_suggestion_is_the_picture_that_explains_most_by_plain_loops(
             for x in rows
         ]
         order = sorted(range(len(rows)), key=lambda x: -gains[x])
-        assert one.picture == next(x for x in order if x not in chosen)
-        assert one.gain == pytest.approx(gains[one.picture], rel=1e-3, abs=1e-3)
-        never = plain_score(reader, rows[one.picture], [])
-        known = sum(math.exp(score) for score in by_class[one.picture])
+        assert one.image == next(x for x in order if x not in chosen)
+        assert one.gain == pytest.approx(gains[one.image], rel=1e-3, abs=1e-3)
+        never = plain_score(reader, rows[one.image], [])
+        known = sum(math.exp(score) for score in by_class[one.image])
         assert one.novelty == pytest.approx(math.exp(never) / (math.exp(never) + known), abs=1e-3)
         assert one.probabilities[0] == pytest.approx(
-            math.exp(max(by_class[one.picture])) / known, abs=1e-3
+            math.exp(max(by_class[one.image])) / known, abs=1e-3
         )
-        chosen.append(one.picture)
-        new = [plain_score(reader, u, [rows[one.picture]]) for u in rows]
+        chosen.append(one.image)
+        new = [plain_score(reader, u, [rows[one.image]]) for u in rows]
         best = [max(pair) for pair in zip(best, new, strict=True)]
 
 
 def test_near_duplicates_are_not_both_chosen(classifier: vsm.FewShotClassifier) -> None:
     features, _ = unlabeled()
     twice = torch.cat([features, features + 1e-4 * torch.randn_like(features)])
-    chosen = [one.picture % len(features) for one in classifier.suggest(twice, 30)]
+    chosen = [one.image % len(features) for one in classifier.suggest(twice, 30)]
     assert len(set(chosen)) == 30
 
 
 def test_classes_without_examples_are_met_first(classifier: vsm.FewShotClassifier) -> None:
     features, labels = unlabeled()
     found = classifier.suggest(features, 4)
-    met = {labels[one.picture] for one in found}
+    met = {labels[one.image] for one in found}
     assert len(met - set(classifier.classes_)) >= 3
-    told = [(one.is_novel, labels[one.picture] not in classifier.classes_) for one in found]
+    told = [(one.is_novel, labels[one.image] not in classifier.classes_) for one in found]
     assert all(is_new for is_novel, is_new in told if is_novel)
     assert any(is_novel for is_novel, _ in told)
 
@@ -206,13 +210,13 @@ def test_an_odd_picture_is_not_chosen_before_typical_ones(
 ) -> None:
     features, _ = unlabeled()
     odd = torch.cat([features, torch.randn(1, features.shape[1])])
-    assert len(features) not in [one.picture for one in classifier.suggest(odd, 4)]
+    assert len(features) not in [one.image for one in classifier.suggest(odd, 4)]
 
 
 def test_all_are_chosen_once_where_more_are_asked_for(classifier: vsm.FewShotClassifier) -> None:
     features, _ = unlabeled()
     found = classifier.suggest(features, 1000)
-    assert sorted(one.picture for one in found) == list(range(len(features)))
+    assert sorted(one.image for one in found) == list(range(len(features)))
     gains = [one.gain for one in found]
     assert gains == sorted(gains, reverse=True)
     assert min(gains) >= 0
@@ -239,7 +243,7 @@ def test_the_same_seed_chooses_the_same_of_a_large_pile(
 
     assert chosen(0) == chosen(0)
     assert any(chosen(0) != chosen(seed) for seed in range(1, 4))
-    assert chosen(0)[0].pictures == 20
+    assert chosen(0)[0].images == 20
 
 
 def test_suggesting_writes_nothing(classifier: vsm.FewShotClassifier) -> None:
@@ -258,7 +262,7 @@ def test_what_cannot_be_chosen_is_refused(classifier: vsm.FewShotClassifier) -> 
     features, labels = unlabeled()
     with pytest.raises(ClassifierError, match="number: expected at least 1, got 0"):
         classifier.suggest(features, 0)
-    with pytest.raises(ClassifierError, match="no pictures to choose from"):
+    with pytest.raises(ClassifierError, match="no images to choose from"):
         classifier.suggest(Embedded(features[:0]))
     means = vsm.FewShotClassifier().fit(features, labels)
     with pytest.raises(ClassifierError, match="has no Gaussian memory, which suggestions need"):
@@ -269,9 +273,9 @@ def test_what_cannot_be_chosen_is_refused(classifier: vsm.FewShotClassifier) -> 
 
 def test_reasons_say_what_a_picture_may_be_and_stands_for() -> None:
     one = Suggestion(3, ("ant", "bee"), (0.48, 0.41), 0.1, 1234, 4096, 2.5)
-    assert one.reason == "'ant' or 'bee' (48% / 41%); stands for 1,234 of 4,096 pictures"
+    assert one.reason == "'ant' or 'bee' (48% / 41%); stands for 1,234 of 4,096 images"
     sure = one._replace(probabilities=(0.9, 0.05))
-    assert sure.reason == "probably 'ant' (90%); stands for 1,234 of 4,096 pictures"
+    assert sure.reason == "probably 'ant' (90%); stands for 1,234 of 4,096 images"
     new = one._replace(novelty=0.7)
     assert new.reason.startswith("unlike all classes so far (70%), nearest 'ant'; stands for")
 

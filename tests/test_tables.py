@@ -37,7 +37,7 @@ def test_columns_are_found_by_their_names_in_any_order_and_case(
 ) -> None:
     text = f'{label},note,{name}\r\n cat ,x,a.png\r\n\r\ndog,"y\nz","more/c d,e.png"\r\n'
     found = read_table(written(here, text), "required")
-    assert found.pictures == [here / "a.png", here / "more" / "c d,e.png"]
+    assert found.images == [here / "a.png", here / "more" / "c d,e.png"]
     assert found.labels == ["cat", "dog"]
 
 
@@ -61,7 +61,7 @@ def test_labels_are_read_as_asked_for(here: Path) -> None:
     assert read_table(with_labels, "optional").labels == ["cat"]
     assert read_table(with_labels, "ignored").labels is None
     some_empty = written(here, "path,label\na.png,cat\nb.png,\n")
-    assert read_table(some_empty, "ignored").pictures == [here / "a.png", here / "b.png"]
+    assert read_table(some_empty, "ignored").images == [here / "a.png", here / "b.png"]
     assert read_table(written(here, "path\na.png\n"), "optional").labels is None
 
 
@@ -79,7 +79,7 @@ def test_a_line_that_is_repeated_counts_once(here: Path) -> None:
         ("path,what\na.png,cat\n", "line 1: expected a header with the column 'label'"),
         ("\npath,what\na.png,cat\n", "line 2: expected a header with the column 'label'"),
         ("path,file,label\na.png,b.png,cat\n", "line 1: has the columns 'path' and 'file'; keep"),
-        ("path,label\n", "has a header but no pictures"),
+        ("path,label\n", "has a header but no images"),
         ("path,label\na.png,cat\n,dog\n", "line 3: the path is empty"),
         ("path,label\na.png,cat\nb.png\n", "line 3: the label is empty"),
         ("path,label\na.png, \n", "line 2: the label is empty"),
@@ -94,7 +94,7 @@ def test_a_line_that_is_repeated_counts_once(here: Path) -> None:
         ('path,label\n"a.png,cat\n', "is not CSV"),
         (b"path,label\na.png,k\xe4fer\n", "line 2: is not UTF-8 text"),
         ("path,label\na.png,cat\n".encode("utf-16"), "line 1: is not UTF-8 text"),
-        (b"path,label\na.png,c\0t\n", "line 2: is not text"),
+        (b"path,label\na.png,c\0t\n", "line 2: is not UTF-8 text"),
         (b"\x80\x04\x95pickle", "line 1: is not UTF-8 text"),
     ],
 )

@@ -18,7 +18,7 @@ from torch import Tensor
 from vsm.classify import FewShotClassifier
 from vsm.data.preprocessing import Preprocessing
 from vsm.errors import RunError, VsmError
-from vsm.memory.named import restored_memory
+from vsm.memory.codec import decode_memory
 from vsm.runs.memory_files import read_memory
 from vsm.runs.shipped import shipped_folder
 from vsm.runs.trained_model import load
@@ -132,7 +132,7 @@ def test_numbers_that_are_none_are_refused(value: float, signed: bool, model: Pa
         answers = tried(lambda: classifier.predict_proba(pictures))
         assert answers is None or np.isfinite(answers).all()
         return
-    with pytest.raises(RunError, match=r"shared_scatter holds no finite|was changed or damaged"):
+    with pytest.raises(RunError, match=r"shared_scatter is not finite|was changed or damaged"):
         load(model)
 
 
@@ -205,9 +205,9 @@ def test_shapes_that_do_not_belong_together_are_named(
     spoil: dict[str, Tensor], model: Path
 ) -> None:
     tensors, metadata = load_tensors(model / "memory.safetensors")
-    restored_memory(tensors, metadata, Path("whole"))
+    decode_memory(tensors, metadata, Path("whole"))
     with pytest.raises(RunError, match=r"memory: spoiled does not hold a memory \(") as caught:
-        restored_memory(tensors | spoil, metadata, Path("spoiled"))
+        decode_memory(tensors | spoil, metadata, Path("spoiled"))
     assert "\n" not in str(caught.value)
 
 

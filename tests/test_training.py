@@ -14,7 +14,7 @@ from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import RunError
 from vsm.evaluation.evaluator import evaluate
 from vsm.memory import MEMORIES, SlotConsolidation, SlotMemory
-from vsm.memory.variational import VariationalRecall
+from vsm.memory.slots.variational import VariationalRecall
 from vsm.model import FewShotModel
 from vsm.runs.calibration import Calibration
 from vsm.runs.checkpoints import TrainingState, apply_pending

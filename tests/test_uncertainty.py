@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from vsm.cli import main
-from vsm.evaluation.rejection import rejection_scores
-from vsm.experiments.study.uncertainty_page import COVERAGES
-from vsm.experiments.uncertainty import certainty
 from vsm.memory import SupportSet
 from vsm.runs.trained_model import load
 from vsm.seeding import task_generators
+from vsm_lab.study.uncertainty_page import COVERAGES
+from vsm_lab.uncertainty import certainty
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     ("page", "studies"),
     [
-        ("docs/uncertainty.md", ["uncertainty"]),
+        ("studies/uncertainty.md", ["uncertainty"]),
         (
             "docs/results.md",
             [
@@ -87,6 +86,6 @@ def test_queries_of_the_classes_and_ood_queries_are_told_apart_by_their_place() 
     model, memory = trained.model, trained.state
     support, queries = (model.project(part, memory) for part in (support, queries))
     inferred = model.infer(SupportSet.of(support), memory, torch.Generator())
-    scores = rejection_scores(model, memory, inferred, queries.flatten(1, 2), None).amin(-1)
+    scores = inferred.rejection_scores(queries.flatten(1, 2), None).amin(-1)
     limit = trained.thresholds().at(0.9, [2] * 5)[0]
     assert told["rejected at 0.9"].item() == pytest.approx((scores[0, 50:] > limit).float().mean())

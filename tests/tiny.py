@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from vsm.data import ImageDataset, Normalization
+from vsm.data import ImageDataset, PixelNormalization
 from vsm.settings import ModelSettings, RunSettings, SamplingSettings, ValidationSettings
-from vsm.system.progress import NullProgress
+from vsm.system.progress import Progress
 
 
 def make_dataset() -> ImageDataset:
@@ -24,7 +24,7 @@ def make_dataset() -> ImageDataset:
             "validation": np.arange(30, 38),
             "test": np.arange(38, 46),
         },
-        normalization=Normalization((0.5,), (0.25,)),
+        normalization=PixelNormalization((0.5,), (0.25,)),
     )
 
 
@@ -45,7 +45,7 @@ def make_settings() -> RunSettings:
     )
 
 
-class RecordedProgress(NullProgress):
+class RecordedProgress(Progress):
     """Keeps what a bar would show: title, steps done, and their total, after every advance."""
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
-"""Settings of Sphinx. `make docs` reads them; the pages themselves are in ``docs``."""
+"""Sphinx configuration of `make docs`; the pages are in ``docs``."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -9,14 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]  # this checkout, whatever else is installed
 
 import vsm  # noqa: E402
-from website.api import api_reference  # noqa: E402
-from website.commands import command_reference  # noqa: E402
-from website.navigation import (  # noqa: E402
-    NOTES,
-    START,
-    contents_of_the_notes,
-    contents_of_the_site,
-)
+from website import reference  # noqa: E402
 
 project = "VSM"
 author = "The VSM developers"
@@ -28,7 +22,7 @@ exclude_patterns = ["**/figures"]
 myst_heading_anchors = 3
 smartquotes = False  # two dashes are an option, not a dash
 highlight_language = "sh"  # a block without a language is for the shell
-nitpicky = True  # a name that leads nowhere is a warning, and `make docs` takes none
+nitpicky = True  # unresolved names are warnings, which fail the build
 nitpick_ignore_regex = [
     (r"py:.*", rf"{library}(\..*)?")
     for library in ("collections", "enum", "numpy", "pathlib", "PIL", "torch", "typing")
@@ -48,19 +42,22 @@ html_title = f"VSM {release}"
 html_copy_source = False
 html_show_sphinx = False
 
-GENERATED = {
-    "api": api_reference,
-    "commands": command_reference,
-    START: contents_of_the_site,
-    NOTES: contents_of_the_notes,
+GENERATED: dict[str, Callable[[], str]] = {
+    "api": reference.api_reference,
+    "commands": reference.command_reference,
+    reference.START: lambda: "\n".join(
+        reference.contents(pages, f":caption: {title}")
+        for title, pages in reference.SECTIONS.items()
+    ),
+    reference.NOTES: lambda: reference.contents(["design/*"], ":glob:"),
 }
-"""What the build adds to pages of ``docs``; the rest of them is written there."""
+"""Text that the build appends to pages of ``docs``."""
 
 HIDDEN_COLON = "\ue000"  # of the private use area
 
 
 def add_generated(app: Sphinx, page: str, source: list[str]) -> None:
-    """Add to a page what no file of ``docs`` holds."""
+    """Append generated text to a page."""
     if page in GENERATED:
         source[0] = f"{source[0]}\n{GENERATED[page]()}\n"
 
@@ -68,10 +65,7 @@ def add_generated(app: Sphinx, page: str, source: list[str]) -> None:
 def hide_colons(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Let settings and returned values be described in prose.
-
-    Napoleon takes the words before a colon for a type there; ours are in annotations.
-    """
+    """Keep Napoleon from taking the words before a colon for a type; types are annotated."""
     prose = what in ("attribute", "property")
     for number, line in enumerate(lines):
         if what in ("function", "method") and line and not line.startswith(" "):
@@ -83,7 +77,7 @@ def hide_colons(
 def show_colons(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Bring hidden colons back, after Napoleon."""
+    """Restore hidden colons after Napoleon."""
     lines[:] = [line.replace(HIDDEN_COLON, ":") for line in lines]
 
 

@@ -22,7 +22,7 @@ from browsing import (  # noqa: E402 - found by the line above
     listening,
 )
 from serving import drawing  # noqa: E402
-from test_page import PHONE, WIDE, add_pictures, choose, new_task, ready, teach  # noqa: E402
+from test_page import PHONE, WIDE, add_images, choose, new_task, ready, teach  # noqa: E402
 
 CHARACTERS: dict[str, Strokes] = {
     "ring": RING,
@@ -61,11 +61,9 @@ def write_screenshots(folder: Path) -> None:
         page.locator("#tab-photos").click()
         new_task(page, "three trees")
         for name, character in GLYPHS.items():
-            add_pictures(
-                page, name, *((f"{name}-{n}.png", drawing(character, n)) for n in range(3))
-            )
+            add_images(page, name, *((f"{name}-{n}.png", drawing(character, n)) for n in range(3)))
         asked = ((f"{name}.png", drawing(character, 5)) for name, character in GLYPHS.items())
-        choose(page, "Choose pictures to classify", *asked)
+        choose(page, "Choose images to classify", *asked)
         page.locator(".query").nth(2).wait_for()
         _write(page, folder / "page-photos.png")
 

@@ -4,31 +4,29 @@ All T tasks of a batch run as one tensor program. The memory is a value that is 
 pass only reads it.
 """
 
-from dataclasses import dataclass, field
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.backbones import Backbone, build_backbone
-from vsm.backbones.views import views
+from vsm.encoders import Backbone, build_backbone
+from vsm.encoders.views import views
 from vsm.errors import SettingsError
 from vsm.memory import (
     MEMORIES,
     Consolidation,
     GaussianConsolidation,
-    GaussianMemory,
-    GaussianPrototypes,
-    GaussianReader,
     Memory,
     Observations,
+    Posterior,
     PreparedMemory,
     Recall,
     Recollection,
+    SampledPosterior,
     SupportSet,
 )
-from vsm.memory.conjugate import ConjugateInference
+from vsm.memory.slots.conjugate import ConjugateInference
 from vsm.nn.networks import GaussianNetwork, MemoryConditionedNetwork
 from vsm.nn.prototype_classifier import PrototypeClassifier
 from vsm.probability import DiagonalGaussian, GaussianMixture
@@ -37,43 +35,16 @@ from vsm.settings import ModelSettings, RunSettings
 from vsm.system.devices import Placement, computing_in
 
 
-@dataclass(frozen=True)
-class InferredPrototypes:
-    """What support and memory say of the classes of T tasks.
-
-    Attributes:
-        prototypes: z ``[T, N, L, D]``.
-        posterior: q̃(z | M, S), components ``[T, N, C, D]``; None for mean prototypes.
-        recollection: what the memory offered; None for methods without memory.
-        strength: κ ``[T, N, D]``, the support images that it counted for by Bayes' rule.
-        gaussian: what the Gaussian memory gives in place of the three before; None for other
-            inferences.
-        support_mean: of the projected support ``[T, N, D]``, where that is so.
-    """
-
-    prototypes: Tensor
-    posterior: GaussianMixture | None = None
-    recollection: Recollection | None = None
-    strength: Tensor | None = None
-    gaussian: GaussianPrototypes | None = None
-    support_mean: Tensor | None = None
-
-    @property
-    def weights(self) -> Tensor | None:
-        """λ ``[T, N, A]``, which remembered classes were recalled; None for methods without."""
-        found = self.recollection if self.gaussian is None else self.gaussian
-        return None if found is None else found.weights
-
-
-@dataclass(frozen=True)
-class Prediction(InferredPrototypes):
+class Prediction(NamedTuple):
     """One forward pass over T tasks.
 
     Attributes:
+        posterior: of the prototypes.
         log_probabilities: ``[T, N·Q, N, L]``, for each sample of the prototypes.
     """
 
-    log_probabilities: Tensor = field(kw_only=True)
+    posterior: Posterior
+    log_probabilities: Tensor
 
 
 class FewShotModel(nn.Module):
@@ -161,7 +132,7 @@ class FewShotModel(nn.Module):
         self,
         support: Tensor,
         queries: Tensor,
-        memory: Memory | PreparedMemory | None,
+        memory: Memory | None,
         random: Randomness,
         slot_mask: Tensor | None = None,
     ) -> Prediction:
@@ -175,61 +146,45 @@ class FewShotModel(nn.Module):
             slot_mask: boolean ``[T, N, A]``, slots that may not be addressed.
         """
         support, queries = (self.project(part, memory) for part in (support, queries))
-        inferred = self.infer(SupportSet.of(support), memory, random, slot_mask)
-        log_probabilities = self.classify(queries.flatten(1, 2), inferred)
-        return Prediction(**vars(inferred), log_probabilities=log_probabilities)
+        posterior = self.infer(SupportSet.of(support), memory, random, slot_mask)
+        return Prediction(posterior, posterior.log_probabilities(queries.flatten(1, 2)))
 
-    def project(self, features: Tensor, memory: Memory | PreparedMemory | None) -> Tensor:
+    def project(self, features: Tensor, memory: Memory | None) -> Tensor:
         """Map features ``[..., D]`` to the coordinates in which prototypes are inferred.
 
         These are the features themselves, except where class statistics are read.
         """
-        reader = self._reader(memory)
-        if reader is None:
-            return features
-        assert isinstance(memory, GaussianMemory)
-        return reader.project(memory.normalized(features))
-
-    def classify(self, queries: Tensor, inferred: InferredPrototypes) -> Tensor:
-        """Classify projected ``queries [T, B, D]``: log-probabilities ``[T, B, N, L]``."""
-        if inferred.gaussian is None:
-            log_probabilities: Tensor = self.classifier(queries, inferred.prototypes)  # Eq. 1
-            return log_probabilities
-        return inferred.gaussian.log_probabilities(queries).unsqueeze(-1)  # L = 1
-
-    def _reader(self, memory: Memory | PreparedMemory | None) -> GaussianReader | None:
-        return memory.reader.to(self.device) if isinstance(memory, GaussianMemory) else None
+        return features if memory is None else memory.project(features)
 
     def infer(
         self,
-        given: SupportSet,
+        support: SupportSet,
         memory: Memory | PreparedMemory | None,
         random: Randomness,
         slot_mask: Tensor | None = None,
-    ) -> InferredPrototypes:
+    ) -> Posterior:
         """Infer prototypes: the part of :meth:`forward` before there are queries.
 
-        ``given`` is projected, and its classes may differ in size.
+        ``support`` is projected, and its classes may differ in size.
         """
         if memory is None and self.consolidation is not None:
             raise ValueError(f"memory: the method {self.settings.method} needs one, got None")
+        statistics = None if memory is None else memory.statistics
+        if statistics is not None:  # Eqs. 7-10 in closed form
+            return statistics.reader.to(support.mean.device).infer(support, slot_mask)
         recollection: Recollection | None = None
         strength: Tensor | None = None
-        if (reader := self._reader(memory)) is not None:
-            found = reader.infer(given, slot_mask)  # Eqs. 7-10 in closed form: L = 1
-            mean = found.gaussian.mean.unsqueeze(-2)
-            return InferredPrototypes(mean, gaussian=found, support_mean=given.mean)
         if self.inference is None:
-            return InferredPrototypes(given.mean.unsqueeze(-2))  # L = 1
+            return SampledPosterior(support.mean.unsqueeze(-2), self.classifier)  # L = 1
         if isinstance(self.inference, ConjugateInference):
-            posterior, recollection, strength = self._by_bayes_rule(given, memory, slot_mask)
+            mixture, recollection, strength = self._by_bayes_rule(support, memory, slot_mask)
         elif self.recall is None:
-            posterior = GaussianMixture(self.inference(given.mean).unsqueeze(-2))
+            mixture = GaussianMixture(self.inference(support.mean).unsqueeze(-2))
         else:  # Eqs. 8, 9, then Eqs. 7, 10
-            recollection = self.recall(given, memory, slot_mask, self.num_memory_samples, random)
-            posterior = GaussianMixture(self.inference(recollection.samples, given.mean))
-        prototypes = posterior.sample(self.num_prototype_samples, random)  # [T, N, L, D]
-        return InferredPrototypes(prototypes, posterior, recollection, strength)
+            recollection = self.recall(support, memory, slot_mask, self.num_memory_samples, random)
+            mixture = GaussianMixture(self.inference(recollection.samples, support.mean))
+        samples = mixture.sample(self.num_prototype_samples, random)  # [T, N, L, D]
+        return SampledPosterior(samples, self.classifier, mixture, recollection, strength)
 
     def _by_bayes_rule(
         self, support: SupportSet, memory: Memory | PreparedMemory | None, slot_mask: Tensor | None

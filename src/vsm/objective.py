@@ -37,18 +37,19 @@ def objective(
     ``prior`` is p_θ(z | h(x_i)) of every query ``[T, N, Q, D]``; None for mean prototypes and for
     those of the Gaussian memory.
     """
-    log_probabilities, posterior = prediction.log_probabilities, prediction.posterior
+    posterior, log_probabilities = prediction
+    mixture = posterior.mixture
     _, num_queries, way, _ = log_probabilities.shape
     queries_per_class = num_queries // way
     entropy = cross_entropy(log_probabilities, settings.likelihood)
     kl_z = kl_m = torch.zeros_like(entropy)
-    if posterior is not None and prior is not None:
+    if mixture is not None and prior is not None:
         if settings.kl == "bound":
-            kl_z = prototype_kl_bound(posterior, prior).mean()
+            kl_z = prototype_kl_bound(mixture, prior).mean()
         else:
-            kl_z = prototype_kl_monte_carlo(posterior, prediction.prototypes, prior).mean()
-    if prediction.recollection is not None:
-        kl_m = prediction.recollection.divergence.mean()
+            kl_z = prototype_kl_monte_carlo(mixture, posterior.prototypes, prior).mean()
+    if posterior.recollection is not None:
+        kl_m = posterior.recollection.divergence.mean()
     total = entropy + settings.beta_z * kl_z + settings.kl_m_weight * kl_m / queries_per_class
     return ObjectiveTerms(total, entropy, kl_z, kl_m)
 

@@ -423,7 +423,7 @@ def training_step(
         memory = memory.detach()
     slot_mask = None if memory is None else memory.slot_mask(class_ids, settings.memory.mask)
     prediction = model(support, queries, memory, random, slot_mask)
-    prior = None if prediction.posterior is None else model.prior(queries)
+    prior = None if prediction.posterior.mixture is None else model.prior(queries)
     terms = objective(prediction, prior, settings.objective)
 
     optimizer.zero_grad(set_to_none=True)
@@ -468,10 +468,11 @@ def _observe(
 def _diagnostics(model: FewShotModel, prediction: Prediction) -> dict[str, Tensor]:
     """Return what is logged of recall, as means over this process's tasks."""
     means: dict[str, Tensor] = {}
-    if model.recall is not None and prediction.recollection is not None:
-        means |= model.recall.diagnostics(prediction.recollection)
-    if prediction.strength is not None:
-        means["memory_strength"] = prediction.strength.mean()
+    posterior = prediction.posterior
+    if model.recall is not None and posterior.recollection is not None:
+        means |= model.recall.diagnostics(posterior.recollection)
+    if posterior.strength is not None:
+        means["memory_strength"] = posterior.strength.mean()
     return means
 
 

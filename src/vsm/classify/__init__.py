@@ -1,4 +1,4 @@
-"""Using trained models: pictures and examples in, answers and reasons out."""
+"""Using trained models: images and examples in, answers and reasons out."""
 
 from vsm.classify.classifier import NONE_OF_THESE, FewShotClassifier
 from vsm.classify.explanation import Explanation, Recalled, Uncertainty

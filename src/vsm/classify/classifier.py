@@ -1,4 +1,4 @@
-"""A few labeled pictures in, a classifier out, in the manner of scikit-learn."""
+"""A few labeled images in, a classifier out, in the manner of scikit-learn."""
 
 import math
 from dataclasses import replace
@@ -32,13 +32,13 @@ NONE_OF_THESE, NO_CLASS = "none of these", -1
 
 
 class Embedded(NamedTuple):
-    """Pictures that a classifier has embedded; its other methods take them in place of pictures."""
+    """Images that a classifier has embedded; its other methods take them in place of images."""
 
     features: Tensor
 
 
 class FewShotClassifier:
-    """Classify pictures, or features, by a few examples of each class and a long-term memory.
+    """Classify images, or features, by a few examples of each class and a long-term memory.
 
     The same inputs give the same answers: draws depend on ``seed`` alone. Reading never writes:
     only :meth:`remember` changes the memory, and later fits recall what it added.
@@ -181,7 +181,7 @@ class FewShotClassifier:
         return self
 
     def embed(self, images: Any, progress: Progress = NULL_PROGRESS) -> Embedded:
-        """Embed pictures once, for several of the methods below."""
+        """Embed images once, for several of the methods below."""
         trained = self._require_fitted().trained
         if isinstance(images, Embedded):
             _check_width(trained, images)
@@ -189,12 +189,12 @@ class FewShotClassifier:
         return Embedded(trained.embed(images, progress))
 
     def predict(self, images: Any, reject: float | None = None) -> npt.NDArray[Any]:
-        """Return the most probable class of each picture ``[n]``.
+        """Return the most probable class of each image ``[n]``.
 
         Args:
             images: as in :meth:`fit`, or what :meth:`embed` returned.
-            reject: answer "none of these" (or -1 among integers) where a picture is too far from
-                all classes: that will befall about 1 − ``reject`` of the pictures of these classes.
+            reject: answer "none of these" (or -1 among integers) where an image is too far from
+                all classes: that will befall about 1 − ``reject`` of the images of these classes.
         """
         fitted, embedded = self._require_fitted(), self.embed(images)
         best: npt.NDArray[Any] = self.classes_[fitted.most_probable(embedded.features)]
@@ -212,15 +212,15 @@ class FewShotClassifier:
         return fitted.probabilities(self.embed(images).features, self._temperature(fitted))
 
     def score(self, images: Any, y: Labels) -> float:
-        """Return the share of pictures whose most probable class is the label given."""
+        """Return the share of images whose most probable class is the label given."""
         answers = self.predict(images)
         return float(np.mean(answers == as_labels(y, len(answers))))
 
     def explain(self, image: Any, num_recalled: int = 5) -> Explanation:
-        """Tell what the answer for one picture rests on.
+        """Tell what the answer for one image rests on.
 
         Args:
-            image: a picture, or one row of features ``[D]``.
+            image: an image, or one row of features ``[D]``.
             num_recalled: how many remembered classes to name for each class, at most.
         """
         is_row = isinstance(image, np.ndarray | Tensor) and image.ndim == 1
@@ -229,7 +229,7 @@ class FewShotClassifier:
     def explain_all(
         self, images: Any, num_recalled: int = 5, reject: float | None = None
     ) -> list[Explanation]:
-        """Explain many pictures at once, given as in :meth:`predict`."""
+        """Explain many images at once, given as in :meth:`predict`."""
         fitted, embedded = self._require_fitted(), self.embed(images)
         explained = fitted.explanations(embedded.features, self._temperature(fitted), num_recalled)
         if reject is None:
@@ -239,7 +239,7 @@ class FewShotClassifier:
         return [replace(one, prediction=prediction) for one, prediction in pairs]
 
     def suggest(self, images: Any, number: int = 20) -> list[Suggestion]:
-        """Choose the pictures whose labels would help most, the most useful first.
+        """Choose the images whose labels would help most, the most useful first.
 
         They are chosen together: none is nearly the same as another. Nothing is remembered.
 
@@ -257,12 +257,12 @@ class FewShotClassifier:
     def prototypes(self) -> Tensor:
         """Return the prototype of each of ``classes_``, the mean of its samples ``[N, D]``.
 
-        They are where :meth:`coordinates` maps pictures to.
+        They are where :meth:`coordinates` maps images to.
         """
-        return self._require_fitted().inferred.prototypes[0].mean(1)
+        return self._require_fitted().posterior.prototypes[0].mean(1)
 
     def coordinates(self, images: Any) -> Tensor:
-        """Map pictures to the coordinates in which prototypes are inferred ``[n, D]``."""
+        """Map images to the coordinates in which prototypes are inferred ``[n, D]``."""
         return self._require_fitted().projected(self.embed(images).features)
 
     def remember(self) -> Changes:
@@ -388,7 +388,7 @@ class FewShotClassifier:
         answer: str | int = NONE_OF_THESE if self.classes_.dtype.kind == "U" else NO_CLASS
         if answer in self.classes_.tolist():
             raise ClassifierError(
-                f"reject: {answer!r} means that a picture is none of the classes, but one has that "
+                f"reject: {answer!r} means that an image is none of the classes, but one has that "
                 "label; give it another"
             )
         return answer

@@ -20,17 +20,12 @@ from vsm.classify.explanation import (
     Moved,
     Recalled,
     Uncertainty,
-    probability_std,
-    split_gaussian_uncertainty,
-    split_uncertainty,
 )
 from vsm.errors import ClassifierError
 from vsm.evaluation.calibration import scale_by_temperature
 from vsm.evaluation.evaluator import ELEMENTS_AT_ONCE
-from vsm.evaluation.rejection import rejection_scores, slots_of
-from vsm.memory import GaussianMemory, PreparedMemory, SupportSet
+from vsm.memory import Memory, Posterior, PreparedMemory, SupportSet
 from vsm.memory.named import NamedMemory
-from vsm.model import InferredPrototypes
 from vsm.nn.prototype_classifier import mean_distance, predictive
 from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import generator
@@ -90,7 +85,7 @@ class Examples:
 class FittedClasses:
     """What a trained model infers of a few classes from their examples and a memory.
 
-    It is inferred when it is first asked for: who fits and then classifies embeds all pictures
+    It is inferred when it is first asked for: who fits and then classifies embeds all images
     before, and has the small operations of both in one go.
 
     Attributes:
@@ -108,18 +103,18 @@ class FittedClasses:
     seed: int = 0
 
     @property
-    def inferred(self) -> InferredPrototypes:
-        """Prototypes of one task with N classes."""
-        return self._inferred_and_counted[0]
+    def posterior(self) -> Posterior:
+        """Of the prototypes of one task with N classes."""
+        return self._posterior_and_counted[0]
 
     @property
     def counted(self) -> tuple[int, ...]:
         """Images that the memory holds under each label and that count as examples."""
-        return self._inferred_and_counted[1]
+        return self._posterior_and_counted[1]
 
     @cached_property
     @torch.inference_mode()
-    def _inferred_and_counted(self) -> tuple[InferredPrototypes, tuple[int, ...]]:
+    def _posterior_and_counted(self) -> tuple[Posterior, tuple[int, ...]]:
         model, memory, examples = self.trained.model, self.recalled, self.examples
         projected = self.projected(examples.features)
         support = SupportSet.of_classes(projected, examples.shots)
@@ -136,7 +131,7 @@ class FittedClasses:
     def all_remembered(self) -> "FittedClasses":
         """Return the same after the memory has taken in all examples; nothing is inferred anew."""
         same = replace(self, examples=self.examples.all_remembered())
-        vars(same)["_inferred_and_counted"] = self._inferred_and_counted  # where it is cached
+        vars(same)["_posterior_and_counted"] = self._posterior_and_counted  # where it is cached
         return same
 
     @cached_property
@@ -154,7 +149,7 @@ class FittedClasses:
         return self.trained.temperature(statistics.geometric_mean(self.shots) if others else first)
 
     def probabilities(self, features: Tensor, temperature: float) -> npt.NDArray[np.float32]:
-        """Return calibrated probabilities of embedded pictures ``[n, D]``: ``[n, N]``."""
+        """Return calibrated probabilities of embedded images ``[n, D]``: ``[n, N]``."""
         answers = [
             self._calibrated(self._log_probabilities(part), temperature).cpu().numpy()
             for part in self._parts(features)
@@ -163,7 +158,7 @@ class FittedClasses:
 
     @torch.inference_mode()
     def most_probable(self, features: Tensor) -> npt.NDArray[np.int64]:
-        """Tell which class is most probable for embedded pictures ``[n, D]``: its index ``[n]``.
+        """Tell which class is most probable for embedded images ``[n, D]``: its index ``[n]``.
 
         No temperature changes that, and where scores are linear there is no need of a softmax.
         """
@@ -172,11 +167,11 @@ class FittedClasses:
 
     @torch.inference_mode()
     def accepted(self, features: Tensor, coverage: float) -> npt.NDArray[np.bool_]:
-        """Tell which embedded pictures ``[n, D]`` are near enough to one of the classes ``[n]``."""
+        """Tell which embedded images ``[n, D]`` are near enough to one of the classes ``[n]``."""
         limits = self.trained.thresholds().at(coverage, self.shots)
-        model, slots, memory = self.trained.model, self._other_slots(), self._memory
+        slots = self._other_slots()
         scores = [
-            rejection_scores(model, memory, self.inferred, self._projected(part), slots)[0].cpu()
+            self.posterior.rejection_scores(self._projected(part), slots)[0].cpu()
             for part in self._parts(features, 1 if slots is None else len(slots))
         ]
         return (torch.cat(scores) <= limits).any(-1).numpy()
@@ -185,7 +180,7 @@ class FittedClasses:
     def explanations(
         self, features: Tensor, temperature: float, num_recalled: int
     ) -> list[Explanation]:
-        """Explain the answers for embedded pictures ``[n, D]``."""
+        """Explain the answers for embedded images ``[n, D]``."""
         return [
             explained
             for part in self._parts(features)
@@ -194,7 +189,7 @@ class FittedClasses:
 
     def recalled_classes(self, most: int) -> dict[Any, list[Recalled]]:
         """Name the remembered classes that each fitted class recalled, most weight first."""
-        weights, labels = self.inferred.weights, self.examples.labels
+        weights, labels = self.posterior.weights, self.examples.labels
         if weights is None or self.recalled is None or not self.recalled.names:
             return {label: [] for label in labels}
         names = self.recalled.names
@@ -210,8 +205,9 @@ class FittedClasses:
     ) -> list[Explanation]:
         log_probabilities, queries = self._log_probabilities(features), self._projected(features)
         labels, model = self.examples.labels, self.trained.model
-        distances = mean_distance(queries, self.inferred.prototypes, model.classifier.distance)[0]
-        std, uncertainty = self._uncertainty(queries, log_probabilities)
+        distances = mean_distance(queries, self.posterior.prototypes, model.classifier.distance)[0]
+        random = generator(self.seed, "uncertainty")
+        std, *uncertainty = self.posterior.uncertainty(queries, random)
         shared: dict[str, Any] = {
             "recalled": self.recalled_classes(num_recalled),
             "memory_strength": self._memory_strength(),
@@ -219,7 +215,7 @@ class FittedClasses:
             "shots": dict(zip(labels, self.examples.shots, strict=True)),
             "remembered": dict(zip(labels, self.counted, strict=True)),
         }
-        by_picture = zip(
+        by_image = zip(
             self._by_class(self._calibrated(log_probabilities, temperature)),
             self._by_class(std[0]),
             self._by_class(distances),
@@ -235,38 +231,20 @@ class FittedClasses:
                 uncertainty=Uncertainty(*nats),
                 **shared,
             )
-            for probabilities, std_of_it, distances_of_it, nats in by_picture
+            for probabilities, std_of_it, distances_of_it, nats in by_image
         ]
 
-    def _uncertainty(
-        self, queries: Tensor, log_probabilities: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Return the std of probabilities over prototypes ``[1, n, N]``, and the uncertainty."""
-        if self.inferred.gaussian is None:
-            return probability_std(log_probabilities), split_uncertainty(log_probabilities)
-        random = generator(self.seed, "uncertainty")
-        return split_gaussian_uncertainty(queries, self.inferred.gaussian, random)
-
     def _memory_strength(self) -> dict[Any, float] | None:
-        """Return the images that the memory counted for.
-
-        Where it counts for κ_d in every direction d, it is the κ of its mean share κ_d / (κ_d + K).
-        """
-        memory, kappa = self._memory, self.inferred.strength
-        if memory is not None:
-            shots = torch.tensor(self.shots).unsqueeze(-1)
-            share = (1 / (1 + shots * memory.reader.ratios)).mean(-1, keepdim=True)  # κ_d = 1/e_d
-            return self._by_class((shots * share / (1 - share)).mT)[0]
-        return None if kappa is None else self._by_class(kappa.mean(-1))[0]
+        """Return the images that the memory counted for."""
+        kappa = self.posterior.memory_strength(torch.tensor(self.shots).unsqueeze(-1))
+        return None if kappa is None else self._by_class(kappa.unsqueeze(0))[0]
 
     def _moved(self) -> dict[Any, Moved] | None:
-        """Tell how far the memory moved each prototype, and along which learned directions."""
-        found = self.inferred.gaussian
-        if found is None or self._memory is None or not len(self._memory):
+        """Return how far the memory moved each prototype, and along which learned directions."""
+        if self.posterior.displacement is None:
             return None
-        support = self.inferred.support_mean
-        assert support is not None
-        change, distance = found.gaussian.mean - support, support.norm(dim=-1)  # from the mean, 0
+        change, support = self.posterior.displacement
+        distance = support.norm(dim=-1)  # from the mean of all classes, 0
         shares = change.square() / change.square().sum(-1, keepdim=True).clamp_min(1e-12)
         best = shares[0].topk(min(DIRECTIONS_SHOWN, shares.shape[-1]), dim=-1)
         length = change.norm(dim=-1) / distance.clamp_min(1e-12)
@@ -278,13 +256,11 @@ class FittedClasses:
         return dict(zip(self.examples.labels, moved, strict=True))
 
     @property
-    def _memory(self) -> GaussianMemory | None:
-        """The memory, if it holds class statistics."""
-        memory = None if self.recalled is None else self.recalled.memory
-        return memory if isinstance(memory, GaussianMemory) else None
+    def _memory(self) -> Memory | None:
+        return None if self.recalled is None else self.recalled.memory
 
     def projected(self, features: Tensor) -> Tensor:
-        """Map embedded pictures ``[n, D]`` to where the prototypes are ``[n, D]``."""
+        """Map embedded images ``[n, D]`` to where the prototypes are ``[n, D]``."""
         return self.trained.model.project(features, self._memory)
 
     def _projected(self, features: Tensor) -> Tensor:
@@ -296,7 +272,7 @@ class FittedClasses:
         """Eq. 1 for every sample of the prototypes: ``[n, D]`` to ``[1, n, N, L]``."""
         scores = self._linear_scores(features)
         if scores is None:
-            return self.trained.model.classify(self._projected(features), self.inferred)
+            return self.posterior.log_probabilities(self._projected(features))
         return F.log_softmax(scores, -1).unsqueeze(0).unsqueeze(-1)
 
     def _scores(self, features: Tensor) -> Tensor:
@@ -307,24 +283,14 @@ class FittedClasses:
         return self._finite(scores)
 
     def _linear_scores(self, features: Tensor) -> Tensor | None:
-        memory, linear = self._memory, self._linear
-        if memory is None or linear is None:
+        if self._memory is None or self._linear is None:
             return None
-        return F.linear(memory.normalized(features), *linear)
+        return F.linear(self._memory.normalize(features), *self._linear)
 
     @cached_property
     def _linear(self) -> tuple[Tensor, Tensor] | None:
-        """Weights ``[N, D]`` and biases ``[N]`` of scores that are linear in normalized features.
-
-        None where they are not. With projected features y = A·h + a, W·(y − a) = (W·A)·h. Made once
-        a fit: N·D² operations, and D² less for each picture.
-        """
-        found, memory = self.inferred.gaussian, self._memory
-        if found is None or memory is None:
-            return None
-        reader = memory.reader.to(self.inferred.prototypes.device)
-        linear = found.linear(reader.offset)
-        return None if linear is None else (linear[0][0] @ reader.rotation, linear[1][0])
+        """The posterior's linear scores: N·D² operations per fit, and D² less for each image."""
+        return self.posterior.linear()
 
     def _calibrated(self, log_probabilities: Tensor, temperature: float) -> Tensor:
         """Average over samples, and calibrate: ``[1, n, N, L]`` to probabilities ``[n, N]``."""
@@ -335,14 +301,14 @@ class FittedClasses:
         """Return ``values``, whose sum is a number if and only if they all are."""
         if not math.isfinite(values.sum()):
             raise ClassifierError(
-                f"probabilities: {self.trained.name} and its memory give numbers that are none; "
+                f"probabilities: {self.trained.name} and its memory give NaN probabilities; "
                 "is one of their files damaged?"
             )
         return values
 
     def _parts(self, features: Tensor, also: int = 1) -> tuple[Tensor, ...]:
         """Split rows into parts whose samples, or ``also`` numbers per row, fit into memory."""
-        _, way, samples, _ = self.inferred.prototypes.shape
+        _, way, samples, _ = self.posterior.prototypes.shape
         most = max(1, ELEMENTS_AT_ONCE // max(way * samples, also))
         return (features,) if features.shape[0] <= most else features.split(most)
 
@@ -354,7 +320,7 @@ class FittedClasses:
         """Return the slots that training left of classes that are not fitted: ``[A, D]``."""
         if self.recalled is None or not self.recalled.names:
             return None
-        slots = slots_of(self.recalled.memory)
+        slots = self.recalled.memory.rejection_slots
         known = self.recalled.added | {str(label) for label in self.examples.labels}
         kept = [slot for slot, name in enumerate(self.recalled.names) if name not in known]
         return slots[kept].to(self.trained.model.device) if slots is not None and kept else None
@@ -388,7 +354,7 @@ def _with_remembered(
     counted = [0] * len(shots)
     if added.isdisjoint(map(str, examples.labels)):
         return support, tuple(counted)
-    slots, content = memory.slots, _content(memory)
+    slots, content = memory.slots, memory.slots.coordinates
     means = support.mean.clone()
     for n, label in enumerate(map(str, examples.labels)):
         if label in added:
@@ -401,9 +367,3 @@ def _with_remembered(
     if any(counted):
         support = SupportSet(support.features, means, means.new_tensor(shots).view(1, -1, 1))
     return support, tuple(counted)
-
-
-def _content(memory: NamedMemory) -> Tensor:
-    """Return the slots where prototypes are inferred ``[A, D]``."""
-    slots = memory.slots
-    return slots.reader.slots if isinstance(slots, GaussianMemory) else slots.content

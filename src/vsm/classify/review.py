@@ -1,7 +1,7 @@
-"""What is odd in a pile of labeled pictures, by leaving out each picture in turn.
+"""What is odd in a pile of labeled images, by leaving out each image in turn.
 
-Every class is a Gaussian whose mean has a posterior, given its pictures and the memory, in closed
-form. So what all other pictures say of one of them costs no more than one prediction.
+Every class is a Gaussian whose mean has a posterior, given its images and the memory, in closed
+form. So what all other images say of one of them costs no more than one prediction.
 """
 
 from collections.abc import Sequence
@@ -16,27 +16,27 @@ from torch.nn import functional as F
 
 from vsm.classify.inputs import Labels, as_labels
 from vsm.errors import ClassifierError
-from vsm.memory import GaussianMemory, GaussianReader, SupportSet
+from vsm.memory import GaussianReader, SupportSet
 from vsm.runs.trained_model import TrainedModel
 
 DUPLICATE = 0.98
-"""Cosine of the features of two pictures that count as one, nearly."""
-AT_ONCE = 2048  # pictures that are compared with all others at a time
+"""Cosine of the features of two images that count as one, nearly."""
+AT_ONCE = 2048  # images that are compared with all others at a time
 
 
-class Doubt(NamedTuple):
+class LabelIssue(NamedTuple):
     """A label that may be wrong.
 
     Attributes:
-        picture: its position.
+        image: its position.
         label: what it is said to be.
         suggestion: the most probable other label.
-        probability: of its own label, given all other pictures.
+        probability: of its own label, given all other images.
         log_odds: of the suggestion against its own label, in nats. They order what is doubtful,
             since probabilities are all but 0 or 1.
     """
 
-    picture: int
+    image: int
     label: Any
     suggestion: Any
     probability: float
@@ -44,15 +44,15 @@ class Doubt(NamedTuple):
 
 
 class Outlier(NamedTuple):
-    """A picture that is like no class; the score is log p(any class) − log p(nearest class)."""
+    """A image that is like no class; the score is log p(any class) − log p(nearest class)."""
 
-    picture: int
+    image: int
     label: Any
     score: float
 
 
-class Twins(NamedTuple):
-    """Two pictures with nearly the same features."""
+class NearDuplicate(NamedTuple):
+    """Two images with nearly the same features."""
 
     first: int
     second: int
@@ -60,7 +60,7 @@ class Twins(NamedTuple):
 
 
 class Confusable(NamedTuple):
-    """Two classes, and the mean probability that pictures of one are given for the other."""
+    """Two classes, and the mean probability that images of one are given for the other."""
 
     first: Any
     second: Any
@@ -73,18 +73,18 @@ class Review:
 
     Attributes:
         labels: the classes, sorted ``[N]``.
-        probabilities: of every class for every picture, given all other pictures ``[n, N]``.
-        doubts: labels that are less probable than another.
-        outliers: all pictures, by their score.
-        twins: pairs of pictures.
+        probabilities: of every class for every image, given all other images ``[n, N]``.
+        label_issues: labels that are less probable than another.
+        outliers: all images, by their score.
+        near_duplicates: pairs of images.
         confusable: pairs of classes, by how often they are taken for each other.
     """
 
     labels: npt.NDArray[Any]
     probabilities: npt.NDArray[np.float32]
-    doubts: list[Doubt]
+    label_issues: list[LabelIssue]
     outliers: list[Outlier]
-    twins: list[Twins]
+    near_duplicates: list[NearDuplicate]
     confusable: list[Confusable]
 
 
@@ -92,16 +92,16 @@ class Review:
 def review(
     trained: TrainedModel, features: Tensor, labels: Labels, duplicate: float = DUPLICATE
 ) -> Review:
-    """Review labeled pictures by a model with a Gaussian memory.
+    """Review labeled images by a model with a Gaussian memory.
 
     Args:
         trained: its memory says in which directions members of a class differ.
         features: as :meth:`TrainedModel.embed` gives them ``[n, D]``.
         labels: n of them.
-        duplicate: cosine from which two pictures are twins.
+        duplicate: cosine from which two images are near_duplicates.
     """
-    memory = trained.state
-    if not isinstance(memory, GaussianMemory):
+    memory = None if trained.state is None else trained.state.statistics
+    if memory is None:
         raise ClassifierError(
             f"model: {trained.name} has no Gaussian memory, which reviewing needs; learn one with "
             "vsm memory learn"
@@ -109,9 +109,9 @@ def review(
     given = as_labels(labels, len(features))
     names, class_ids = np.unique(given, return_inverse=True)
     if len(names) < 2:
-        raise ClassifierError("labels: a review needs pictures of two classes at least, got one")
+        raise ClassifierError("labels: a review needs images of two classes at least, got one")
     members = torch.from_numpy(class_ids)
-    rows = trained.model.project(features, memory).cpu()
+    rows = memory.project(features).cpu()
     reader = memory.reader
     log_densities = leave_one_out(reader, rows, members)
     probabilities = log_densities.softmax(-1)
@@ -119,17 +119,17 @@ def review(
     return Review(
         names,
         probabilities.numpy(),
-        _doubts(log_densities, members, names),
+        _label_issues(log_densities, members, names),
         _outliers(scores, members, names),
-        _twins(F.normalize(memory.normalized(features), dim=-1).cpu(), duplicate),
+        _near_duplicates(F.normalize(memory.normalize(features), dim=-1).cpu(), duplicate),
         _confusable(probabilities, members, names),
     )
 
 
 def leave_one_out(reader: GaussianReader, rows: Tensor, class_ids: Tensor) -> Tensor:
-    """Log density of every picture in every class, of which it is no member: ``[n, N]``.
+    """Log density of every image in every class, of which it is no member: ``[n, N]``.
 
-    A class of K pictures loses the one that is asked about, so that K − 1 are left; without any,
+    A class of K images loses the one that is asked about, so that K − 1 are left; without any,
     the density is that of a class never met.
 
     Args:
@@ -165,7 +165,9 @@ def _densities(
     return torch.cat(parts)
 
 
-def _doubts(log_densities: Tensor, members: Tensor, names: npt.NDArray[Any]) -> list[Doubt]:
+def _label_issues(
+    log_densities: Tensor, members: Tensor, names: npt.NDArray[Any]
+) -> list[LabelIssue]:
     place = members.unsqueeze(-1)
     own = log_densities.gather(1, place).squeeze(-1)
     best, suggestion = log_densities.scatter(1, place, -torch.inf).max(-1)
@@ -174,7 +176,7 @@ def _doubts(log_densities: Tensor, members: Tensor, names: npt.NDArray[Any]) -> 
     doubtful = (odds > 0).nonzero().flatten()
     order = doubtful[odds[doubtful].argsort(descending=True, stable=True)]
     return [
-        Doubt(
+        LabelIssue(
             n,
             names[members[n]].item(),
             names[suggestion[n]].item(),
@@ -190,13 +192,13 @@ def _outliers(scores: Tensor, members: Tensor, names: npt.NDArray[Any]) -> list[
     return [Outlier(n, names[members[n]].item(), scores[n].item()) for n in order]
 
 
-def _twins(units: Tensor, duplicate: float) -> list[Twins]:
-    found: list[Twins] = []
+def _near_duplicates(units: Tensor, duplicate: float) -> list[NearDuplicate]:
+    found: list[NearDuplicate] = []
     for start in range(0, len(units), AT_ONCE):
         cosines = units[start : start + AT_ONCE] @ units.mT
         for row, column in (cosines >= duplicate).nonzero().tolist():
             if start + row < column:
-                found.append(Twins(start + row, column, cosines[row, column].item()))
+                found.append(NearDuplicate(start + row, column, cosines[row, column].item()))
     return sorted(found, key=lambda one: -one.cosine)
 
 

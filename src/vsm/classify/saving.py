@@ -10,7 +10,8 @@ from torch import Tensor
 
 from vsm.classify.fitted import Examples
 from vsm.errors import RunError, VsmError
-from vsm.memory.named import NamedMemory, restored_memory
+from vsm.memory.codec import decode_memory
+from vsm.memory.named import NamedMemory
 from vsm.runs.calibration import Calibration
 from vsm.runs.configuration import check_settings
 from vsm.runs.trained_model import TrainedModel, restored_model, trusted_settings
@@ -97,7 +98,7 @@ def _restored(
     weights = strip_prefix(tensors, "model")
     trained = restored_model(metadata["name"], settings, weights, metadata, source, placement)
     memories = {
-        part: restored_memory(strip_prefix(tensors, part), known, source).to(placement.device)
+        part: decode_memory(strip_prefix(tensors, part), known, source).to(placement.device)
         for part, known in metadata["memories"].items()
     }
     calibration = Calibration.from_dict(metadata)

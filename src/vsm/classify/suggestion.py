@@ -1,16 +1,16 @@
-"""Which unlabeled pictures to label next, and why.
+"""Which unlabeled images to label next, and why.
 
-A label is worth most where it explains many pictures that nothing explains yet. Every picture u of
+A label is worth most where it explains many images that nothing explains yet. Every image u of
 the pile is explained by the class in which it is most likely, with the score max_n s(u | n), and
-would be explained by a picture x that has a label by s(u | x), the score in a class of which x is
-the only example; both are predictive densities in closed form. So the pictures X to label are those
+would be explained by an image x that has a label by s(u | x), the score in a class of which x is
+the only example; both are predictive densities in closed form. So the images X to label are those
 of the largest
 
     Σ_u max(max_n s(u | n), max_{x ∈ X} s(u | x))
 
-It is submodular, and choosing the best picture again and again comes within 1 − 1/e of the best
+It is submodular, and choosing the best image again and again comes within 1 − 1/e of the best
 choice (Nemhauser et al. 1978). What X is like decides its worth, not what its labels will be: a
-picture that stands for many is chosen before an odd one, pictures of classes without examples
+image that stands for many is chosen before an odd one, images of classes without examples
 before those of known ones, and never two that are nearly the same.
 """
 
@@ -22,34 +22,34 @@ from torch import Tensor
 
 from vsm.classify.fitted import FittedClasses
 from vsm.errors import ClassifierError
-from vsm.memory import GaussianMemory, GaussianReader, SupportSet
+from vsm.memory import GaussianReader, SupportSet
 from vsm.seeding import generator
 
 MOST_EXPLAINED = 4096
-"""Pictures that a choice is judged by; of a larger pile so many are drawn."""
+"""Images that a choice is judged by; of a larger pile so many are drawn."""
 CANDIDATES_AT_ONCE, STALE_AT_ONCE = 512, 64
 SURE = 0.8  # probability from which one class is named alone
 
 
 class Suggestion(NamedTuple):
-    """A picture whose label would help.
+    """A image whose label would help.
 
     Attributes:
-        picture: its position.
+        image: its position.
         classes: the most probable labels, two if there are.
         probabilities: theirs.
         novelty: probability that it is of a class never met, if that counts as one more class.
-        stands_for: pictures that it explains better than all classes and all earlier suggestions.
-        pictures: so many were looked at.
+        stands_for: images that it explains better than all classes and all earlier suggestions.
+        images: so many were looked at.
         gain: by how much it explains them better, in nats.
     """
 
-    picture: int
+    image: int
     classes: tuple[Any, ...]
     probabilities: tuple[float, ...]
     novelty: float
     stands_for: int
-    pictures: int
+    images: int
     gain: float
 
     @property
@@ -73,7 +73,7 @@ class Suggestion(NamedTuple):
         else:
             [second] = others
             what = f"{first[0]} or {second[0]} ({first[1]} / {second[1]})"
-        return f"{what}; stands for {self.stands_for:,} of {self.pictures:,} pictures"
+        return f"{what}; stands for {self.stands_for:,} of {self.images:,} images"
 
 
 class Choice(NamedTuple):
@@ -87,21 +87,20 @@ class Choice(NamedTuple):
 def suggest(
     fitted: FittedClasses, features: Tensor, number: int, temperature: float
 ) -> list[Suggestion]:
-    """Choose pictures to label, the most useful first.
+    """Choose images to label, the most useful first.
 
     Args:
         fitted: the classes as they are known now.
-        features: of the pictures without labels ``[n, D]``.
+        features: of the images without labels ``[n, D]``.
         number: how many to choose; fewer if there are fewer.
         temperature: of the probabilities.
     """
     if number < 1:
         raise ClassifierError(f"number: expected at least 1, got {number}")
     if not len(features):
-        raise ClassifierError("images: there are no pictures to choose from, got none")
-    found = fitted.inferred.gaussian
-    memory = None if fitted.recalled is None else fitted.recalled.memory
-    if found is None or not isinstance(memory, GaussianMemory):
+        raise ClassifierError("images: there are no images to choose from, got none")
+    memory = None if fitted.recalled is None else fitted.recalled.memory.statistics
+    if memory is None:
         raise ClassifierError(
             f"model: {fitted.trained.name} has no Gaussian memory, which suggestions need; learn "
             "one with vsm memory learn"
@@ -109,15 +108,15 @@ def suggest(
     with torch.inference_mode():
         reader = memory.reader.to(features.device)
         rows = fitted.projected(features)
-        explained = rows[drawn(len(rows), fitted.seed).to(rows.device)]
-        chosen = cover(
-            lambda places: alone(reader, rows[places.to(rows.device)], explained).cpu(),
-            found.scores(explained.unsqueeze(0))[0].amax(-1).cpu(),
+        explained = rows[sample_positions(len(rows), fitted.seed).to(rows.device)]
+        chosen = greedy_max_coverage(
+            lambda places: one_shot_scores(reader, rows[places.to(rows.device)], explained).cpu(),
+            fitted.posterior.scores(explained.unsqueeze(0))[0].amax(-1).cpu(),
             len(rows),
             number,
         )
         places = torch.tensor([one.place for one in chosen], device=features.device)
-        classes = found.scores(rows[places].unsqueeze(0))[0].logsumexp(-1)
+        classes = fitted.posterior.scores(rows[places].unsqueeze(0))[0].logsumexp(-1)
         novelty = (reader.marginal_scores(rows[places]) - classes).sigmoid().tolist()
     probabilities = torch.from_numpy(fitted.probabilities(features[places], temperature))
     best = probabilities.topk(min(2, probabilities.shape[-1]), dim=-1)
@@ -136,14 +135,14 @@ def suggest(
     ]
 
 
-def drawn(count: int, seed: int) -> Tensor:
-    """Return the positions of the pictures that a choice is judged by, rising."""
+def sample_positions(count: int, seed: int) -> Tensor:
+    """Return the positions of the images that a choice is judged by, rising."""
     if count <= MOST_EXPLAINED:
         return torch.arange(count)
     return torch.randperm(count, generator=generator(seed, "suggest"))[:MOST_EXPLAINED].sort()[0]
 
 
-def alone(reader: GaussianReader, candidates: Tensor, rows: Tensor) -> Tensor:
+def one_shot_scores(reader: GaussianReader, candidates: Tensor, rows: Tensor) -> Tensor:
     """Score ``rows [m, D]`` in classes that have one example each, ``candidates [k, D]``.
 
     All are projected. It is a log density for a softmax over classes: ``[k, m]``.
@@ -152,16 +151,16 @@ def alone(reader: GaussianReader, candidates: Tensor, rows: Tensor) -> Tensor:
     return found.scores(rows.unsqueeze(0))[0].mT
 
 
-def cover(
+def greedy_max_coverage(
     scores: Callable[[Tensor], Tensor], explained: Tensor, count: int, number: int
 ) -> list[Choice]:
-    """Choose candidates one after the other by how much better they explain m pictures.
+    """Choose candidates one after the other by how much better they explain m images.
 
     Gains only fall as others are chosen. So those of before are bounds, and only candidates whose
     bound is the largest are looked at again (Minoux 1978), which changes no choice.
 
     Args:
-        scores: of the m pictures for k candidates ``[k]``: ``[k, m]``.
+        scores: of the m images for k candidates ``[k]``: ``[k, m]``.
         explained: their scores without any candidate ``[m]``.
         count: of candidates.
         number: of them to choose.

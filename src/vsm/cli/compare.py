@@ -19,7 +19,7 @@ from vsm.errors import SettingsError
 from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings
 
 if TYPE_CHECKING:
-    from vsm.experiments.comparison import MeasuredRun
+    from vsm.runs.comparison import MeasuredRun
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
             "measures one"
         )
 
-    from vsm.experiments.comparison import measure, measure_baseline, on_data
+    from vsm.runs.comparison import measure, measure_baseline, on_data
     from vsm.runs.trained_model import load
 
     placement = prepare_placement(parsed)
@@ -90,7 +90,7 @@ def baseline_names(listed: str) -> list[BaselineName]:
 
 def comparison_json(measured: "Sequence[MeasuredRun]") -> dict[str, Any]:
     """Return what ``--json`` prints: every run, every baseline, and every paired difference."""
-    from vsm.experiments.comparison import paired_differences
+    from vsm.runs.comparison import paired_differences
 
     return {
         "runs": [{"run": one.label, **one.as_dict()} for one in measured if not one.baseline],
@@ -101,7 +101,7 @@ def comparison_json(measured: "Sequence[MeasuredRun]") -> dict[str, Any]:
 
 def print_comparison(measured: "Sequence[MeasuredRun]") -> None:
     """Print the scores, and the paired differences below them."""
-    from vsm.experiments.comparison import paired_differences
+    from vsm.runs.comparison import paired_differences
 
     print_table(
         measured[0].protocol.describe(),

@@ -27,16 +27,16 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     )
     add_json_argument(preparing)
 
-    telling = add_action(actions, "info", "Tell about a prepared dataset.")
-    telling.add_argument(
+    info = add_action(actions, "info", "Describe a prepared dataset.")
+    info.add_argument(
         "name", type=str, help="A prepared dataset, glyphs, folder:PATH or features:PATH."
     )
-    telling.add_argument("--verify", action="store_true", help="Compare pixels with the checksum.")
-    add_json_argument(telling)
+    info.add_argument("--verify", action="store_true", help="Compare pixels with the checksum.")
+    add_json_argument(info)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """List, prepare, or tell about datasets."""
+    """List, prepare, or describe datasets."""
     parsed = parser.parse_args(arguments)
     actions = {"list": _list, "prepare": _prepare, "info": _info}
     actions[parsed.action](parsed[parsed.action])

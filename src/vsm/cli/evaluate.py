@@ -91,7 +91,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     settings = BaselineSettings(**parsed.baseline.as_dict())
     source = _source(parsed)
 
-    from vsm.experiments.comparison import measure, measure_baseline, on_data
+    from vsm.runs.comparison import measure, measure_baseline, on_data
     from vsm.runs.trained_model import load
 
     placement = prepare_placement(parsed)

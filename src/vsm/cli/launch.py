@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, Literal, cast, get_type_hints
 
 import jsonargparse
 
@@ -28,7 +28,7 @@ from vsm.runs.directory import (
     require_made_by,
 )
 from vsm.runs.shipped import is_shipped
-from vsm.settings import PretrainSettings, RunSettings
+from vsm.settings import PretrainSettings, RunSettings, SlurmSettings
 
 
 def add_run_arguments(parser: jsonargparse.ArgumentParser, kind: type[AnySettings]) -> None:
@@ -49,6 +49,13 @@ def add_run_arguments(parser: jsonargparse.ArgumentParser, kind: type[AnySetting
         "--json", action="store_true", help="Print one JSON object when done, and no progress."
     )
     parser.add_class_arguments(kind)
+
+
+def add_launcher_arguments(parser: jsonargparse.ArgumentParser, purpose: str) -> None:
+    """Declare who starts processes, and what SLURM is asked for."""
+    names = Literal["none", "local", "slurm"]
+    parser.add_argument("--launcher", type=names, default="none", help=purpose)
+    parser.add_class_arguments(SlurmSettings, "slurm")
 
 
 def parse_run(

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from vsm import __version__
+from vsm.cli import lab
 from vsm.cli.processes import is_first_process, is_one_of_several
 from vsm.errors import EpisodeError, RunError, SettingsError, VsmError
 from vsm.system.interruption import Interrupted
@@ -131,7 +132,8 @@ def open_command(name: str) -> tuple[ModuleType, "ArgumentParser"]:
 
     from vsm.cli.arguments import CommandParser
 
-    module = importlib.import_module(f"vsm.cli.{name}")
+    is_lab = name in lab.COMMANDS
+    module = lab.lab_module(name) if is_lab else importlib.import_module(f"vsm.cli.{name}")
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = CommandParser(prog=f"vsm {name}", usage=f"vsm {name} ...", description=COMMANDS[name])
     module.add_arguments(parser)

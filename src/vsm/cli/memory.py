@@ -232,7 +232,7 @@ def _show(chosen: jsonargparse.Namespace) -> None:
 
     memory = read_memory(chosen.target)
     if chosen.plot is not None:
-        from vsm.experiments.memory_map import write_memory_map
+        from vsm.runs.memory_map import write_memory_map
 
         write_memory_map(memory, chosen.plot, _title(memory))
         say(f"{chosen.plot}: {len(memory.memory):,} slots")
@@ -310,7 +310,7 @@ def _forget(chosen: jsonargparse.Namespace) -> None:
 def _merge(chosen: jsonargparse.Namespace) -> None:
     from vsm.errors import MemoryFileError
     from vsm.runs.memory_files import memory_path, own_memory_path, read_memory
-    from vsm.system.files import locked
+    from vsm.system.files import exclusive_lock
 
     output = own_memory_path(chosen.output)
     inputs = [memory_path(path).resolve() for path in (chosen.first, chosen.second)]
@@ -319,7 +319,7 @@ def _merge(chosen: jsonargparse.Namespace) -> None:
             f"output: there is a memory at {chosen.output} already; name another, or replace it "
             "with --overwrite"
         )
-    with locked(output):
+    with exclusive_lock(output):
         after = read_memory(chosen.first).merge(read_memory(chosen.second))
         if chosen.output.is_dir() and output.exists():
             read_memory(chosen.output).require_encoder(after.encoder, "output")

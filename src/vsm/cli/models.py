@@ -1,21 +1,14 @@
 """``vsm models``."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jsonargparse
 
-from vsm.cli.arguments import (
-    CommandParser,
-    add_backbone_argument,
-    add_json_argument,
-    add_protocol_arguments,
-)
+from vsm.cli import lab
+from vsm.cli.arguments import CommandParser, add_json_argument
 from vsm.cli.evaluate import SCORE_COLUMNS, score_cells
-from vsm.cli.output import ProgressBar, print_json, print_table, say
-from vsm.cli.processes import add_placement_arguments, prepare_placement
-from vsm.errors import SettingsError
+from vsm.cli.output import print_json, print_table
 from vsm.runs.shipped import Card, shipped_card, shipped_names
 
 ACTIONS = {
@@ -33,65 +26,25 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         action = CommandParser(description=purpose)
         if name == "show":
             action.add_argument("name", type=str, help="A shipped model.")
-        elif name == "ship":
-            _add_ship(action)
-        elif name == "calibrate":
-            action.add_argument("name", type=str, help="A shipped model, or a run directory.")
-            add_backbone_argument(action)
-            add_placement_arguments(action)
+        elif name in lab.MODEL_ACTIONS and lab.is_installed():
+            lab.lab_module("models").ADD_ARGUMENTS[name](action)
         add_json_argument(action)
         actions.add_subcommand(name, action, help=purpose)
 
 
-def _add_ship(parser: jsonargparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, help="A run directory.")
-    parser.add_argument("--name", type=str, required=True, help="By which the model is loaded.")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("models"),
-        help="Folder that the model's own folder goes to; those in src/vsm/models ship.",
-    )
-    parser.add_argument(
-        "--shots", type=str, default="", help="Support images, by comma; unset: the run's."
-    )
-    add_protocol_arguments(parser)
-    parser.add_argument(
-        "--storage",
-        type=Literal["float16", "float32"],
-        default="float16",
-        help="Precision of stored kernels, matrices and memory contents.",
-    )
-    parser.add_argument(
-        "--calibrate",
-        action="store_true",
-        help="Fit a temperature of the probabilities on validation classes, for each of the shots.",
-    )
-    parser.add_argument(
-        "--measured",
-        type=str,
-        default="",
-        help="Runs learned alike of part of the classes, by comma, if the run remembers all: the "
-        "card has what is measured on the others.",
-    )
-    parser.add_argument(
-        "--data_license", type=str | None, help="Of the data; needed unless they are built in."
-    )
-    parser.add_argument("--overwrite", action="store_true", help="Replace the model of that name.")
-    add_placement_arguments(parser)
-
-
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """List models, show the card of one, make one, or calibrate one."""
-    words = list(arguments)
+    words, actions = list(arguments), {"list": _list, "show": _show}
     first = next((word for word in words if not word.startswith("-")), None)
     if first is None and not {"-h", "--help"} & set(words):
         words = ["list", *words]
+    elif first in lab.MODEL_ACTIONS:
+        actions |= lab.lab_module("models").ACTIONS
     elif first is not None and first not in ACTIONS:
         words = ["show", *words]
     parsed = parser.parse_args(words)
     chosen = parsed[parsed.action]
-    {"list": _list, "show": _show, "ship": _ship, "calibrate": _calibrate}[parsed.action](chosen)
+    actions[parsed.action](chosen)
 
 
 def _list(chosen: jsonargparse.Namespace) -> None:
@@ -127,47 +80,10 @@ def _show(chosen: jsonargparse.Namespace) -> None:
         return
     lines = [[key, _words(value)] for key, value in card.items() if key != "measurements"]
     print_table(card["name"], ["", ""], lines, words=True)
-    _print_measurements(card)
+    print_measurements(card)
 
 
-def _ship(chosen: jsonargparse.Namespace) -> None:
-    try:
-        chosen.shots = tuple(int(word) for word in chosen.shots.split(",") if word.strip())
-    except ValueError:
-        raise SettingsError(f"shots: expected numbers by comma, got {chosen.shots!r}") from None
-    chosen.measured = tuple(Path(word) for word in chosen.measured.split(",") if word.strip())
-
-    from dataclasses import fields
-
-    from vsm.experiments.shipping import Shipment, ship
-
-    placement = prepare_placement(chosen)
-    shipment = Shipment(**{field.name: chosen[field.name] for field in fields(Shipment)})
-    with ProgressBar(quiet=chosen.json) as bar:
-        card = ship(chosen.run, shipment, placement, bar)
-    if chosen.json:
-        print_json(card)
-        return
-    _print_measurements(card)
-    for shot, temperature in (card["temperatures"] or {}).items():
-        say(f"{shot}-shot temperature, fitted on validation classes: {temperature:.3f}")
-    where = f"vsm.load({str(shipment.folder)!r})"
-    say(f"{shipment.folder}: {card['bytes'] / 1000:,.0f} kB; load it with {where}")
-
-
-def _calibrate(chosen: jsonargparse.Namespace) -> None:
-    from vsm.experiments.shipping import calibrate
-
-    found = calibrate(chosen.name, prepare_placement(chosen), chosen.backbone)
-    assert found.thresholds is not None
-    shots = list(found.thresholds.by_shot)
-    if chosen.json:
-        print_json({"model": chosen.name, "shots": shots})
-    else:
-        say(f"{chosen.name}: rejection thresholds for {', '.join(map(str, shots))} shots")
-
-
-def _print_measurements(card: Card) -> None:
+def print_measurements(card: Card) -> None:
     """Print what the run and the stored model reached, and by how much they differ."""
     rows = []
     for one in card["measurements"]:

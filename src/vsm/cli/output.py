@@ -23,6 +23,7 @@ from rich.text import Text
 
 from vsm.errors import SettingsError
 from vsm.system.documents import finite
+from vsm.system.progress import Progress
 
 _CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What moves a cursor, changes colors, turns the direction of writing, or is no letter at all."""
@@ -71,7 +72,7 @@ def console() -> Console:
     return PlainConsole(file=sys.stderr, markup=False)
 
 
-class ProgressBar:
+class ProgressBar(Progress):
     """A bar per stage with the time left and a note, and lines above it; a context manager.
 
     A bar that never moved disappears with the error that ended the block.

@@ -50,8 +50,8 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     if not 0 < parsed.duplicate <= 1:
         raise SettingsError(f"duplicate: expected a cosine up to 1, got {parsed.duplicate}")
 
+    from vsm.classify.pages import review_csv, review_html
     from vsm.classify.review import review
-    from vsm.classify.review_page import review_csv, review_html
     from vsm.data.folder import labeled_images
     from vsm.runs.embedding import embedded_files
     from vsm.runs.trained_model import load
@@ -76,20 +76,24 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _as_dict(found: "Review", pictures: Sequence[Path], model: str, number: int) -> dict[str, Any]:
-    def named(rows: Sequence[Any], *keys: str) -> list[dict[str, Any]]:
+    def of_images(rows: Sequence[Any]) -> list[dict[str, Any]]:
         values = [one._asdict() for one in rows[:number]]
-        return [one | {key: str(pictures[one[key]]) for key in keys} for one in values]
+        return [{"picture": str(pictures[one.pop("image")]), **one} for one in values]
 
+    duplicates = [
+        {"first": str(pictures[first]), "second": str(pictures[second]), "cosine": cosine}
+        for first, second, cosine in found.near_duplicates[:number]
+    ]
     lists = {
-        "doubts": named(found.doubts, "picture"),
-        "outliers": named(found.outliers, "picture"),
-        "twins": named(found.twins, "first", "second"),
-        "confusable": named(found.confusable),
+        "doubts": of_images(found.label_issues),
+        "outliers": of_images(found.outliers),
+        "twins": duplicates,
+        "confusable": [one._asdict() for one in found.confusable[:number]],
     }
     counts = {
         "pictures": len(pictures),
         "classes": len(found.labels),
-        "doubtful": len(found.doubts),
+        "doubtful": len(found.label_issues),
     }
     return {"model": model, **counts, **lists}
 
@@ -99,12 +103,12 @@ def _print(found: "Review", pictures: Sequence[Path], root: Path, number: int) -
 
     rows = [
         [
-            name_below(pictures[one.picture], root),
+            name_below(pictures[one.image], root),
             str(one.suggestion),
             f"{one.probability:.1%}",
         ]
-        for one in found.doubts[:number]
+        for one in found.label_issues[:number]
     ]
-    title = f"{len(found.doubts):,} of {len(pictures):,} labels may be wrong"
+    title = f"{len(found.label_issues):,} of {len(pictures):,} labels may be wrong"
     print_table(title, ["picture", "rather", "chance of its label"], rows)
-    say(f"{len(found.twins):,} pairs of near duplicates")
+    say(f"{len(found.near_duplicates):,} pairs of near duplicates")

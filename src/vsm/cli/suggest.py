@@ -60,7 +60,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
     from vsm.classify import FewShotClassifier
     from vsm.classify.classifier import Embedded
-    from vsm.classify.suggestion_page import suggestions_csv, suggestions_html
+    from vsm.classify.pages import suggestions_csv, suggestions_html
     from vsm.data.folder import labeled_images_of
     from vsm.runs.embedding import embedded_files
     from vsm.system.files import write_text
@@ -124,7 +124,7 @@ def _as_dict(
 ) -> dict[str, Any]:
     listed = [
         {
-            "picture": str(pictures[one.picture]),
+            "picture": str(pictures[one.image]),
             "probabilities": dict(zip(one.classes, one.probabilities, strict=True)),
             "novelty": one.novelty,
             "stands_for": one.stands_for,
@@ -133,13 +133,13 @@ def _as_dict(
         }
         for one in found
     ]
-    counts = {"unlabeled": len(pictures), "looked_at": found[0].pictures}
+    counts = {"unlabeled": len(pictures), "looked_at": found[0].images}
     return {"model": model, "classes": list(classes), **counts, "suggestions": listed}
 
 
 def _print(found: Sequence["Suggestion"], pictures: Sequence[Path], root: Path) -> None:
     from vsm.classify.pages import name_below
 
-    rows = [[name_below(pictures[one.picture], root), one.reason] for one in found]
+    rows = [[name_below(pictures[one.image], root), one.reason] for one in found]
     title = f"{len(found):,} of {len(pictures):,} pictures to label next, the most useful first"
     print_table(title, ["picture", "why"], rows, words=True)

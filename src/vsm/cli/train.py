@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import jsonargparse
 
 from vsm.cli.launch import (
+    add_launcher_arguments,
     add_run_arguments,
     parse_run,
     require_trusted_backbone,
@@ -12,7 +13,6 @@ from vsm.cli.launch import (
 )
 from vsm.cli.output import ProgressBar, print_json, say
 from vsm.cli.processes import add_placement_arguments, prepare_placement
-from vsm.cli.running import add_launcher_arguments
 from vsm.errors import SettingsError
 from vsm.settings import RunSettings, SlurmSettings
 

@@ -1,8 +1,15 @@
-"""Datasets and episodes. This package knows samples and classes only."""
+"""Datasets, episodes and preprocessing."""
 
 from vsm.data.augmentation import Augmentation
 from vsm.data.catalog import describe, list_datasets, open_dataset, open_images, prepare
-from vsm.data.dataset import SPLITS, Dataset, FeatureDataset, ImageDataset, Normalization, Split
+from vsm.data.dataset import (
+    SPLITS,
+    Dataset,
+    FeatureDataset,
+    ImageDataset,
+    PixelNormalization,
+    Split,
+)
 from vsm.data.episodes import EpisodeBatch, EpisodeSampler
 
 __all__ = [
@@ -13,7 +20,7 @@ __all__ = [
     "EpisodeSampler",
     "FeatureDataset",
     "ImageDataset",
-    "Normalization",
+    "PixelNormalization",
     "Split",
     "describe",
     "list_datasets",

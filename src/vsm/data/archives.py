@@ -1,8 +1,7 @@
 """Reading files out of folders, zips and tars in place, without unpacking anything.
 
-Archives are untrusted. A member whose name leaves the archive, a link, or a size that no
-honest archive of pictures reaches is refused by name when the archive is opened, before a byte of
-it is used.
+Archives are untrusted. When one is opened, a member whose name leaves the archive, a link, or more
+data than an archive of images can hold is refused by name, before a byte of it is used.
 """
 
 import io
@@ -16,12 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from threading import Lock
+from typing import IO, Any
 
+from vsm.data import pickles
 from vsm.data.images import is_image_name
 from vsm.errors import DataError
 
-MAXIMUM_RATIO = 100  # unpacked to packed; pictures and pickled arrays stay below 10
-RATIO_ALLOWANCE = 1 << 20  # bytes; tiny archives of blank pictures pack better than any honest one
+MAXIMUM_RATIO = 100  # unpacked to packed; images and pickled arrays stay below 10
+RATIO_ALLOWANCE = 1 << 20  # bytes; small archives of blank images compress better than that
 UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error)
 
 
@@ -32,21 +33,36 @@ class Tree:
     location: Path  # the folder or archive, for messages
     names: list[str]  # paths of all files relative to the root, with / between parts
     in_any_order: bool  # False if reading a file may mean unpacking everything before it
-    contents: Callable[[str], bytes]  # of one of the names; called from several threads
+    open: Callable[[str], IO[bytes]]  # one of the names; called from several threads
 
-    def read(self, name: str) -> bytes:
-        """Return the contents of one file, or a :class:`DataError` that names it."""
+    @contextmanager
+    def opened(self, name: str) -> Iterator[IO[bytes]]:
+        """Open one file; errors name it."""
         try:
-            return self.contents(name)
+            with self.open(name) as file:
+                yield file
         except UNREADABLE as error:
             raise DataError(
                 f"cannot read {name} in {self.location}: {error}; fetch or copy it again"
             ) from error
 
+    def read(self, name: str) -> bytes:
+        """Return the contents of one file."""
+        with self.opened(name) as file:
+            return file.read()
+
+    def load_pickle(self, name: str) -> Any:
+        """Return what a pickle holds, in whichever folder it is; see :mod:`vsm.data.pickles`."""
+        found = [path for path in self.names if PurePosixPath(path).name == name]
+        if not found:
+            raise DataError(f"{self.location}: {name} is missing; fetch or copy it again")
+        with self.opened(found[0]) as file:
+            return pickles.load(file, f"{self.location}/{found[0]}")
+
     def images_by_class(
         self, class_of: Callable[[PurePosixPath], str] = lambda path: path.parent.name
     ) -> dict[str, list[str]]:
-        """Return the image files of every class, which is the folder they are in unless told."""
+        """Return the image files of every class, by default that of the folder they are in."""
         files: dict[str, list[str]] = {}
         for name in filter(is_image_name, self.names):
             files.setdefault(class_of(PurePosixPath(name)), []).append(name)
@@ -77,7 +93,7 @@ def open_tree(path: Path) -> Iterator[Tree]:
 def _folder(path: Path) -> Tree:
     """List the files below a folder; links to folders are not followed."""
     names, waiting = [], [""]
-    while waiting:
+    while waiting:  # os.walk of Python 3.11 would recurse
         below = waiting.pop()
         try:
             with os.scandir(path / below) as entries:
@@ -90,7 +106,7 @@ def _folder(path: Path) -> Tree:
             raise DataError(
                 f"cannot list {error.filename}: {error.strerror}; check its permissions"
             ) from error
-    return Tree(path, sorted(names), True, lambda name: (path / name).read_bytes())
+    return Tree(path, sorted(names), True, lambda name: (path / name).open("rb"))
 
 
 def _zip(path: Path, archive: zipfile.ZipFile) -> Tree:
@@ -100,7 +116,7 @@ def _zip(path: Path, archive: zipfile.ZipFile) -> Tree:
         path, ((m.filename, m.file_size, stat.S_ISLNK(m.external_attr >> 16)) for m in members)
     )
     names = sorted({member.filename for member in members if not member.is_dir()})
-    return Tree(path, names, True, archive.read)
+    return Tree(path, names, True, archive.open)
 
 
 def _tar(path: Path, archive: tarfile.TarFile) -> Tree:
@@ -108,11 +124,11 @@ def _tar(path: Path, archive: tarfile.TarFile) -> Tree:
     members = {member.name: member for member in archive.getmembers() if member.isfile()}
     one_at_a_time = Lock()  # members share one position in the file
 
-    def read(name: str) -> bytes:
+    def read(name: str) -> IO[bytes]:
         with one_at_a_time:
             file = archive.extractfile(members[name])
             assert file is not None  # only regular files are in members
-            return file.read()
+            return io.BytesIO(file.read())
 
     is_uncompressed = type(archive.fileobj) is io.BufferedReader
     return Tree(path, sorted(members), is_uncompressed, read)

@@ -1,89 +1,27 @@
-"""Which datasets there are, by name, and what the command line does with them.
+"""Datasets by name: what there is, preparing them once, opening and describing them.
 
-Every dataset is an entry of one dictionary. ``folder:PATH`` and ``glyphs`` need nothing but
-themselves and are prepared when first opened; the others are prepared once, from files the user
-has or from a public download. ``features:PATH`` is read as it is.
+``folder:PATH`` and ``glyphs`` are prepared when first opened; those of
+:data:`vsm.data.published.CATALOG` once, from files that the user has or from a public download.
+``features:PATH`` is read as it is.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from vsm.data import cifar_fs, features, folder, glyphs, imagenet, omniglot, store
-from vsm.data.augmentation import NO_AUGMENTATION, Augmentation, natural
-from vsm.data.dataset import SPLITS, Dataset, ImageDataset, Normalization
-from vsm.data.downloads import PublicFile, fetch
-from vsm.data.preparation import Preparation
+from vsm.data import features, folder, glyphs, store
+from vsm.data.augmentation import NO_AUGMENTATION, natural
+from vsm.data.dataset import SPLITS, Dataset, FeatureDataset, ImageDataset, PixelNormalization
+from vsm.data.downloads import fetch
+from vsm.data.published import CATALOG, Entry
 from vsm.errors import DataError
 from vsm.system.progress import NULL_PROGRESS, Progress
 
 FOLDER_PREFIX = "folder:"
 STORED_FOLDER_PREFIX = "folder-"
 FEATURES_PREFIX = "features:"
-GRAY = Normalization(mean=(0.5,), std=(0.5,))
-IMAGENET = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What is known of a dataset before it is prepared."""
-
-    title: str  # one line for people
-    needs: str  # what --from expects
-    read: Callable[[Path, bool], AbstractContextManager[Preparation]]  # (source, allow missing)
-    normalization: Normalization  # mean and standard deviation of the training images
-    augmentation: Augmentation = NO_AUGMENTATION
-    downloads: tuple[PublicFile, ...] = ()  # public files that --download fetches
-
-
-_OMNIGLOT_URL = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python"
-_OMNIGLOT = Entry(
-    title="Omniglot, 1100/100/423 characters in 4 rotations (split of the paper)",
-    needs="images_background.zip and images_evaluation.zip, or the folders inside them",
-    read=omniglot.read,
-    normalization=Normalization(mean=(0.0839,), std=(0.2393,)),
-    downloads=(
-        PublicFile(f"{_OMNIGLOT_URL}/images_background.zip", "68d2efa1b9178cc56df9314c21c6e718"),
-        PublicFile(f"{_OMNIGLOT_URL}/images_evaluation.zip", "6b91aef0f799c5bb55b94e3f2daec811"),
-    ),
-)
-_MINI_IMAGENET = Entry(
-    title="miniImageNet, 64/16/20 classes (Ravi & Larochelle)",
-    needs="the folder of mini-imagenet-cache-{train,val,test}.pkl, or of the images with "
-    "train.csv, val.csv and test.csv",
-    read=imagenet.read_mini,
-    normalization=Normalization(mean=(0.4721, 0.4533, 0.4100), std=(0.2772, 0.2678, 0.2845)),
-    augmentation=natural(crop_padding=8),
-)
-_CIFAR_100_URL = f"https://www.cs.toronto.edu/~kriz/{cifar_fs.ARCHIVE}"
-
-CATALOG: dict[str, Entry] = {
-    "omniglot": _OMNIGLOT,
-    "omniglot-vinyals": replace(
-        _OMNIGLOT,
-        title="Omniglot, 1028/172/423 characters in 4 rotations (split of Vinyals et al.)",
-        read=partial(omniglot.read, split=omniglot.vinyals_split),
-    ),
-    "cifar-fs": Entry(
-        title="CIFAR-FS, 64/16/20 classes (Bertinetto et al.)",
-        needs=f"the CIFAR-FS zip cifar100.zip or {cifar_fs.ARCHIVE}, or either unpacked",
-        read=cifar_fs.read,
-        normalization=Normalization(mean=(0.5088, 0.4917, 0.4437), std=(0.2674, 0.2564, 0.2772)),
-        augmentation=natural(crop_padding=4),
-        downloads=(PublicFile(_CIFAR_100_URL, "eb9058c3a382ffc7106e4002c42a8d85"),),
-    ),
-    "mini-imagenet": _MINI_IMAGENET,
-    "tiered-imagenet": replace(
-        _MINI_IMAGENET,
-        title="tieredImageNet, 351/97/160 classes (Ren et al.)",
-        needs="the folder of {train,val,test}_images_png.pkl and *_labels.pkl, or ImageNet's "
-        "folder of synsets",
-        read=imagenet.read_tiered,
-    ),
-}
+GRAY = PixelNormalization(mean=(0.5,), std=(0.5,))
+IMAGENET = PixelNormalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
 def open_dataset(spec: str) -> Dataset:
@@ -98,7 +36,7 @@ def open_dataset(spec: str) -> Dataset:
 
 
 def open_images(spec: str) -> ImageDataset:
-    """Open ``glyphs``, a name of :data:`CATALOG`, or ``folder:PATH``.
+    """Open ``glyphs``, a name of the catalog, or ``folder:PATH``.
 
     A folder that was prepared can also be opened by the name that :func:`list_datasets` gives it,
     as it was then.
@@ -135,9 +73,12 @@ def prepare(
 ) -> Path:
     """Prepare a dataset and return its folder; one that is prepared already is left as it is.
 
-    ``name`` is one of :data:`CATALOG`, ``glyphs``, ``folder`` (with ``source``) or ``folder:PATH``.
-    Files are those of ``source``, or public ones to ``download``. ``allow_missing`` goes without
-    images that should be there; the origin then says so.
+    Args:
+        name: one of the catalog, ``glyphs``, ``folder`` (with ``source``) or ``folder:PATH``.
+        source: the files to read.
+        download: fetch public files in place of ``source``.
+        allow_missing: go without images that should be there; the origin then says so.
+        progress: receives reports.
     """
     if name == "folder":
         if source is None:
@@ -151,7 +92,7 @@ def prepare(
         return _location(glyphs.open_glyphs()) or store.data_root()
     entry = _entry(name)
     if store.is_prepared(name):
-        store.read(name)  # says so if it is damaged
+        store.read(name)  # an error if it is damaged
         return store.data_root() / name
     if source is None:
         source = _download(name, entry, download, progress)
@@ -170,32 +111,29 @@ def describe(spec: str) -> dict[str, Any]:
     ``location`` are those of the prepared files. Features have ``num_features`` in place of what
     only images have.
     """
-    if spec.startswith(FEATURES_PREFIX):
-        rows = features.read(_path(spec, FEATURES_PREFIX))
-        num_rows, num_features = rows.features.shape
-        size = {"rows": num_rows, "num_features": num_features}
-        return _described(rows, size) | {"origin": rows.origin, "bytes": rows.features.nbytes}
-    dataset = open_images(spec)
-    size = {"images": len(dataset.images), "image_shape": list(dataset.image_shape)}
+    dataset = open_dataset(spec)
+    sizes = dataset.class_sizes
+    shared = {
+        "splits": {split: len(dataset.splits.get(split, ())) for split in SPLITS},
+        "class_sizes": {"smallest": int(sizes.min()), "largest": int(sizes.max())},
+    }
+    found: dict[str, Any] = {"name": dataset.name, "classes": len(dataset.class_names)}
+    if isinstance(dataset, FeatureDataset):
+        num_rows, num_features = dataset.features.shape
+        found |= {"rows": num_rows, "num_features": num_features, **shared}
+        return found | {"origin": dataset.origin, "bytes": dataset.features.nbytes}
+    assert isinstance(dataset, ImageDataset)
     location = _location(dataset)
-    return _described(dataset, size) | {
+    return found | {
+        "images": len(dataset.images),
+        "image_shape": list(dataset.image_shape),
+        **shared,
         "normalization": asdict(dataset.normalization),
         "augmentation": asdict(dataset.augmentation),
         "origin": dataset.origin,
         "bytes": dataset.images.nbytes,
         "sha256": store.read_index(location.name)["sha256"] if location else None,
         "location": str(location) if location else None,
-    }
-
-
-def _described(dataset: Dataset, size: dict[str, Any]) -> dict[str, Any]:
-    sizes = dataset.class_sizes
-    return {
-        "name": dataset.name,
-        "classes": len(dataset.class_names),
-        **size,
-        "splits": {split: len(dataset.splits.get(split, ())) for split in SPLITS},
-        "class_sizes": {"smallest": int(sizes.min()), "largest": int(sizes.max())},
     }
 
 
@@ -244,15 +182,15 @@ def _download(name: str, entry: Entry, wanted: bool, progress: Progress) -> Path
     if not wanted:
         raise DataError(
             f"data: prepare {name} needs --from PATH, {entry.needs}"
-            + ", or --download" * bool(entry.downloads)
+            + (", or --download" if entry.downloads else "")
         )
     if not entry.downloads:
         raise DataError(
             f"data: {name} has no public download; get it from its authors and pass --from PATH, "
             f"{entry.needs}"
         )
-    folder = store.data_root() / "downloads"
-    files = [fetch(file, folder, progress) for file in entry.downloads]
+    downloads = store.data_root() / "downloads"
+    files = [fetch(file, downloads, progress) for file in entry.downloads]
     return files[0]  # readers find a second part beside the first
 
 

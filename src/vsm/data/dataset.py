@@ -1,8 +1,10 @@
 """Labeled samples, images or features, grouped by class, and classes grouped by split."""
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -17,12 +19,39 @@ from vsm.seeding import Randomness
 Split = Literal["train", "validation", "test", "all"]
 """``all`` are the classes of all splits, where a dataset is opened as a whole."""
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+ClassLists = dict[Split, list[str]]
 Pixels = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int64]
 
 
+def all_classes(lists: ClassLists) -> list[str]:
+    """Return the classes of all splits, split after split."""
+    return [name for names in lists.values() for name in names]
+
+
+def random_split(
+    names: Collection[str], sizes: Sequence[int] | None = None, seed: int = 0, source: str = "data"
+) -> ClassLists:
+    """Split classes at random into train, validation and test, by default 64 / 16 / 20 percent.
+
+    Names are ordered by a hash of seed and name, so the result depends on nothing else: neither on
+    their order nor on the version of a random number generator.
+    """
+    if sizes is None:
+        if len(names) < len(SPLITS):
+            raise DataError(
+                f"{source}: {len(names)} classes found, but at least {len(SPLITS)} are needed, one "
+                "for each of train, validation and test; add classes, or check the path"
+            )
+        validation, test = (max(1, round(share * len(names))) for share in (0.16, 0.20))
+        sizes = (len(names) - validation - test, validation, test)
+    ordered = sorted(names, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())
+    left = iter(ordered)
+    return {split: sorted(islice(left, size)) for split, size in zip(SPLITS, sizes, strict=True)}
+
+
 @dataclass(frozen=True)
-class Normalization:
+class PixelNormalization:
     """Per-channel mean and standard deviation of pixels scaled to [0, 1]."""
 
     mean: tuple[float, ...]
@@ -66,13 +95,10 @@ class Dataset(ABC):
         colors: bool = True,  # noqa: ARG002 - contract
         affine: float = 0.0,  # noqa: ARG002 - contract
     ) -> Tensor:
-        """Vary loaded training samples, each on its own. Evaluation never calls this.
+        """Vary loaded training samples, each on its own; evaluation never calls this.
 
-        Args:
-            samples: as :meth:`load` returns them.
-            random: source of every draw.
-            colors: whether to vary colors too.
-            affine: how far from the identity affine maps may be.
+        ``colors`` says whether to vary colors too, ``affine`` how far affine maps may be from the
+        identity.
         """
         return samples
 
@@ -117,7 +143,7 @@ class ImageDataset(Dataset):
     """
 
     images: Pixels
-    normalization: Normalization
+    normalization: PixelNormalization
     augmentation: Augmentation = NO_AUGMENTATION
     _constant_images: tuple[Tensor, Tensor] = field(init=False, repr=False, compare=False)
 

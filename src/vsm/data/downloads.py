@@ -15,13 +15,14 @@ from vsm.system.progress import Progress
 
 BLOCK = 1 << 18  # bytes
 TIMEOUT_SECONDS = 30.0
-PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
+TRANSIENT_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 DROPPED = (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
+OTHERWISE = "fetch it by other means and pass it with --from"
 
 
 @dataclass(frozen=True)
 class PublicFile:
-    """A file anyone may fetch."""
+    """A file that can be downloaded."""
 
     url: str
     md5: str  # as its publisher says
@@ -29,8 +30,12 @@ class PublicFile:
 
     @property
     def name(self) -> str:
-        """Return the last part of the address."""
+        """The last part of the address."""
         return self.url.rsplit("/", 1)[-1]
+
+
+class _TransientError(Exception):
+    """The transfer broke off in a way that may pass."""
 
 
 def fetch(
@@ -38,11 +43,10 @@ def fetch(
 ) -> Path:
     """Download ``file`` into ``folder``, unless it is there already, and return its path.
 
-    What has arrived is kept in ``<name>.part`` between tries and between calls, and the rest is
-    asked for. Only a file with the right checksum gets its name. The wait doubles with each try.
+    What has arrived is kept in ``<name>.part`` between tries and between calls, and only the rest
+    is requested. Only a file with the right checksum gets its name. The wait doubles with each try.
     """
-    target = folder / file.name
-    partial = folder / f"{file.name}.part"
+    target, partial = folder / file.name, folder / f"{file.name}.part"
     if target.is_file() and _md5(target) == file.md5:
         return target
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,27 +56,22 @@ def fetch(
             time.sleep(wait_seconds * 2 ** (attempt - 1))
         try:
             _receive(file, partial, progress)
-        except _BrokenOffError as error:
+        except _TransientError as error:
             reason = str(error)
             continue
         found = _md5(partial)
         if found == file.md5:
             partial.replace(target)
             return target
-        partial.unlink()  # wrong from the first byte, for all we know: begin anew
+        partial.unlink()  # the wrong bytes may be anywhere: begin anew
         reason = f"its MD5 is {found}, expected {file.md5}"
     raise DataError(
-        f"download: {file.url} failed {tries} times ({reason}); try again later, or fetch it by "
-        "other means and pass it with --from"
+        f"download: {file.url} failed {tries} times ({reason}); try again later, or {OTHERWISE}"
     )
 
 
-class _BrokenOffError(Exception):
-    """The transfer broke off in a way that may pass."""
-
-
 def _receive(file: PublicFile, partial: Path, progress: Progress) -> None:
-    """Append what is missing to ``partial``, or say why the transfer ended early."""
+    """Append what is missing to ``partial``."""
     have = partial.stat().st_size if partial.exists() else 0
     request = urllib.request.Request(file.url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -81,14 +80,13 @@ def _receive(file: PublicFile, partial: Path, progress: Progress) -> None:
     except urllib.error.HTTPError as error:
         if error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return  # nothing is left to send; the checksum decides
-        if error.code in PASSING_STATUS:
-            raise _BrokenOffError(f"the server answered {error.code}") from error
+        if error.code in TRANSIENT_STATUS:
+            raise _TransientError(f"the server answered {error.code}") from error
         raise DataError(
-            f"download: {file.url} answered {error.code} {error.reason}; fetch the file by other "
-            "means and pass it with --from"
+            f"download: {file.url} answered {error.code} {error.reason}; {OTHERWISE}"
         ) from error
     except DROPPED as error:
-        raise _BrokenOffError(f"connection lost: {error}") from error
+        raise _TransientError(f"connection lost: {error}") from error
     except OSError as error:
         raise DataError(
             f"download: cannot write {partial}: {error.strerror}; free some space or point "
@@ -100,14 +98,14 @@ def _append(
     file: PublicFile, response: HTTPResponse, partial: Path, have: int, progress: Progress
 ) -> None:
     """Append a response to the ``have`` bytes that are there, if it begins where they end."""
-    # "Content-Range: bytes N-M/L", or no such header for all of the file
+    # "Content-Range: bytes N-M/L", or no such header for the whole file
     first = response.headers.get("Content-Range", "").removeprefix("bytes ").split("-")[0]
     start = int(first) if first.isdecimal() else 0
     if start != have:
         have = 0
         partial.unlink(missing_ok=True)
         if start:
-            raise _BrokenOffError(f"asked for the rest, got bytes from {start}")
+            raise _TransientError(f"asked for the rest, got bytes from {start}")
     length = response.headers.get("Content-Length", "")
     total = have + int(length) if length.isdecimal() else 0
     progress.start(f"downloading {file.name}", total or None)
@@ -119,12 +117,12 @@ def _append(
                 written.truncate(0)
                 raise DataError(
                     f"download: {file.url} sent more than {file.size_limit:,} bytes, which is not "
-                    "the published file; fetch it by other means and pass it with --from"
+                    f"the published file; {OTHERWISE}"
                 )
             written.write(block)
             progress.advance(len(block))
     if have < total:
-        raise _BrokenOffError(f"connection closed after {have:,} of {total:,} bytes")
+        raise _TransientError(f"connection closed after {have:,} of {total:,} bytes")
 
 
 def _md5(path: Path) -> str:

@@ -6,7 +6,7 @@ Either a ``.safetensors`` file or a folder, with the same parts:
 - ``labels``: integers ``[n]``; in a folder also strings of fixed width, which are class names.
 - ``class_names``, optional: a JSON list, the name of label 0, 1, …
 - ``splits``, optional: integers ``[n]``, 0 train, 1 validation, 2 test, the same for all rows of a
-  class; or a JSON object from class name to split. Without, classes are dealt as for folders.
+  class; or a JSON object from class name to split. Without, classes are split as for folders.
 
 Arrays are tensors, or files ``.npy``; JSON is metadata, or files ``.json``. Nothing here can run
 code: numpy reads without pickle, and safetensors hold none.
@@ -24,9 +24,8 @@ import safetensors
 import safetensors.torch
 import torch
 
-from vsm.data.arrays import open_array
-from vsm.data.dataset import SPLITS, FeatureDataset, Ids, Split
-from vsm.data.preparation import ClassLists, dealt
+from vsm.data.dataset import SPLITS, ClassLists, FeatureDataset, Ids, Split, random_split
+from vsm.data.store import open_array
 from vsm.errors import DataError, DocumentError
 from vsm.system.documents import MOST_JSON_BYTES, parsed_json, read_file, shortened
 from vsm.system.files import atomic_path
@@ -34,6 +33,13 @@ from vsm.system.files import atomic_path
 SUFFIX = ".safetensors"
 ARRAYS, TABLES = ("features", "labels", "splits"), ("class_names", "splits")
 CHECKED_AT_ONCE = 1 << 22  # values
+
+
+class _Part(NamedTuple):
+    """An array or a parsed JSON value, None if it is not there, and its place for messages."""
+
+    value: Any
+    place: str
 
 
 def read(path: Path) -> FeatureDataset:
@@ -89,22 +95,13 @@ def write(
         splits: the split of every class, by name.
     """
     tables = {"class_names": class_names and list(class_names), "splits": splits and dict(splits)}
+    tensors = {
+        "features": torch.from_numpy(np.ascontiguousarray(features)),
+        "labels": torch.from_numpy(labels.astype(np.int64)),
+    }
+    metadata = {part: json.dumps(table) for part, table in tables.items() if table}
     with atomic_path(path) as temporary:
-        safetensors.torch.save_file(
-            {
-                "features": torch.from_numpy(np.ascontiguousarray(features)),
-                "labels": torch.from_numpy(labels.astype(np.int64)),
-            },
-            temporary,
-            {part: json.dumps(table) for part, table in tables.items() if table},
-        )
-
-
-class _Part(NamedTuple):
-    """An array or a parsed JSON value, None if it is not there, and its place."""
-
-    value: Any
-    place: str
+        safetensors.torch.save_file(tensors, temporary, metadata)
 
 
 def _open(path: Path) -> tuple[dict[str, _Part], dict[str, _Part]]:
@@ -112,14 +109,13 @@ def _open(path: Path) -> tuple[dict[str, _Part], dict[str, _Part]]:
     if path.is_dir():
         arrays = {part: path / f"{part}.npy" for part in ARRAYS}
         tables = {part: path / f"{part}.json" for part in TABLES}
+        texts = {
+            part: read_file(file, MOST_JSON_BYTES) if file.is_file() else None
+            for part, file in tables.items()
+        }
         return (
             {part: _Part(_mapped(file), str(file)) for part, file in arrays.items()},
-            {
-                part: _parsed(
-                    read_file(file, MOST_JSON_BYTES) if file.is_file() else None, str(file)
-                )
-                for part, file in tables.items()
-            },
+            {part: _parsed(texts[part], str(file)) for part, file in tables.items()},
         )
     if path.is_file() and path.suffix == SUFFIX:
         return _open_safetensors(path)
@@ -168,12 +164,11 @@ def _parsed(text: str | bytes | None, place: str) -> _Part:
 
 def _checked_features(features: npt.NDArray[Any], place: str) -> npt.NDArray[np.floating[Any]]:
     """Check features; the model reads float32, and they must be finite as that."""
-    if features.ndim != 2 or features.dtype.kind != "f":
+    if features.ndim != 2 or features.dtype.kind != "f" or 0 in features.shape:
         raise DataError(
-            f"{place}: expected floats [n, D], got {features.dtype} {list(features.shape)}"
+            f"{place}: expected floats [n, D] with at least one row, got {features.dtype} "
+            f"{list(features.shape)}"
         )
-    if 0 in features.shape:
-        raise DataError(f"{place}: is empty, {list(features.shape)}; store at least one row")
     rows_at_once = max(1, CHECKED_AT_ONCE // features.shape[1])
     for start in range(0, len(features), rows_at_once):
         with np.errstate(over="ignore"):
@@ -189,19 +184,17 @@ def _checked_features(features: npt.NDArray[Any], place: str) -> npt.NDArray[np.
 
 def _checked_labels(labels: npt.NDArray[Any], place: str, num_rows: int) -> npt.NDArray[Any]:
     """Check labels, and return them as integers or text."""
-    if labels.shape != (num_rows,):
+    if labels.shape != (num_rows,) or labels.dtype.kind not in "iuUS":
         raise DataError(
-            f"{place}: expected one label for each of the {num_rows:,} rows of features, got "
-            f"{list(labels.shape)}"
+            f"{place}: expected one integer or string for each of the {num_rows:,} rows of "
+            f"features, got {labels.dtype} {list(labels.shape)}"
         )
-    if labels.dtype.kind == "S":
-        try:
-            return np.char.decode(np.asarray(labels), "utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{place}: names are not UTF-8 ({error})") from error
-    if labels.dtype.kind not in "iuU":
-        raise DataError(f"{place}: expected integers or strings, got {labels.dtype}")
-    return np.asarray(labels)
+    if labels.dtype.kind != "S":
+        return np.asarray(labels)
+    try:
+        return np.char.decode(np.asarray(labels), "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place}: names are not UTF-8 ({error})") from error
 
 
 def _class_names(
@@ -219,10 +212,9 @@ def _class_names(
         raise DataError(f"{place}: the name {repeated[0]!r} is there twice; names must differ")
     for value in (values[0], values[-1]):
         if not 0 <= value < len(table):
-            row = int((labels == value).argmax())
             raise DataError(
-                f"{place}: has names for labels 0 to {len(table) - 1}, but row {row} has label "
-                f"{value}"
+                f"{place}: has names for labels 0 to {len(table) - 1}, but row "
+                f"{int((labels == value).argmax())} has label {value}"
             )
     return [table[value] for value in values]
 
@@ -239,7 +231,7 @@ def _splits(
         return _numbered_splits(*numbers, names, class_ids)
     if table.value is not None:
         return _named_splits(*table, names)
-    return dealt(names, f"features: {path} has {len(names)} classes", "add classes or splits")
+    return random_split(names, source=f"features: {path}")
 
 
 def _numbered_splits(
@@ -276,14 +268,11 @@ def _numbered_splits(
 def _named_splits(table: Any, place: str, names: list[str]) -> ClassLists:
     if not isinstance(table, dict):
         raise DataError(f"{place}: expected an object from class name to split")
-    known_names = set(names)
     for name, split in table.items():
-        if name not in known_names:
-            raise DataError(f"{place}: names the class {name!r}, of which there are no rows")
-        if not isinstance(split, str) or split not in SPLITS:
+        if split not in SPLITS:
             known = ", ".join(SPLITS)
             raise DataError(f"{place}: class {name!r} has split {split!r}; known: {known}")
-    for name in names:
-        if name not in table:
-            raise DataError(f"{place}: class {name!r} has no split; add it")
+    if differing := sorted(table.keys() ^ set(names)):
+        problem = "has no rows" if differing[0] in table else "has no split"
+        raise DataError(f"{place}: class {differing[0]!r} {problem}; give each class both")
     return {split: [name for name in names if table[name] == split] for split in SPLITS}

@@ -1,6 +1,6 @@
-"""Your own pictures: a folder with one folder of images per class.
+"""Your own images: a folder with one folder of images per class.
 
-Either ``PATH/<class>/*.png``, whose classes are dealt 64 / 16 / 20 percent to train, validation
+Either ``PATH/<class>/*.png``, whose classes are split 64 / 16 / 20 percent into train, validation
 and test from seed 0, or from another as ``PATH#7``; or ``PATH/{train,validation,test}/<class>``.
 Classes may differ in size. Images are resized to one square: their own if all share it and it is
 small, else 84×84.
@@ -10,9 +10,9 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from vsm.data.dataset import SPLITS, Split
+from vsm.data.dataset import SPLITS, ClassLists, Split, random_split
 from vsm.data.images import ImageFormat, decode_files, inspect, is_image_name
-from vsm.data.preparation import ClassLists, Preparation, dealt
+from vsm.data.store import Preparation
 from vsm.data.tables import is_table, read_table
 from vsm.errors import DataError
 
@@ -25,48 +25,50 @@ SPLIT_FOLDERS: dict[str, Split] = {split: split for split in SPLITS} | {
 
 def key(path: Path) -> str:
     """Return the name to store ``path`` under; it changes when an image comes, goes or changes."""
-    digest, (path, seed) = hashlib.sha256(), _located(path)
+    digest, (path, seed) = hashlib.sha256(), _parse_seed(path)
     for split, folders in _class_folders(path, seed).items():
         for file in (file for folder in folders for file in _images(folder)):
             status = file.stat()
-            described = (split, file.relative_to(path).as_posix())
-            digest.update(repr((*described, status.st_size, status.st_mtime_ns)).encode())
+            name = file.relative_to(path).as_posix()
+            digest.update(repr((split, name, status.st_size, status.st_mtime_ns)).encode())
     slug = "".join(letter if letter.isalnum() else "-" for letter in path.resolve().name)
     return f"folder-{slug}-{digest.hexdigest()[:12]}"
 
 
-def listed(path: Path, as_a_whole: bool = False) -> tuple[ClassLists, dict[str, list[Path]]]:
+def list_classes(
+    path: Path, merge_splits: bool = False
+) -> tuple[ClassLists, dict[str, list[Path]]]:
     """Return the classes of each split of a folder, and the image files of each class.
 
     Args:
         path: of class folders, or of folders ``train``, ``validation`` and ``test`` with them.
-        as_a_whole: put all classes into one split ``all``; there may then be any number of them.
+        merge_splits: put all classes into one split ``all``; there may then be any number of them.
     """
-    given: dict[Split, list[Path]]
-    path, seed = _located(path)
-    given = {"all": _all_class_folders(path)} if as_a_whole else _class_folders(path, seed)
-    lists: ClassLists = {split: [f.name for f in folders] for split, folders in given.items()}
-    files = {f.name: _images(f) for folders in given.values() for f in folders}
-    images = [image for found in files.values() for image in found]
-    if not images:
-        raise DataError(f"folder: {path} has class folders but no images in them; add some")
-    for name, found in files.items():
-        if not found:
-            raise DataError(f"class {name!r} has no images; add some or remove it")
+    path, seed = _parse_seed(path)
+    folders: dict[Split, list[Path]]
+    folders = {"all": _all_class_folders(path)} if merge_splits else _class_folders(path, seed)
     split_of: dict[str, Split] = {}
-    for split, name in ((split, name) for split, names in lists.items() for name in names):
+    files: dict[str, list[Path]] = {}
+    pairs = [(split, folder) for split, found in folders.items() for folder in found]
+    for split, folder in pairs:
+        name = folder.name
         if name in split_of:
             raise DataError(
                 f"class {name!r} is in two splits, {split_of[name]} and {split}; keep it in one of "
                 "them"
             )
-        split_of[name] = split
-    return lists, files
+        split_of[name], files[name] = split, _images(folder)
+    if not any(files.values()):
+        raise DataError(f"folder: {path} has class folders but no images in them; add some")
+    for name, found in files.items():
+        if not found:
+            raise DataError(f"class {name!r} has no images; add some or remove it")
+    return {split: [folder.name for folder in found] for split, found in folders.items()}, files
 
 
 def read(path: Path) -> Preparation:
     """Read a folder of class folders, split by its own folders or from the seed."""
-    lists, files = listed(path)
+    lists, files = list_classes(path)
     images = [image for found in files.values() for image in found]
     form = _common_format(images)
     return Preparation(
@@ -81,13 +83,13 @@ def read(path: Path) -> Preparation:
 def labeled_images(path: Path) -> tuple[list[Path], list[str]]:
     """Return the image files of all class folders of ``path``, and the class of each.
 
-    There may be any number of classes, and no splits: this is for examples, not for training. A
-    table of paths and labels does as well, see :mod:`vsm.data.tables`.
+    There may be any number of classes, and no splits: this is for examples, not for training.
+    ``path`` may also be a table of paths and labels, see :mod:`vsm.data.tables`.
     """
     if is_table(path):
-        listed_images, labels = read_table(path, "required")
-        assert labels is not None
-        return listed_images, labels
+        table = read_table(path, "required")
+        assert table.labels is not None
+        return table.images, table.labels
     images: list[Path] = []
     for folder in _folders(path):
         found = _images(folder)
@@ -113,12 +115,9 @@ def labeled_images_of(sources: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
 
 def images_below(path: Path) -> list[Path]:
-    """Return ``path`` itself if it is a file, or all image files in it and in its folders.
-
-    Of a table of pictures, see :mod:`vsm.data.tables`, it returns those that it lists.
-    """
+    """Return all image files in ``path`` and its folders, those of a table, or a file itself."""
     if is_table(path):
-        return read_table(path, "ignored").pictures
+        return read_table(path, "ignored").images
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -134,8 +133,8 @@ def images_below(path: Path) -> list[Path]:
     return found
 
 
-def _located(path: Path) -> tuple[Path, int]:
-    """Return the folder, and the seed that its classes are dealt from."""
+def _parse_seed(path: Path) -> tuple[Path, int]:
+    """Return the folder, and the seed that its classes are split with."""
     name, mark, seed = path.name.rpartition("#")
     if mark and seed.isdecimal() and not path.exists():
         return path.with_name(name), int(seed)
@@ -148,9 +147,7 @@ def _class_folders(path: Path, seed: int) -> dict[Split, list[Path]]:
     splits = [folder for folder in top if folder.name in SPLIT_FOLDERS and _folders(folder)]
     stray = [folder.name for folder in top if folder not in splits]
     if not splits:
-        found = f"folder: {path} has {len(stray)} class folders"
-        fix = "add classes, or check that this is the folder above them"
-        lists = dealt(stray, found, fix, seed)
+        lists = random_split(stray, seed=seed, source=f"folder: {path}")
         return {split: [path / name for name in names] for split, names in lists.items()}
     if stray:
         raise DataError(
@@ -167,12 +164,11 @@ def _class_folders(path: Path, seed: int) -> dict[Split, list[Path]]:
 
 def _all_class_folders(path: Path) -> list[Path]:
     """Return the class folders of all splits."""
-    top = _folders(path)
-    return [
-        folder
-        for one in top
-        for folder in (_folders(one) if one.name in SPLIT_FOLDERS and _folders(one) else [one])
-    ]
+    found = []
+    for folder in _folders(path):
+        below = _folders(folder) if folder.name in SPLIT_FOLDERS else []
+        found += below or [folder]
+    return found
 
 
 def _folders(path: Path) -> list[Path]:

@@ -12,8 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from vsm.data import store
-from vsm.data.dataset import SPLITS, ImageDataset, Normalization, Pixels, Split
-from vsm.data.preparation import ClassLists, Preparation, flat
+from vsm.data.dataset import (
+    SPLITS,
+    ClassLists,
+    ImageDataset,
+    PixelNormalization,
+    Pixels,
+    Split,
+    all_classes,
+)
+from vsm.data.store import Preparation
 from vsm.errors import DataError
 from vsm.seeding import derive_seed
 
@@ -21,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 
 GENERATOR_VERSION = 1  # raise with any change to the pixels, so that old caches are not read
 SEED = 0  # the seed of the dataset that is called glyphs
-NORMALIZATION = Normalization(mean=(0.1141,), std=(0.2666,))  # of the train pixels
+NORMALIZATION = PixelNormalization(mean=(0.1141,), std=(0.2666,))  # of the train pixels
 
 # What there is.
 NUM_ALPHABETS: dict[Split, int] = {"train": 28, "validation": 6, "test": 10}
@@ -214,7 +222,7 @@ def _place(alphabet: Alphabet, strokes: Floats, random: np.random.Generator) -> 
 
 
 def _has_room(alphabet: Alphabet, strokes: Floats, stroke: Floats) -> bool:
-    """Tell whether ``stroke`` ``[M, 2]`` stays near ``strokes`` without running along them."""
+    """Whether ``stroke`` ``[M, 2]`` stays near ``strokes`` without running along them."""
     together = np.concatenate([*strokes, stroke])
     if np.ptp(together, axis=0).max() > MAX_EXTENT:
         return False
@@ -225,10 +233,10 @@ def _has_room(alphabet: Alphabet, strokes: Floats, stroke: Floats) -> bool:
 
 
 def _look(alphabet: Alphabet, character: Floats) -> Floats:
-    """Return the blurred, noiseless picture of a character as a unit vector ``[SIDE²]``."""
+    """Return the blurred, noiseless image of a character as a unit vector ``[SIDE²]``."""
     curves = (alphabet.basis @ character @ alphabet.page)[None]
-    picture = _ink(_fit(curves), np.array([BLUR])).ravel()
-    return np.asarray(picture / np.linalg.norm(picture))
+    image = _ink(_fit(curves), np.array([BLUR])).ravel()
+    return np.asarray(image / np.linalg.norm(image))
 
 
 def _rotation(angle: Floats) -> Floats:
@@ -337,7 +345,7 @@ def _draw_all(seed: int) -> Preparation:
     return Preparation(
         image_shape=(SIDE, SIDE, 1),
         class_lists=lists,
-        class_sizes=dict.fromkeys(flat(lists), NUM_DRAWINGS),
+        class_sizes=dict.fromkeys(all_classes(lists), NUM_DRAWINGS),
         batches=images,
         origin=f"drawn by vsm.data.glyphs, generator version {GENERATOR_VERSION}, seed {seed}",
     )

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
@@ -33,11 +33,12 @@ MOST_NAMED = 10
 MOST_BYTES = 512 * 2**20  # of an image file
 MAGIC_BYTES = 12
 MAGICS = (
-    b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+",
-)  # fmt: skip
+    *(b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    *(b"P1", b"P2", b"P3", b"P4", b"P5", b"P6", b"Pf", b"Py"),
+)
 Item = TypeVar("Item")
 
-# What Pillow and its plugins raise for files that are cut off, damaged, or not images at all.
+# What Pillow and its plugins raise for files that are truncated, damaged, or not images at all.
 UNREADABLE = (
     *(OSError, EOFError, SyntaxError, ValueError, IndexError, TypeError),
     *(struct.error, zlib.error),
@@ -45,7 +46,7 @@ UNREADABLE = (
 
 # Refuses images above Pillow's ``MAX_IMAGE_PIXELS``, where it would only warn. Warning filters
 # belong to the process, so this is entered around threads, not in them.
-_bombs_refused = partial(
+_refuse_bombs = partial(
     warnings.catch_warnings, action="error", category=Image.DecompressionBombWarning
 )
 
@@ -69,7 +70,7 @@ class ImageFormat:
 
 
 def is_image_name(name: str) -> bool:
-    """Tell whether ``name`` looks like an image; hidden files and macOS litter do not."""
+    """Whether ``name`` looks like an image; hidden files and those of macOS do not."""
     path = PurePosixPath(name)
     hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
     return path.suffix.lower() in SUFFIXES and not hidden
@@ -77,19 +78,19 @@ def is_image_name(name: str) -> bool:
 
 def inspect(path: Path) -> tuple[bool, int, int]:
     """Return (is it gray, height, width) from the header of an image file alone."""
-    with _bombs_refused(), _reporting(str(path)), Image.open(path, formats=FORMATS) as image:
+    with _refuse_bombs(), _report_errors(str(path)), Image.open(path, formats=FORMATS) as image:
         return image.mode in GRAY_MODES, image.height, image.width
 
 
 def size_of(data: bytes, name: str) -> tuple[int, int]:
     """Return (height, width) from the header of an image file's contents; nothing is decoded."""
-    with _reporting(name), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+    with _report_errors(name), Image.open(io.BytesIO(data), formats=FORMATS) as image:
         return image.height, image.width
 
 
 def thumbnail(data: bytes, name: str, side: int) -> bytes:
     """Return a small PNG of an image file's contents, upright, without its metadata."""
-    with _reporting(name), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+    with _report_errors(name), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
         opened.draft(None, (2 * side, 2 * side))
         image = ImageOps.exif_transpose(opened)
         image = _opaque(image, 1 if image.mode in GRAY_MODES else 3)
@@ -101,47 +102,41 @@ def thumbnail(data: bytes, name: str, side: int) -> bytes:
 
 def decode(data: bytes, name: str, form: ImageFormat) -> Pixels:
     """Decode one image file to uint8 ``[side, side, channels]``; ``name`` is for messages."""
-    with _reporting(name), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+    with _report_errors(name), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
         opened.draft(None, (2 * form.side, 2 * form.side))  # JPEG: decode no finer than needed
         return form_image(opened, name, form)
 
 
 def form_image(image: Image.Image, name: str, form: ImageFormat) -> Pixels:
     """Turn an image in memory into what :func:`decode` makes of a file of it."""
-    with _reporting(name):
+    with _report_errors(name):
         if form.upright:
             image = ImageOps.exif_transpose(image)
         image = _opaque(image, form.channels)
         if form.ink and not (form.any_paper and np.asarray(image).mean() < DARK):
             image = ImageChops.invert(image)  # as ImageOps.invert, but without a table per image
+        size, box = (form.side, form.side), None
         if form.crop is not None:
-            image = _middle(image, form.crop, form.side, form.resampling or "bicubic")
-        elif image.size != (form.side, form.side):
-            scaling = Image.Resampling[(form.resampling or "lanczos").upper()]
-            image = image.resize((form.side, form.side), scaling)
+            x, y, half = image.width / 2, image.height / 2, form.crop * min(image.size) / 2
+            box = (x - half, y - half, x + half, y + half)
+        if box or image.size != size:
+            resampling = form.resampling or ("bicubic" if box else "lanczos")
+            image = image.resize(size, Image.Resampling[resampling.upper()], box)
         return np.asarray(image).reshape(form.shape)
 
 
 def _opaque(image: Image.Image, channels: int) -> Image.Image:
-    """Return a picture of 8 bits in gray or color; what is transparent becomes white."""
+    """Return an image of 8 bits in gray or color; what is transparent becomes white."""
     if image.mode.startswith("I"):  # 16 bits become 8
         image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
-    if image.has_transparency_data:  # on white
+    if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("L" if channels == 1 else "RGB")
 
 
-def _middle(image: Image.Image, share: float, side: int, resampling: str) -> Image.Image:
-    """Cut out the middle square, a share of the shorter side, and scale it."""
-    half = share * min(image.size) / 2
-    x, y = image.width / 2, image.height / 2
-    box = (x - half, y - half, x + half, y + half)
-    return image.resize((side, side), Image.Resampling[resampling.upper()], box)
-
-
 def form_pixels(pixels: Pixels, form: ImageFormat) -> Pixels:
-    """Do the same with many that have the right size and channels already, ``[n, …]``."""
+    """Form many images at once that have the right size and channels already, ``[n, …]``."""
     formed = pixels.reshape(-1, *form.shape)
     if not form.ink:
         return formed
@@ -163,21 +158,21 @@ def decode_all(
     called in threads, as Pillow releases the interpreter lock.
     """
 
-    def attempt(item: Item) -> Pixels | DataError:
-        try:
-            return decode(read(item), label(item), form)
-        except DataError as error:
-            return error
-
-    def attempt_all(part: Sequence[Item]) -> list[Pixels | DataError]:
-        return [attempt(item) for item in part]
+    def attempt(part: Sequence[Item]) -> list[Pixels | DataError]:
+        results: list[Pixels | DataError] = []
+        for item in part:
+            try:
+                results.append(decode(read(item), label(item), form))
+            except DataError as error:
+                results.append(error)
+        return results
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for start in range(0, len(items), CHUNK):
             chunk = items[start : start + CHUNK]
             parts = [chunk[n : n + AT_ONCE] for n in range(0, len(chunk), AT_ONCE)]
-            with _bombs_refused():
-                decoded = [one for part in pool.map(attempt_all, parts) for one in part]
+            with _refuse_bombs():
+                decoded = [one for part in pool.map(attempt, parts) for one in part]
             errors = [one for one in decoded if isinstance(one, DataError)]
             if errors:  # all are named, so that all are fixed at once
                 names = [str(error).split(": ", 1)[0] for error in errors[1 : 1 + MOST_NAMED]]
@@ -192,41 +187,35 @@ def decode_files(files: Sequence[Path], form: ImageFormat) -> Iterator[Pixels]:
 
 
 def read_file(file: Path) -> bytes:
-    """Return the contents of an image file, or say that it cannot be read.
+    """Return the contents of an image file.
 
-    Its first bytes are looked at before the others, since a file may have any size.
+    Its first bytes are checked before the others are read, since a file may have any size.
     """
     try:
-        is_regular = stat.S_ISREG(file.stat().st_mode)
-        if is_regular:
-            with file.open("rb") as opened:
-                begin = opened.read(MAGIC_BYTES)
-                if _is_image(begin):
-                    return begin + _rest(opened, file)
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise _unreadable(file, "no regular file")
+        with file.open("rb") as opened:
+            begin = opened.read(MAGIC_BYTES)
+            is_webp = begin[:4] == b"RIFF" and begin[8:12] == b"WEBP"
+            if not is_webp and not begin.startswith(MAGICS):
+                raise _unreadable(file, "no image")
+            if status.st_size > MOST_BYTES:
+                raise DataError(
+                    f"{file}: has {status.st_size:,} bytes, but an image at most {MOST_BYTES:,}; "
+                    "replace it"
+                )
+            return begin + opened.read(MOST_BYTES)
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror}); check the path") from error
-    reason = "no image" if is_regular else "no regular file"
-    raise DataError(f"{file}: unreadable or truncated image ({reason}); replace or remove it")
 
 
-def _is_image(begin: bytes) -> bool:
-    """Tell by its first bytes whether a file may be of one of ``FORMATS``."""
-    is_webp = begin[:4] == b"RIFF" and begin[8:12] == b"WEBP"
-    is_netpbm = begin[:1] == b"P" and begin[1:2] in (b"1", b"2", b"3", b"4", b"5", b"6", b"f", b"y")
-    return is_webp or is_netpbm or begin.startswith(MAGICS)
-
-
-def _rest(opened: BinaryIO, file: Path) -> bytes:
-    size = os.fstat(opened.fileno()).st_size
-    if size > MOST_BYTES:
-        raise DataError(
-            f"{file}: has {size:,} bytes, but a picture at most {MOST_BYTES:,}; replace it"
-        )
-    return opened.read(MOST_BYTES)
+def _unreadable(name: object, reason: object) -> DataError:
+    return DataError(f"{name}: unreadable or truncated image ({reason}); replace or remove it")
 
 
 @contextmanager
-def _reporting(name: str) -> Iterator[None]:
+def _report_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
@@ -236,6 +225,4 @@ def _reporting(name: str) -> Iterator[None]:
         ) from error
     except UNREADABLE as error:
         reason = "no image" if isinstance(error, UnidentifiedImageError) else error
-        raise DataError(
-            f"{name}: unreadable or truncated image ({reason}); replace or remove it"
-        ) from error
+        raise _unreadable(name, reason) from error

@@ -1,10 +1,10 @@
 """Reading untrusted pickles: arrays, strings, numbers and containers only.
 
 A pickle is a program that may call anything importable. Here every name it asks for is looked up
-in one short table instead of being imported; whatever is not in the table is refused by name. Even
-numpy's own reconstruction functions are replaced by stand-ins that accept plain element types only,
-because numpy trusts the type descriptions in a pickle. Python 2 and 3 pickles of any protocol and
-numpy's old and new module paths are understood.
+in one short table instead of being imported, and any other is refused. Even numpy's own
+reconstruction functions are replaced by stand-ins that accept plain element types only, because
+numpy trusts the type descriptions in a pickle. Python 2 and 3 pickles of any protocol and numpy's
+old and new module paths are understood.
 """
 
 import pickle
@@ -13,7 +13,6 @@ import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import numpy as np
@@ -23,7 +22,7 @@ from vsm.errors import DataError
 
 PLAIN_TYPE = re.compile(r"[biufcSUO]\d+")  # booleans, numbers, strings, references to what was read
 
-# What the interpreter's unpickler raises when a stream is cut off or makes no sense.
+# What the interpreter's unpickler raises for a damaged stream.
 MALFORMED = (
     *(pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError),
     *(OverflowError, MemoryError, RecursionError, struct.error),
@@ -33,7 +32,7 @@ MALFORMED = (
 def load(file: IO[bytes], name: str) -> Any:
     """Read one pickle from ``file``; ``name`` is for messages.
 
-    Text of Python 2 pickles arrives as bytes, see :func:`text`, but for the keys of dictionaries.
+    Strings of Python 2 pickles are bytes, see :func:`text`, except for the keys of dictionaries.
     """
     try:
         return _built(_PlainUnpickler(file, name).load())
@@ -41,18 +40,9 @@ def load(file: IO[bytes], name: str) -> Any:
         raise DataError(f"{name}: damaged pickle ({error}); fetch or copy it again") from error
 
 
-def load_path(path: Path) -> Any:
-    """Read the pickle at ``path``."""
-    try:
-        with path.open("rb") as file:
-            return load(file, str(path))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; check the path") from error
-
-
 @contextmanager
 def expecting(what: str, name: str) -> Iterator[None]:
-    """Say that the pickle ``name`` is not ``what``, if the block cannot take it for that."""
+    """Say that the pickle ``name`` is not ``what`` if the block fails to use it as that."""
     try:
         yield
     except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
@@ -77,7 +67,7 @@ class _ElementType:
 class _Array:
     """Stands for an array while a pickle is read; keeps the state that numpy would be given.
 
-    numpy's own ``__setstate__`` believes what it is told and can be made to crash.
+    numpy's own ``__setstate__`` trusts its input and can be made to crash.
     """
 
     state: tuple[Any, ...] = ()
@@ -92,11 +82,11 @@ def _reconstruct(kind: object, *_: object) -> _Array:
     return _Array()
 
 
-def _from_buffer(data: Any, described: object, shape: Any, order: str | bytes) -> Any:
-    if not isinstance(described, _ElementType) or not PLAIN_TYPE.fullmatch(described.code):
-        raise pickle.UnpicklingError(f"unsupported element type {described!r}")
-    byte_order: Any = text(described.state[1])
-    dtype = np.dtype(described.code).newbyteorder(byte_order)
+def _from_buffer(data: Any, element: object, shape: Any, order: str | bytes) -> Any:
+    if not isinstance(element, _ElementType) or not PLAIN_TYPE.fullmatch(element.code):
+        raise pickle.UnpicklingError(f"unsupported element type {element!r}")
+    byte_order: Any = text(element.state[1])
+    dtype = np.dtype(element.code).newbyteorder(byte_order)
     if dtype.kind == "O" and isinstance(data, list):
         values: npt.NDArray[Any] = np.fromiter(map(_built, data), dtype)
     else:
@@ -107,8 +97,8 @@ def _from_buffer(data: Any, described: object, shape: Any, order: str | bytes) -
 def _built(value: Any) -> Any:
     """Return ``value`` with the arrays in it built and keys as text, however deep."""
     if isinstance(value, _Array):
-        _, shape, described, is_fortran, data = value.state
-        return _from_buffer(data, described, shape, "F" if is_fortran else "C")
+        _, shape, element, is_fortran, data = value.state
+        return _from_buffer(data, element, shape, "F" if is_fortran else "C")
     if isinstance(value, dict):
         texts = {key: text(key) if isinstance(key, bytes) else key for key in value}
         return {texts[key]: _built(item) for key, item in value.items()}
@@ -158,7 +148,7 @@ class _PlainUnpickler(pickle._Unpickler):
             ) from None
 
     def _set_state(self) -> None:
-        """Do what BUILD asks, on placeholders alone: what is admitted cannot be changed."""
+        """Handle BUILD for placeholders only: nothing in the table can be changed."""
         state = self.stack.pop()
         if not isinstance(self.stack[-1], _Array | _ElementType):
             raise pickle.UnpicklingError("a state for something that is no array")

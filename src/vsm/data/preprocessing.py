@@ -1,4 +1,4 @@
-"""Pictures and rows of features that users give, checked and made into a model's inputs."""
+"""Images and rows of features that users give, checked and made into a model's inputs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from vsm.data.images import CHUNK, ImageFormat, decode_files, form_image, form_p
 from vsm.errors import ClassifierError, ClassifierTypeError, DataError
 from vsm.system.progress import NULL_PROGRESS, Progress
 
-Picture = str | Path | Image.Image | npt.NDArray[Any] | Tensor
+ImageInput = str | Path | Image.Image | npt.NDArray[Any] | Tensor
 """A file, a Pillow image, an array ``[H, W]`` or ``[H, W, C]``, or a tensor ``[C, H, W]``.
 Numbers are uint8, or floats from 0 to 1."""
 
@@ -31,7 +31,7 @@ RESAMPLINGS = tuple(one.name.lower() for one in Image.Resampling)
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How the pictures of a model's training data were prepared."""
+    """How the images of a model's training data were prepared."""
 
     side: int  # height and width
     channels: int  # 1 for gray, 3 for color
@@ -58,7 +58,7 @@ class Preprocessing:
 
     @staticmethod
     def of_fields(stored: Mapping[str, Any]) -> "Preprocessing":
-        """Return it with the fields that are given, or raise what says that they cannot be."""
+        """Return it with the fields that are given; raise an error if they are invalid."""
         constants = {name: tuple(map(float, stored[name])) for name in ("mean", "std")}
         found = Preprocessing(**{**stored, **constants})
         numbers = {len(found.mean), len(found.std), found.channels}
@@ -85,17 +85,17 @@ class Preprocessing:
 
     @property
     def form(self) -> ImageFormat:
-        """What pictures are turned into."""
+        """What images are turned into."""
         return ImageFormat(
             self.side, self.channels, self.ink, True, True, self.crop, self.resampling
         )
 
-    def pixels(self, pictures: Sequence[Picture], progress: Progress = NULL_PROGRESS) -> Tensor:
-        """Return ``pictures`` of any kinds as uint8 ``[n, C, H, W]``, channels-last in memory."""
+    def pixels(self, images: Sequence[ImageInput], progress: Progress = NULL_PROGRESS) -> Tensor:
+        """Return ``images`` of any kinds as uint8 ``[n, C, H, W]``, channels-last in memory."""
         form = self.form
         batches = []
-        for start in range(0, len(pictures), CHUNK):
-            batches.append(_batch(pictures[start : start + CHUNK], start, form))
+        for start in range(0, len(images), CHUNK):
+            batches.append(_batch(images[start : start + CHUNK], start, form))
             progress.advance(len(batches[-1]))
         return torch.from_numpy(np.concatenate(batches)).permute(0, 3, 1, 2)
 
@@ -106,50 +106,50 @@ class Preprocessing:
         return (pixels - mean) / std
 
 
-def as_list(pictures: Any) -> list[Picture]:
-    """Return the pictures of a list, of an array ``[n, H, W(, C)]``, or of ``[n, C, H, W]``."""
-    is_one = isinstance(pictures, np.ndarray) and pictures.ndim == 3 and pictures.shape[2] in (3, 4)
-    if is_one or isinstance(pictures, str | Path | Image.Image):
+def as_list(images: Any) -> list[ImageInput]:
+    """Return the images of a list, of an array ``[n, H, W(, C)]``, or of ``[n, C, H, W]``."""
+    is_one = isinstance(images, np.ndarray) and images.ndim == 3 and images.shape[2] in (3, 4)
+    if is_one or isinstance(images, str | Path | Image.Image):
         raise ClassifierError(
-            "images: expected several pictures, got one; put it into a list: [picture]"
+            "images: expected several images, got one; put it into a list: [image]"
         )
-    if isinstance(pictures, np.ndarray | Tensor) and pictures.ndim not in (1, 3, 4):
+    if isinstance(images, np.ndarray | Tensor) and images.ndim not in (1, 3, 4):
         raise ClassifierError(
             "images: expected an array [n, H, W] or [n, H, W, C], or a tensor [n, C, H, W], got "
-            f"{list(pictures.shape)}"
+            f"{list(images.shape)}"
         )
-    return list(pictures)
+    return list(images)
 
 
-def _batch(pictures: Sequence[Picture], start: int, form: ImageFormat) -> Pixels:
-    """Turn pictures into uint8 ``[n, side, side, channels]``; the first has number ``start``."""
-    files = [Path(picture) for picture in pictures if isinstance(picture, str | Path)]
-    if len(files) == len(pictures):
+def _batch(images: Sequence[ImageInput], start: int, form: ImageFormat) -> Pixels:
+    """Turn images into uint8 ``[n, side, side, channels]``; the first has number ``start``."""
+    files = [Path(image) for image in images if isinstance(image, str | Path)]
+    if len(files) == len(images):
         return np.concatenate(list(decode_files(files, form)))
-    arrays = [picture for picture in pictures if isinstance(picture, np.ndarray)]
+    arrays = [image for image in images if isinstance(image, np.ndarray)]
     shapes = (form.shape, form.shape[:2]) if form.channels == 1 else (form.shape,)
     ready = [one for one in arrays if one.dtype == np.uint8 and one.shape in shapes]
-    if len(ready) == len(pictures) and form.crop is None:  # nothing to convert or resize
+    if len(ready) == len(images) and form.crop is None:  # nothing to convert or resize
         return form_pixels(np.stack([one.reshape(form.shape) for one in ready]), form)
-    return np.stack([_formed(one, place, form) for place, one in enumerate(pictures, start)])
+    return np.stack([_formed(one, place, form) for place, one in enumerate(images, start)])
 
 
-def _formed(picture: Picture, place: int, form: ImageFormat) -> Pixels:
-    """Turn one picture into uint8 ``[side, side, channels]``."""
-    if isinstance(picture, str | Path):
-        [[pixels]] = decode_files([Path(picture)], form)
+def _formed(image: ImageInput, place: int, form: ImageFormat) -> Pixels:
+    """Turn one image into uint8 ``[side, side, channels]``."""
+    if isinstance(image, str | Path):
+        [[pixels]] = decode_files([Path(image)], form)
         return np.asarray(pixels)
-    name = f"picture {place}"
-    if isinstance(picture, Image.Image):
-        return form_image(picture, name, form)
-    if isinstance(picture, Tensor):
-        values = picture.detach().cpu()
-        picture = (values.permute(1, 2, 0) if values.ndim == 3 else values).numpy()
-    if not isinstance(picture, np.ndarray):
+    name = f"image {place}"
+    if isinstance(image, Tensor):
+        values = image.detach().cpu()
+        image = (values.permute(1, 2, 0) if values.ndim == 3 else values).numpy()
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(_bytes(image, name))
+    if not isinstance(image, Image.Image):
         raise DataError(
-            f"{name}: expected a path, an image, an array or a tensor, got {type(picture).__name__}"
+            f"{name}: expected a path, an image, an array or a tensor, got {type(image).__name__}"
         )
-    return form_image(Image.fromarray(_bytes(picture, name)), name, form)
+    return form_image(image, name, form)
 
 
 def _bytes(values: npt.NDArray[Any], name: str) -> Pixels:
@@ -175,10 +175,6 @@ def _bytes(values: npt.NDArray[Any], name: str) -> Pixels:
 
 def as_features(rows: Any, width: int | None = None) -> Tensor:
     """Check features ``[n, D]`` of any array type, and return them as float32."""
-    if hasattr(rows, "tocsr"):
-        raise ClassifierError(
-            "features: sparse input is not supported; give a dense array, as its toarray() makes"
-        )
     given = _as_numbers(rows)
     if given.ndim != 2:
         raise ClassifierError(
@@ -206,20 +202,24 @@ def as_features(rows: Any, width: int | None = None) -> Tensor:
 
 
 def _as_numbers(rows: Any) -> npt.NDArray[Any]:
+    if hasattr(rows, "tocsr"):
+        raise ClassifierError(
+            "features: sparse input is not supported; give a dense array, as its toarray() makes"
+        )
     given = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
     if given.dtype.kind == "c":
         raise ClassifierError(f"features: Complex data not supported, got {given.dtype}")
+    not_images = "this classifier takes features, not images"
     if given.dtype.kind == "O":
         try:
             return given.astype(np.float64)
         except (TypeError, ValueError) as error:
             raise ClassifierTypeError(
-                f"features: expected numbers [n, D] ({error}); this classifier takes features, not "
-                "pictures"
+                f"features: expected numbers [n, D] ({error}); {not_images}"
             ) from error
     if given.dtype.kind not in "fiu":
         raise ClassifierError(
-            f"features: expected numbers [n, D], got {given.dtype} {list(given.shape)}; this "
-            "classifier takes features, not pictures"
+            f"features: expected numbers [n, D], got {given.dtype} {list(given.shape)}; "
+            f"{not_images}"
         )
     return given

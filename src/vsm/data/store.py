@@ -9,47 +9,57 @@ import hashlib
 import math
 import os
 import shutil
-import sys
+import struct
 import time
+import tokenize
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from vsm.data.arrays import open_array
-from vsm.data.dataset import SPLITS, ImageDataset, Normalization, Pixels
-from vsm.data.preparation import Preparation
+from vsm.data.dataset import SPLITS, ClassLists, ImageDataset, PixelNormalization, Pixels
 from vsm.errors import DataError, DocumentError
 from vsm.system.documents import read_object, shortened, write_json
-from vsm.system.files import atomic_directory
+from vsm.system.files import atomic_directory, user_folder
 from vsm.system.progress import NULL_PROGRESS, Progress
 
 FORMAT = 2
 BLOCK_BYTES, NUM_BLOCKS = 4096, 64  # of the images, that are checked whenever they are opened
 ABANDONED_SECONDS = 86_400  # no preparation is still writing after a day
+BAD_HEADER = (
+    *(ValueError, TypeError, SyntaxError, OverflowError, EOFError, LookupError, AttributeError),
+    *(MemoryError, RecursionError, struct.error, tokenize.TokenError),
+)
+"""What numpy raises for the headers of damaged files."""
+
+
+class Preparation(NamedTuple):
+    """A dataset about to be written; its pixels are read as ``batches`` is consumed."""
+
+    image_shape: tuple[int, int, int]  # (height, width, channels)
+    class_lists: ClassLists  # of each split; no class is in two
+    class_sizes: Mapping[str, int]  # images of each class, at least 1, in the order of the images
+    batches: Iterable[Pixels]  # uint8 [batch, height, width, channels], class after class
+    origin: str  # where it is from, in one line
 
 
 def data_root() -> Path:
     """Return the folder that holds prepared datasets; it may not exist yet."""
-    if chosen := os.environ.get("VSM_DATA"):
-        return Path(chosen).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "vsm"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "vsm"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vsm"
+    return user_folder("cache")
 
 
 def is_prepared(name: str) -> bool:
-    """Tell whether ``name`` has been prepared under :func:`data_root`."""
+    """Whether ``name`` has been prepared under :func:`data_root`."""
     return (data_root() / name / "index.json").is_file()
 
 
 def write(
     name: str,
     preparation: Preparation,
-    normalization: Normalization,
+    normalization: PixelNormalization,
     progress: Progress = NULL_PROGRESS,
 ) -> Path:
     """Write a prepared dataset atomically as ``name`` and return its folder."""
@@ -60,10 +70,10 @@ def write(
     progress.start(f"preparing {name}", sum(preparation.class_sizes.values()))
     try:
         with atomic_directory(target) as folder:
-            checksum = _write_images(folder / "images.npy", preparation, progress)
+            images = folder / "images.npy"
+            checksum = _write_images(images, preparation, progress)
             index = _index(name, preparation, normalization, checksum)
-            index["sampled"] = _sampled(folder / "images.npy")
-            write_json(folder / "index.json", index)
+            write_json(folder / "index.json", {**index, "sampled": _sampled_checksum(images)})
     except OSError as error:
         raise DataError(
             f"cannot write prepared data to {target}: {error.strerror or error}; free some space "
@@ -72,14 +82,16 @@ def write(
     return target
 
 
-def in_memory(name: str, preparation: Preparation, normalization: Normalization) -> ImageDataset:
+def in_memory(
+    name: str, preparation: Preparation, normalization: PixelNormalization
+) -> ImageDataset:
     """Return what :func:`write` and :func:`read` make of a preparation, without the disk."""
     index = _index(name, preparation, normalization, "")
     return _dataset(name, index, np.concatenate(list(preparation.batches)))
 
 
 def _index(
-    name: str, preparation: Preparation, normalization: Normalization, checksum: str
+    name: str, preparation: Preparation, normalization: PixelNormalization, checksum: str
 ) -> dict[str, Any]:
     ids = {class_name: class_id for class_id, class_name in enumerate(preparation.class_sizes)}
     lists = preparation.class_lists
@@ -98,8 +110,8 @@ def _index(
 def _write_images(path: Path, preparation: Preparation, progress: Progress) -> str:
     """Write an ``.npy`` file batch by batch and return the checksum of its pixels.
 
-    Ordinary writes, not a memory map: a full disk is then an error that can be reported, where a
-    write to a mapped page would end the process.
+    A full disk is an error of these ordinary writes; a write to a mapped page would end the
+    process.
     """
     checksum = hashlib.sha256()
     shape = preparation.image_shape
@@ -122,8 +134,8 @@ def _write_images(path: Path, preparation: Preparation, progress: Progress) -> s
     return checksum.hexdigest()
 
 
-def _sampled(path: Path) -> str:
-    """Return a checksum of the header of an array file, of its size, and of blocks all over it."""
+def _sampled_checksum(path: Path) -> str:
+    """Return a checksum of the size of a file and of blocks all over it, the first included."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         checksum = hashlib.sha256(str(size).encode())
@@ -144,32 +156,24 @@ def verify(name: str) -> None:
 
 
 def read_index(name: str) -> dict[str, Any]:
-    """Return the parsed index of a prepared dataset, or say how to get one."""
+    """Return the index of a prepared dataset; an error says how to get one."""
     path = data_root() / name / "index.json"
     try:
         index = read_object(path)
+        if index.get("format") != FORMAT:
+            raise ValueError(f"format {index.get('format')!r}, expected {FORMAT}")
+        _check_index(index)
     except FileNotFoundError:
         raise DataError(f"data: {name} is not prepared (looked in {path.parent})") from None
     except DocumentError as error:
         raise _damaged(name, f"index.json {error.reason}") from error
-    except OSError as error:
-        raise _damaged(name, error.strerror) from error
-    try:
-        if index.get("format") == 1:  # other words; preparing anew may mean downloading anew
-            old = index.pop("normalisation")
-            index["normalization"] = {"mean": old["mean"], "std": old["standard_deviation"]}
-            index["format"] = FORMAT
-        if index.get("format") != FORMAT:
-            raise ValueError(f"format {index.get('format')!r}, expected {FORMAT}")
-        _check_index(index)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = repr(error) if isinstance(error, KeyError) else error
-        raise _damaged(name, f"index.json: {shortened(reason)}") from error
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(name, f"index.json: {shortened(repr(error))}") from error
     return index
 
 
 def _check_index(index: dict[str, Any]) -> None:
-    """Raise whatever shows that an index is none."""
+    """Raise an error if an index is invalid."""
     names, sizes = index["class_names"], index["class_sizes"]
     if not all(isinstance(text, str) for text in (*names, index["origin"], index["sha256"])):
         raise TypeError("class_names, origin and sha256 are texts")
@@ -192,10 +196,10 @@ def _check_index(index: dict[str, Any]) -> None:
 def read(name: str) -> ImageDataset:
     """Open a prepared dataset; its images stay on disk until they are used."""
     index = read_index(name)
+    path = data_root() / name / "images.npy"
     try:
-        path = data_root() / name / "images.npy"
         images = open_array(path)
-        sampled = _sampled(path) if "sampled" in index else None
+        sampled = _sampled_checksum(path) if "sampled" in index else None
     except (OSError, ValueError) as error:
         raise _damaged(name, f"images.npy: {error}") from error
     fits = images.dtype == np.uint8 and images.ndim == 4 and images.flags.c_contiguous
@@ -208,6 +212,24 @@ def read(name: str) -> ImageDataset:
     return _dataset(name, index, images)
 
 
+def open_array(path: Path) -> npt.NDArray[Any]:
+    """Map an ``.npy`` file of numbers or strings; nothing is read until it is used.
+
+    Raises:
+        ValueError: in one line, if the file holds no such array.
+        OSError: if it is missing, or cannot be opened.
+    """
+    if path.exists() and not path.is_file():  # opening a pipe would wait
+        raise ValueError("is no regular file")
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError("is an archive of arrays")
+    except BAD_HEADER as error:
+        raise ValueError(shortened(error) or type(error).__name__) from error
+    return cast(npt.NDArray[Any], array)
+
+
 def _dataset(name: str, index: dict[str, Any], images: Pixels) -> ImageDataset:
     splits, normalization = index["splits"], index["normalization"]
     return ImageDataset(
@@ -216,7 +238,7 @@ def _dataset(name: str, index: dict[str, Any], images: Pixels) -> ImageDataset:
         class_names=tuple(index["class_names"]),
         class_starts=np.cumsum([0, *index["class_sizes"]], dtype=np.int64),
         splits={split: np.asarray(splits[split], np.int64) for split in SPLITS if split in splits},
-        normalization=Normalization(tuple(normalization["mean"]), tuple(normalization["std"])),
+        normalization=PixelNormalization(tuple(normalization["mean"]), tuple(normalization["std"])),
         origin=index["origin"],
     )
 

@@ -1,4 +1,4 @@
-"""Your own pictures as a table: a CSV file with their paths and, if they have any, their labels.
+"""Your own images as a table: a CSV file with their paths and, if they have any, their labels.
 
 The header names the columns, in any order and among others: ``path`` (or ``file``, ``filename``,
 ``image``) and ``label`` (or ``class``). Relative paths are relative to the table.
@@ -17,23 +17,21 @@ PATHS, LABELS = ("path", "file", "filename", "image"), ("label", "class")
 MOST_BYTES, MOST_ROWS = 256 * 2**20, 1_000_000
 MOST_SHOWN = 80  # letters of a cell that messages quote
 
-Asked = Literal["required", "optional", "ignored"]
 
+class ImageTable(NamedTuple):
+    """The images that a table lists, each once; labels are None if it has none or are ignored."""
 
-class PictureTable(NamedTuple):
-    """The pictures that a table lists, each once; labels are None if it has none, or none count."""
-
-    pictures: list[Path]
+    images: list[Path]
     labels: list[str] | None
 
 
 def is_table(path: Path) -> bool:
-    """Tell whether ``path`` is a file that is named as a table is."""
+    """Whether ``path`` is a CSV file."""
     return path.suffix.lower() == SUFFIX and path.is_file()
 
 
-def read_table(path: Path, labels: Asked) -> PictureTable:
-    """Read a table, or say in which line it is wrong.
+def read_table(path: Path, labels: Literal["required", "optional", "ignored"]) -> ImageTable:
+    """Read a table; errors name the line.
 
     Args:
         path: of the CSV file: UTF-8, separated by commas.
@@ -42,41 +40,43 @@ def read_table(path: Path, labels: Asked) -> PictureTable:
     rows = _rows(path, _text(path))
     line, header = next(rows, (1, []))
     place, columns = f"{path}, line {line}", [name.strip().lower() for name in header]
-    path_column = _column(place, columns, PATHS)
-    if path_column is None:
-        raise _lacks(place, header, "path")
-    label_column = None if labels == "ignored" else _column(place, columns, LABELS)
-    if label_column is None and labels == "required":
-        raise _lacks(place, header, "label")
+    path_column = _column(place, columns, PATHS, required=True)
+    label_column = -1
+    if labels != "ignored":
+        label_column = _column(place, columns, LABELS, required=labels == "required")
     found: dict[Path, tuple[Path, str, int]] = {}
     for line, row in rows:
+        place = f"{path}, line {line}"
         if len(row) > len(columns):
             raise DataError(
-                f"{path}, line {line}: has {len(row)} cells, but the header {len(columns)}; put "
-                "cells with commas in double quotes"
+                f"{place}: has {len(row)} cells, but the header {len(columns)}; put cells with "
+                "commas in double quotes"
             )
-        picture = _picture(path, line, _cell(row, path_column))
-        label = "" if label_column is None else _cell(row, label_column)
-        if label_column is not None and not label:
+        cells = [cell.strip() for cell in row] + [""] * (len(columns) - len(row))
+        for name, column in (("path", path_column), ("label", label_column)):
+            if column >= 0 and not cells[column]:
+                raise DataError(f"{place}: the {name} is empty; fill it in, or remove the line")
+        image = path.parent / cells[path_column]
+        if not _is_file(image):
             raise DataError(
-                f"{path}, line {line}: the label is empty; fill it in, or remove the line"
+                f"{place}: there is no file {_shown(cells[path_column])}; paths are relative to "
+                "the table"
             )
-        _, before, first = found.setdefault(picture.resolve(), (picture, label, line))
+        label = cells[label_column] if label_column >= 0 else ""
+        _, before, first = found.setdefault(image.resolve(), (image, label, line))
         if before != label:
             raise DataError(
-                f"{path}, line {line}: {picture.name} is {_shown(label)} here, but "
-                f"{_shown(before)} in line {first}; keep one of them"
+                f"{place}: {image.name} is {_shown(label)} here, but {_shown(before)} in line "
+                f"{first}; keep one of them"
             )
     if not found:
-        raise DataError(f"{path}: has a header but no pictures; add a line for each")
-    pictures = [picture for picture, _, _ in found.values()]
-    if label_column is None:
-        return PictureTable(pictures, None)
-    return PictureTable(pictures, [label for _, label, _ in found.values()])
+        raise DataError(f"{path}: has a header but no images; add a line for each")
+    images, given, _ = zip(*found.values(), strict=True)
+    return ImageTable(list(images), list(given) if label_column >= 0 else None)
 
 
 def _text(path: Path) -> str:
-    """Return the contents of a file if they are text of a reasonable size."""
+    """Return the contents of a text file of at most ``MOST_BYTES``."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     try:
@@ -85,18 +85,16 @@ def _text(path: Path) -> str:
             raise DataError(
                 f"{path}: has {size:,} bytes, but a table at most {MOST_BYTES:,}; split it"
             )
-        text = path.read_bytes().decode("utf-8-sig")
+        content = path.read_bytes()
+        bad = content.find(b"\0")
+        if bad < 0:
+            return content.decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); check the path") from error
     except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}, line {line}: is not UTF-8 text; save the table as CSV in UTF-8"
-        ) from error
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise DataError(f"{path}, line {line}: is not text; save the table as CSV in UTF-8")
-    return text
+        bad = error.start
+    line = content.count(b"\n", 0, bad) + 1
+    raise DataError(f"{path}, line {line}: is not UTF-8 text; save the table as CSV in UTF-8")
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
@@ -114,43 +112,28 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
         ) from error
 
 
-def _column(place: str, columns: Sequence[str], names: Sequence[str]) -> int | None:
-    """Return where the column is that has one of ``names``."""
+def _column(place: str, columns: Sequence[str], names: Sequence[str], required: bool) -> int:
+    """Return the position of the column that has one of ``names``, or -1."""
     found = [position for position, name in enumerate(columns) if name in names]
     if len(found) > 1:
         both = " and ".join(repr(columns[position]) for position in found)
         raise DataError(f"{place}: has the columns {both}; keep one of them")
-    return found[0] if found else None
+    if required and not found:
+        raise DataError(
+            f"{place}: expected a header with the column {names[0]!r}, separated by commas, got "
+            + (_shown(",".join(columns)) if columns else "nothing")
+        )
+    return found[0] if found else -1
 
 
-def _lacks(place: str, header: Sequence[str], name: str) -> DataError:
-    shown = _shown(",".join(header)) if header else "nothing"
-    return DataError(
-        f"{place}: expected a header with the column {name!r}, separated by commas, got {shown}"
-    )
+def _is_file(path: Path) -> bool:
+    """Whether it is neither a device nor a pipe, which would never end, nor an invalid name."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _shown(text: str) -> str:
     """Quote a text, or how it begins if it is long."""
     return repr(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…")
-
-
-def _cell(row: Sequence[str], position: int) -> str:
-    return row[position].strip() if position < len(row) else ""
-
-
-def _picture(path: Path, line: int, given: str) -> Path:
-    """Return the file that a cell names, relative to the table."""
-    if not given:
-        raise DataError(f"{path}, line {line}: the path is empty; fill it in, or remove the line")
-    picture = path.parent / given
-    try:
-        there = picture.is_file()  # neither a device nor a pipe, which would never end
-    except (OSError, ValueError):
-        there = False
-    if not there:
-        raise DataError(
-            f"{path}, line {line}: there is no file {_shown(given)}; paths are relative to the "
-            "table"
-        )
-    return picture

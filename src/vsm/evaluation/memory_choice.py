@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from vsm.evaluation.calibration import fit_temperature
 from vsm.evaluation.statistics import estimate
-from vsm.memory import GaussianMemory, Reading, SupportSet
-from vsm.memory.gaussian_reader import Decomposition
+from vsm.memory import GaussianMemory, ReadSettings, SupportSet
+from vsm.memory.reader import Decomposition
 from vsm.seeding import generator, uniform
 from vsm.settings import GaussianSettings, Normalization
 
@@ -98,10 +98,10 @@ class Trial:
     episodes: dict[int, tuple[Tensor, Tensor]]
     center: Tensor | None = None  # that of the known classes, if it is not given
 
-    def memory(self, reading: Reading) -> GaussianMemory:
+    def memory(self, read_settings: ReadSettings) -> GaussianMemory:
         """Return the statistics of the known classes."""
         center = self.known.center if self.center is None else self.center
-        return GaussianMemory.learned(self.known.features, self.known.class_ids, center, reading)
+        return GaussianMemory.fit(self.known.features, self.known.class_ids, center, read_settings)
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ class Candidate:
     """A way to read, and how it did.
 
     Attributes:
-        reading: with the noise scale that suits it best.
+        read_settings: with the noise scale that suits it best.
         nll: negative log-likelihood of every episode, averaged over its queries, by K ``[E]``.
         accuracy: mean accuracy by K.
     """
 
-    reading: Reading
+    read_settings: ReadSettings
     nll: dict[int, Tensor]
     accuracy: dict[int, float]
 
@@ -130,7 +130,9 @@ class Candidate:
 
     def row(self) -> dict[str, Any]:
         """Return a row of the table, ready for JSON."""
-        plain = {key: "inf" if v == math.inf else v for key, v in self.reading._asdict().items()}
+        plain = {
+            key: "inf" if v == math.inf else v for key, v in self.read_settings._asdict().items()
+        }
         by_shot = {f"accuracy_{shot}_shot": value for shot, value in self.accuracy.items()}
         return {**plain, "nll": self.mean_nll, **by_shot}
 
@@ -140,13 +142,13 @@ class Choice:
     """How class statistics are read, and why.
 
     Attributes:
-        reading: what was chosen.
+        read_settings: what was chosen.
         episodes_of: whose classes decided.
         reason: in one line.
         table: the best candidates, best first, and no memory.
     """
 
-    reading: Reading
+    read_settings: ReadSettings
     episodes_of: str
     reason: str
     table: list[dict[str, Any]]
@@ -156,7 +158,7 @@ class Choice:
         return {"episodes_of": self.episodes_of, "reason": self.reason, "table": self.table}
 
 
-def choose_reading(
+def choose_read_settings(
     known: ClassFeatures,
     validation: ClassFeatures | None,
     settings: GaussianSettings,
@@ -176,8 +178,8 @@ def choose_reading(
     episodes_of = left_out if validation is None else "validation classes"
     trials = held_out_trials(known, validation, SHOTS, seed, center)
     if not trials:
-        reading = _as_set(settings, Reading())
-        return Choice(reading, episodes_of, "too few classes or images to try anything", [])
+        read_settings = _as_set(settings, ReadSettings())
+        return Choice(read_settings, episodes_of, "too few classes or images to try anything", [])
     return _best(_candidates(trials, settings), episodes_of)
 
 
@@ -227,9 +229,11 @@ def _shape(
     return way, min(MOST_QUERIES, min(sizes) - shot)
 
 
-def _as_set(settings: GaussianSettings, otherwise: Reading) -> Reading:
+def _as_set(settings: GaussianSettings, otherwise: ReadSettings) -> ReadSettings:
     """Return ``otherwise`` with what the settings say."""
-    given = {name: getattr(settings, name) for name in Reading._fields if name != "noise_scale"}
+    given = {
+        name: getattr(settings, name) for name in ReadSettings._fields if name != "noise_scale"
+    }
     return otherwise._replace(**{name: v for name, v in given.items() if v is not None})
 
 
@@ -241,35 +245,35 @@ def _candidates(trials: Sequence[Trial], settings: GaussianSettings) -> list[Can
     scorers = {one: _Scorer(trials, one) for one in normalizations}
     found = []
     for normalization, score in scorers.items():
-        none = _as_set(settings, Reading(normalization))
+        none = _as_set(settings, ReadSettings(normalization))
         tried = [none, *(none._replace(epsilon=e, beta=b) for e, b in product(epsilons, betas))]
-        found += [score(reading) for reading in dict.fromkeys(tried)]
+        found += [score(read_settings) for read_settings in dict.fromkeys(tried)]
     if settings.rho is not None:
         return found
     best = sorted(found, key=lambda one: one.mean_nll)[:FINALISTS]
     scales = SCALES if settings.addressing_scale is None else [settings.addressing_scale]
     return found + [
-        scorers[one.reading.normalization](
-            one.reading._replace(rho=rho, addressing_scale=scale, noise_scale=1.0)
+        scorers[one.read_settings.normalization](
+            one.read_settings._replace(rho=rho, addressing_scale=scale, noise_scale=1.0)
         )
         for one in best
-        if one.reading.uses_memory
+        if one.read_settings.uses_memory
         for rho, scale in product(RHOS, scales)
     ]
 
 
 class _Scorer:
-    """Scores readings of one normalization; one decomposition serves all with one ε."""
+    """Scores read_settingss of one normalization; one decomposition serves all with one ε."""
 
     def __init__(self, trials: Sequence[Trial], normalization: Normalization) -> None:
         self.trials = trials
-        self.memories = [trial.memory(Reading(normalization)) for trial in trials]
+        self.memories = [trial.memory(ReadSettings(normalization)) for trial in trials]
         self._epsilon: float | None = None
         self._parts: list[tuple[Decomposition, Projected]] = []
 
-    def __call__(self, reading: Reading) -> Candidate:
+    def __call__(self, read_settings: ReadSettings) -> Candidate:
         """Score one; its noise scale is set to the best."""
-        by_shot = [self._log_probabilities(reading, shot) for shot in self._shots()]
+        by_shot = [self._log_probabilities(read_settings, shot) for shot in self._shots()]
         labels = [_labels(log_p) for log_p in by_shot]
         scale = fit_temperature(
             torch.cat([log_p.flatten(0, 1) for log_p in by_shot]),
@@ -282,21 +286,24 @@ class _Scorer:
             scaled = F.log_softmax(log_p / scale, -1)
             nll[shot] = -scaled.gather(-1, label.unsqueeze(-1)).mean((1, 2)).double()
             accuracy[shot] = (log_p.argmax(-1) == label).double().mean().item()
-        return Candidate(reading._replace(noise_scale=scale), nll, accuracy)
+        return Candidate(read_settings._replace(noise_scale=scale), nll, accuracy)
 
     def _shots(self) -> list[int]:
         """Return every K that there are episodes of."""
         return list(self.trials[0].episodes)
 
-    def _log_probabilities(self, reading: Reading, shot: int) -> Tensor:
+    def _log_probabilities(self, read_settings: ReadSettings, shot: int) -> Tensor:
         """Return those of all trials' episodes with K = ``shot``: ``[E, N·Q, N]``."""
         found = []
-        for decomposition, projected in self._decomposed(reading.epsilon):
+        for decomposition, projected in self._decomposed(read_settings.epsilon):
             reader = decomposition.reader(
-                reading.beta, reading.rho, reading.addressing_scale, noise_scale=1.0
+                read_settings.beta,
+                read_settings.rho,
+                read_settings.addressing_scale,
+                noise_scale=1.0,
             )
             support, queries = projected[shot]
-            found.append(F.log_softmax(reader.infer(support).log_prob(queries), -1))
+            found.append(reader.infer(support).log_probabilities(queries).squeeze(-1))
         return torch.cat(found)
 
     def _decomposed(self, epsilon: float) -> "list[tuple[Decomposition, Projected]]":
@@ -316,9 +323,7 @@ def _projected(
 ) -> tuple[Decomposition, Projected]:
     """Return a trial's decomposition, and its episodes in those coordinates."""
     decomposition = Decomposition.of(memory.content, memory.counts, memory.within, epsilon)
-    rows = decomposition.reader(1.0, 0.0, 1.0, 1.0).project(
-        memory.normalized(trial.others.features)
-    )
+    rows = decomposition.reader(1.0, 0.0, 1.0, 1.0).project(memory.normalize(trial.others.features))
     return decomposition, {
         shot: (SupportSet.of(rows[support]), rows[queries].flatten(1, 2))
         for shot, (support, queries) in trial.episodes.items()
@@ -335,7 +340,7 @@ def _best(found: list[Candidate], episodes_of: str) -> Choice:
     """Choose the most likely candidate; no memory, unless that is worse by more than the noise."""
     ordered = sorted(found, key=lambda one: one.mean_nll)
     best = ordered[0]
-    without = next((one for one in ordered if not one.reading.uses_memory), None)
+    without = next((one for one in ordered if not one.read_settings.uses_memory), None)
     reason = f"most likely of {len(found)} candidates on episodes of {episodes_of}"
     if without is not None and best is not without:
         gain = estimate(without.episode_nll - best.episode_nll)
@@ -346,4 +351,4 @@ def _best(found: list[Candidate], episodes_of: str) -> Choice:
     rows = ordered[:ROWS_KEPT]
     if without is not None and without not in rows:
         rows = [*rows, without]
-    return Choice(best.reading, episodes_of, reason, [one.row() for one in rows])
+    return Choice(best.read_settings, episodes_of, reason, [one.row() for one in rows])

@@ -33,9 +33,8 @@ from torch import Tensor
 from vsm.data import Dataset, EpisodeSampler
 from vsm.errors import ClassifierError
 from vsm.evaluation.evaluator import cached_embedder
-from vsm.memory import GaussianMemory, Memory, SlotMemory, SupportSet
-from vsm.model import FewShotModel, InferredPrototypes
-from vsm.nn.prototype_classifier import mean_distance, pairwise_distance
+from vsm.memory import Memory, SupportSet
+from vsm.model import FewShotModel
 from vsm.seeding import generator
 
 SHOTS = (1, 2, 5, 10)
@@ -111,61 +110,6 @@ def conformal(scores: Tensor) -> tuple[float, ...]:
     return tuple(ordered[rank - 1] if rank <= count else math.inf for rank in ranks)
 
 
-def slots_of(memory: Memory | None) -> Tensor | None:
-    """Return what the slots of a memory hold, where distances to them count: ``[A, D]``."""
-    if not isinstance(memory, SlotMemory) or isinstance(memory, GaussianMemory):
-        return None
-    return memory.content if len(memory) else None
-
-
-def class_scores(
-    model: FewShotModel,
-    prototypes: Tensor,
-    queries: Tensor,
-    slots: Tensor | None,
-    slot_mask: Tensor | None = None,
-) -> Tensor:
-    """Score every query for every class by distances: ``[T, B, N]``.
-
-    Args:
-        model: gives distance and temperature.
-        prototypes: ``[T, N, L, D]``.
-        queries: features ``[T, B, D]``.
-        slots: what is remembered of other classes ``[A, D]``; None: distances alone count.
-        slot_mask: boolean ``[T, A]``, slots that are of the classes themselves.
-    """
-    temperature = model.classifier.log_temperature.exp()
-    distances = mean_distance(queries, prototypes, model.classifier.distance)
-    scores: Tensor = distances / temperature
-    if slots is None:
-        return scores
-    rows, others = queries.flatten(0, 1).unsqueeze(0), slots.view(1, len(slots), 1, -1)
-    to_slots = pairwise_distance(rows, others, model.classifier.distance)
-    logits = -to_slots.view(*queries.shape[:2], len(slots)) / temperature  # [T, B, A]
-    if slot_mask is not None:
-        logits = logits.masked_fill(slot_mask.unsqueeze(1), -math.inf)
-    return scores + torch.logsumexp(logits, -1, keepdim=True)
-
-
-def rejection_scores(
-    model: FewShotModel,
-    memory: Memory | None,
-    inferred: InferredPrototypes,
-    queries: Tensor,
-    slots: Tensor | None,
-    slot_mask: Tensor | None = None,
-) -> Tensor:
-    """Score projected queries by what is remembered if it is Gaussian, else by plain distances.
-
-    Arguments and result are those of :func:`class_scores`; ``slots`` count for distances alone.
-    """
-    if inferred.gaussian is None:
-        return class_scores(model, inferred.prototypes, queries, slots, slot_mask)
-    assert isinstance(memory, GaussianMemory)
-    never_met = memory.reader.to(queries.device).marginal_squares(queries)  # [T, B]
-    return 0.5 * (inferred.gaussian.squares(queries) - never_met.unsqueeze(-1))
-
-
 @torch.no_grad()
 def lowest_scores(
     model: FewShotModel,
@@ -191,10 +135,10 @@ def lowest_scores(
     """
     random = generator(seed, "rejection-noise", support.shape[2])
     support, queries = (model.project(part, memory) for part in (support, queries))
-    inferred = model.infer(SupportSet.of(support), memory, random, slot_mask)
+    posterior = model.infer(SupportSet.of(support), memory, random, slot_mask)
     own_slots = None if slot_mask is None else slot_mask.any(1)
-    rows = queries.flatten(1, 2)
-    scores = rejection_scores(model, memory, inferred, rows, slots_of(memory), own_slots)
+    slots = None if memory is None else memory.rejection_slots
+    scores = posterior.rejection_scores(queries.flatten(1, 2), slots, own_slots)
     tasks, way, num_queries, _ = queries.shape
     scores = scores.view(tasks, way, num_queries, way)
     lowest = {}

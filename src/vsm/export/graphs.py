@@ -173,7 +173,7 @@ class ClassifierGraph(nn.Module):
             slot_mask = slot_mask[rows].unsqueeze(0)  # [1, N, A]
         inferred = self.model.infer(support, self.trained.state, StoredNoise(noise), slot_mask)
         queries = query_features.unsqueeze(0)
-        log_probabilities = predictive(self.model.classify(queries, inferred))
+        log_probabilities = predictive(inferred.log_probabilities(queries))
         chosen = torch.where(temperature > 0, temperature, self.temperature(shots))
         distances = mean_distance(queries, inferred.prototypes, self.model.classifier.distance)
         recalled = inferred.weights

@@ -23,7 +23,6 @@ from torch.nn import functional as F
 from vsm import __version__
 from vsm.errors import ExportError
 from vsm.export.graphs import TASK_NAMES, ClassifierGraph, EncoderGraph, classifier_noise
-from vsm.memory import SlotMemory
 from vsm.runs.trained_model import TrainedModel, load
 from vsm.seeding import generator
 from vsm.system.files import atomic_path
@@ -130,7 +129,7 @@ def _require_exportable(trained: TrainedModel) -> None:
 
 def _metadata(trained: TrainedModel, kind: str) -> dict[str, Any]:
     """Return what a program needs to know to use a graph."""
-    model, memory, state = trained.model, trained.memory, trained.state
+    model, memory = trained.model, trained.memory
     metadata = {
         "kind": kind,
         "format": "1",
@@ -149,7 +148,7 @@ def _metadata(trained: TrainedModel, kind: str) -> dict[str, Any]:
             "temperatures": dict(trained.calibration.temperatures),
             "prototype_samples": model.settings.sampling.evaluation_prototypes,
             "class_names": [] if memory is None else memory.names,
-            "class_counts": state.counts.tolist() if isinstance(state, SlotMemory) else [],
+            "class_counts": memory.slots.counts.tolist() if memory and memory.names else [],
         }
     prepared = trained.preprocessing
     if prepared is None:

@@ -1,39 +1,44 @@
-"""Memories: state, addressing, recall and consolidation.
+"""Memories: what they hold, how they are read, and how they take in what was seen.
 
-This package knows probability, and nothing of images or backbones. Reading never writes: recall is
-handed a :class:`Memory` and returns a :class:`Recollection`; only a :class:`Consolidation` makes a
-new memory out of an old one. :data:`MEMORIES` says which method has which.
+This package knows probability, and nothing of images or encoders. Class statistics
+(:class:`GaussianMemory`) and the paper's slots (:class:`SlotMemory`, package ``slots``) are read
+through one interface: inference returns a :class:`Posterior`. Reading never writes; only a
+:class:`Consolidation` makes a new memory out of an old one.
 """
 
-from vsm.memory.consolidation import Consolidation, MeanConsolidation, SlotConsolidation
-from vsm.memory.designs import MEMORIES, MemoryDesign
-from vsm.memory.gaussian import (
+from vsm.memory.posterior import GaussianPosterior, Posterior, SampledPosterior
+from vsm.memory.reader import GaussianReader
+from vsm.memory.slots.consolidation import Consolidation, MeanConsolidation, SlotConsolidation
+from vsm.memory.slots.designs import MEMORIES, MemoryDesign
+from vsm.memory.slots.recall import MemoryPrior, PreparedMemory, Recall, Recollection
+from vsm.memory.state import ClassMemory, Memory, Observations, SlotMemory, SupportSet
+from vsm.memory.statistics import (
     ClassStatistics,
     GaussianConsolidation,
     GaussianMemory,
-    Reading,
+    ReadSettings,
 )
-from vsm.memory.gaussian_reader import GaussianPrototypes, GaussianReader
-from vsm.memory.recall import MemoryPrior, PreparedMemory, Recall, Recollection, SupportSet
-from vsm.memory.state import Memory, Observations, SlotMemory
 
 __all__ = [
     "MEMORIES",
+    "ClassMemory",
     "ClassStatistics",
     "Consolidation",
     "GaussianConsolidation",
     "GaussianMemory",
-    "GaussianPrototypes",
+    "GaussianPosterior",
     "GaussianReader",
     "MeanConsolidation",
     "Memory",
     "MemoryDesign",
     "MemoryPrior",
     "Observations",
+    "Posterior",
     "PreparedMemory",
-    "Reading",
+    "ReadSettings",
     "Recall",
     "Recollection",
+    "SampledPosterior",
     "SlotConsolidation",
     "SlotMemory",
     "SupportSet",

@@ -6,7 +6,7 @@ Everything here is a value: a change makes a new memory. Files are in :mod:`vsm.
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -17,21 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.errors import MemoryFileError, RunError
-from vsm.memory.consolidation import Consolidation, MeanConsolidation, SlotConsolidation
-from vsm.memory.gaussian import GaussianMemory
-from vsm.memory.kanerva import KanervaMemory
-from vsm.memory.state import Memory, Observations, SlotMemory
+from vsm.errors import MemoryFileError
+from vsm.memory.slots.consolidation import Consolidation, MeanConsolidation, SlotConsolidation
+from vsm.memory.state import ClassMemory, Memory, Observations
 from vsm.settings import MemorySettings, RunSettings
-from vsm.system.documents import shortened
 from vsm.system.files import as_cell, atomic_path, write_text
 from vsm.system.tensor_files import fingerprint, save_tensors
-
-KINDS: dict[frozenset[str], type[Memory]] = {
-    frozenset(field.name for field in fields(kind)): kind
-    for kind in (SlotMemory, GaussianMemory, KanervaMemory)
-}
-"""The kind of memory that has tensors of these names."""
 
 
 class EncoderIdentity(NamedTuple):
@@ -115,7 +106,7 @@ class NamedMemory:
         return replace(self, memory=self.memory.to(device))
 
     def write(self, path: Path) -> None:
-        """Write the file atomically."""
+        """Write a memory file atomically; ``vsm.memory.codec`` reads it."""
         save_tensors(path, self.memory.tensors(), self.metadata())
 
     def require_encoder(self, wanted: EncoderIdentity, source: object = "memory") -> None:
@@ -137,9 +128,9 @@ class NamedMemory:
         return frozenset(_added(self.provenance)).intersection(self.names)
 
     @property
-    def slots(self) -> SlotMemory:
+    def slots(self) -> ClassMemory:
         """The memory, where it has one slot per class; else an error."""
-        if not isinstance(self.memory, SlotMemory):
+        if not isinstance(self.memory, ClassMemory):
             raise MemoryFileError(
                 f"memory: slots of the method {self.method} do not stand for classes; "
                 "this needs a memory of rote, transformed or vsm"
@@ -169,7 +160,7 @@ class NamedMemory:
             ids.setdefault(label, 1 + max(ids.values(), default=-1))
         class_ids = torch.tensor([ids[label] for label in labels], device=features.device)
         step = self.step + 1
-        if isinstance(self.memory, SlotMemory) and len(self.memory):
+        if isinstance(self.memory, ClassMemory) and len(self.memory):
             step = int(self.memory.last_update.max()) + 1
         with torch.no_grad():
             memory = consolidation(self.memory, Observations(features, class_ids), step).detach()
@@ -199,8 +190,8 @@ class NamedMemory:
         memory = self.slots.keep(torch.tensor(kept, dtype=torch.int64, device=device))
         names = tuple(self.names[slot] for slot in kept)
         event: dict[str, Any] = {"action": "forgot", "classes": list(classes)}
-        if isinstance(self.memory, GaussianMemory):
-            exact = self.memory.can_be_forgotten.tolist()
+        if memory.statistics is not None:
+            exact = self.slots.can_be_forgotten.tolist()
             pairs = zip(self.names, exact, strict=True)
             event["scatter_stays"] = [name for name, yes in pairs if name in classes and not yes]
         return self._after(memory, names, event)
@@ -213,56 +204,24 @@ class NamedMemory:
         """
         other.require_encoder(self.encoder, "merge")
         first, second = self.slots, other.slots
-        if isinstance(first, GaussianMemory) != isinstance(second, GaussianMemory):
+        if type(first) is not type(second):
             raise MemoryFileError(
                 "merge: one holds class statistics and the other does not; learn both with vsm "
                 "memory learn"
             )
-        if isinstance(first, GaussianMemory) and isinstance(second, GaussianMemory):
-            return self._merge_statistics(other, first, second)
-        place = {name: slot for slot, name in enumerate(self.names)}
-        content, _, counts, last_update = (value.clone() for value in first.tensors().values())
-        fresh = []
-        for slot, name in enumerate(other.names):
-            own = place.get(name)
-            if own is None:
-                fresh.append(slot)
-            elif counts[own] != second.counts[slot] or not content[own].equal(second.content[slot]):
-                total = counts[own] + second.counts[slot]
-                weight = second.counts[slot] / total
-                content[own] = torch.lerp(content[own], second.content[slot], weight)
-                counts[own] = total
-                last_update[own] = torch.maximum(last_update[own], second.last_update[slot])
-        chosen = torch.tensor(fresh, dtype=torch.int64)
-        begin = int(first.class_ids.max()) + 1 if len(first) else 0
-        memory = SlotMemory(
-            torch.cat([content, second.content[chosen]]),
-            torch.cat([first.class_ids, begin + torch.arange(len(fresh))]),
-            torch.cat([counts, second.counts[chosen]]),
-            torch.cat([last_update, second.last_update[chosen]]),
-        )
-        return self._merged(other, memory, [other.names[slot] for slot in fresh])
-
-    def _merge_statistics(
-        self, other: "NamedMemory", first: GaussianMemory, second: GaussianMemory
-    ) -> "NamedMemory":
         ids = dict(zip(self.names, first.slot_classes, strict=True))
-        fresh = [name for name in other.names if name not in ids]
+        new = [name for name in other.names if name not in ids]
         begin = 1 + max(first.slot_classes, default=-1)
-        ids |= {name: begin + position for position, name in enumerate(fresh)}
+        ids |= {name: begin + position for position, name in enumerate(new)}
         class_ids = torch.tensor([ids[name] for name in other.names], dtype=torch.int64)
-        return self._merged(other, first.merge(second, class_ids), fresh)
-
-    def _merged(
-        self, other: "NamedMemory", memory: SlotMemory, fresh: Sequence[str]
-    ) -> "NamedMemory":
         event = {"action": "merged", "slots": len(other.names), "with": list(other.provenance)}
-        return self._after(memory, (*self.names, *fresh), event)
+        return self._after(first.merge(second, class_ids), (*self.names, *new), event)
 
     def describe(self, neighbors: int = 3) -> dict[str, Any]:
         """Return what there is to know, ready for JSON: every slot with its nearest others."""
         slots = self.slots if self.names else None
-        reading = self.memory.how._asdict() if isinstance(self.memory, GaussianMemory) else None
+        statistics = self.memory.statistics
+        reading = None if statistics is None else statistics.read_settings._asdict()
         choices = [event["choice"] for event in self.provenance if "choice" in event]
         return {
             "method": self.method,
@@ -340,38 +299,7 @@ def trained_memory(
     return NamedMemory(memory, names, encoder, (event,), settings.method, step)
 
 
-def restored_memory(tensors: dict[str, Tensor], metadata: Any, source: Path) -> NamedMemory:
-    """Restore the memory from its tensors and :meth:`NamedMemory.metadata`."""
-    single = {name: t.float() if t.dtype == torch.float16 else t for name, t in tensors.items()}
-    try:
-        memory = KINDS[frozenset(tensors)](**single)
-        memory.check()
-        names, encoder = tuple(metadata["class_names"]), EncoderIdentity.stored(metadata["encoder"])
-        provenance = _checked_provenance(metadata["provenance"])
-        method, step = metadata["method"], metadata["step"]
-        if not all(isinstance(name, str) for name in (*names, method)) or type(step) is not int:
-            raise TypeError("class_names and method are texts, and step is a number")
-        if len(set(names)) < len(names):
-            raise ValueError("two slots have the same name")
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = shortened(repr(error) if isinstance(error, KeyError) else error)
-        raise RunError(f"memory: {source} does not hold a memory ({reason})") from error
-    if len(names) != len(memory.slot_classes):
-        raise RunError(f"memory: {source} has {len(memory)} slots but {len(names)} names")
-    return NamedMemory(memory, names, encoder, provenance, method, step)
-
-
-def _checked_provenance(events: Any) -> tuple[dict[str, Any], ...]:
-    """Return what happened to a memory, if each event says what :func:`_added` reads of it."""
-    for event in events:
-        if event["action"] == "added" and not all(isinstance(name, str) for name in event["new"]):
-            raise TypeError("names that were added are texts")
-        if event["action"] == "merged":
-            _checked_provenance(event["with"])
-    return tuple(events)
-
-
-def _slot_rows(slots: SlotMemory, names: Sequence[str], neighbors: int) -> list[dict[str, Any]]:
+def _slot_rows(slots: ClassMemory, names: Sequence[str], neighbors: int) -> list[dict[str, Any]]:
     """Describe every slot and its nearest others, by the cosine relative to the mean of all."""
     directions = F.normalize(slots.content - slots.content.mean(0), dim=-1)
     cosines = (directions @ directions.mT).fill_diagonal_(-torch.inf)  # [A, A]

@@ -1,14 +1,56 @@
 """What a memory holds, as immutable values."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from vsm.memory.statistics import GaussianMemory
+
 Mask = Literal["none", "own", "task"]
+
+
+class SupportSet(NamedTuple):
+    """S, the labeled images of the classes of a batch.
+
+    Attributes:
+        features: ``[T, N, K, D]``; where classes differ in size, K is the largest, and smaller ones
+            repeat their images.
+        mean: h̄ ``[T, N, D]``, over the images of each class.
+        shots: images of each class ``[T, N, 1]``; None where all have K.
+    """
+
+    features: Tensor
+    mean: Tensor
+    shots: Tensor | None = None
+
+    @staticmethod
+    def of(features: Tensor) -> "SupportSet":
+        """Take the mean of ``features`` ``[T, N, K, D]``."""
+        return SupportSet(features, features.mean(2))
+
+    @staticmethod
+    def of_classes(rows: Tensor, sizes: Sequence[int]) -> "SupportSet":
+        """Make one task of ``rows [P, D]``, the first K_1 ≥ 1 of one class, then K_2 of the next.
+
+        ``sizes`` are the K_n.
+        """
+        if len(set(sizes)) == 1:
+            return SupportSet.of(rows.view(1, len(sizes), sizes[0], -1))
+        classes, turns = rows.split(list(sizes)), torch.arange(max(sizes))
+        repeated = torch.stack([features[turns % len(features)] for features in classes])
+        means = torch.stack([features.mean(0) for features in classes])
+        shots = means.new_tensor(sizes).view(1, -1, 1)
+        return SupportSet(repeated.unsqueeze(0), means.unsqueeze(0), shots)
+
+    @property
+    def shot(self) -> int | Tensor:
+        """K: one number, or ``[T, N, 1]`` where classes differ in it."""
+        return self.features.shape[2] if self.shots is None else self.shots
 
 
 class Observations(NamedTuple):
@@ -23,36 +65,32 @@ class Observations(NamedTuple):
     class_ids: Tensor
 
     def to(self, device: torch.device) -> "Observations":
-        """Return the same observations on ``device``."""
+        """Move to ``device``."""
         return Observations(self.features.to(device), self.class_ids.to(device))
 
 
 @dataclass(frozen=True)
 class Memory(ABC):
-    """The contract of what is remembered in the long term: a record whose fields are tensors.
-
-    The fields are all there is, so that a memory can be stored by their names and made again from
-    them.
-    """
+    """A long-term memory: a record whose fields are tensors, stored by their names."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every field by its name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def to(self, device: torch.device) -> Self:
-        """Return the same memory on ``device``."""
+        """Move to ``device``."""
         return type(self)(**{name: value.to(device) for name, value in self.tensors().items()})
 
     def detach(self) -> Self:
-        """Return the same memory outside any graph."""
+        """Detach from any graph."""
         return type(self)(**{name: value.detach() for name, value in self.tensors().items()})
 
     @abstractmethod
     def check(self, width: int | None = None) -> None:
-        """Raise a ``ValueError`` if shapes do not belong together, as in a damaged file.
+        """Raise a ``ValueError`` if shapes are inconsistent, as in a damaged file.
 
         Args:
-            width: of the features that it must be of, D; None: of any.
+            width: expected number of features D; None: any.
         """
 
     @abstractmethod
@@ -66,11 +104,11 @@ class Memory(ABC):
 
     @abstractmethod
     def first(self, count: int) -> Self:
-        """Return the memory of the first ``count`` slots alone; 0 empties it."""
+        """Return the memory of the first ``count`` slots; 0 empties it."""
 
     @abstractmethod
     def slot_mask(self, class_ids: Tensor, mask: Mask) -> Tensor | None:
-        """Tell which slots each class of a training batch must not address.
+        """Return which slots each class of a training batch must not address.
 
         Args:
             class_ids: ``[T, N]``, the classes of the batch.
@@ -80,10 +118,31 @@ class Memory(ABC):
             Boolean ``[T, N, A]``, true where masked; None where no slot is.
         """
 
+    def normalize(self, features: Tensor) -> Tensor:
+        """Normalize features ``[..., D]`` as this memory needs them; slots take them as they are.
+
+        See ``project``.
+        """
+        return features
+
+    def project(self, features: Tensor) -> Tensor:
+        """Map features ``[..., D]`` to the coordinates in which prototypes are inferred."""
+        return features
+
+    @property
+    def rejection_slots(self) -> Tensor | None:
+        """Slots ``[A, D]`` whose distances count for "none of these"; None where there are none."""
+        return None
+
+    @property
+    def statistics(self) -> "GaussianMemory | None":
+        """The class statistics, if this memory holds them; else None."""
+        return None
+
 
 @dataclass(frozen=True)
-class SlotMemory(Memory):
-    """One slot per class; A slots in all, in the order in which their classes were first met.
+class ClassMemory(Memory):
+    """A memory with one slot per class; A slots, in the order in which classes were first met.
 
     Attributes:
         content: M ``[A, D]``.
@@ -97,14 +156,11 @@ class SlotMemory(Memory):
     counts: Tensor
     last_update: Tensor
 
-    @staticmethod
-    def empty(num_features: int) -> "SlotMemory":
-        """Return a memory without slots."""
-        none = torch.zeros(0, dtype=torch.int64)
-        return SlotMemory(torch.zeros(0, num_features), none, none, none)
+    SHARED: ClassVar[tuple[str, ...]] = ()
+    """Fields that belong to all classes together."""
 
     def check(self, width: int | None = None) -> None:
-        """See :class:`Memory`."""
+        """See :class:`vsm.Memory`."""
         require_shapes(self.tensors(), {"content": ("A", "D")}, torch.is_floating_point, D=width)
         slots = dict.fromkeys(("class_ids", "counts", "last_update"), ("A",))
         require_shapes(self.tensors(), slots, is_integer, A=len(self))
@@ -118,29 +174,84 @@ class SlotMemory(Memory):
 
     @property
     def slot_classes(self) -> list[int]:
-        """See :class:`Memory`."""
+        """See :class:`vsm.Memory`."""
         classes: list[int] = self.class_ids.tolist()
         return classes
 
-    def keep(self, slots: Tensor) -> "SlotMemory":
-        """Return the memory of these slots alone: int64 ``[A']``."""
-        return SlotMemory(
-            self.content.index_select(0, slots),
-            self.class_ids[slots],
-            self.counts[slots],
-            self.last_update[slots],
-        )
+    @abstractmethod
+    def keep(self, slots: Tensor) -> Self:
+        """Return the memory of these slots: int64 ``[A']``."""
 
-    def first(self, count: int) -> "SlotMemory":
-        """See :class:`Memory`."""
-        return self.keep(torch.arange(min(count, len(self)), device=self.class_ids.device))
+    @abstractmethod
+    def merge(self, other: Self, class_ids: Tensor) -> Self:
+        """Return both as one; ``class_ids [A']`` are what the other's classes are called here.
+
+        Slots that are equal in both are the same evidence and count once.
+        """
+
+    @property
+    def coordinates(self) -> Tensor:
+        """The slots in the coordinates of ``project`` ``[A, D]``."""
+        return self.content
+
+    @property
+    def can_be_forgotten(self) -> Tensor:
+        """Of which classes nothing is left once their slot is removed: boolean ``[A]``."""
+        return torch.ones(len(self), dtype=torch.bool)
 
     def slot_mask(self, class_ids: Tensor, mask: Mask) -> Tensor | None:
-        """See :class:`Memory`."""
+        """See :class:`vsm.Memory`."""
         if mask == "none":
             return None
         own = class_ids.unsqueeze(-1) == self.class_ids  # [T, N, A]
         return own if mask == "own" else own.any(1, keepdim=True).expand_as(own)
+
+
+@dataclass(frozen=True)
+class SlotMemory(ClassMemory):
+    """The paper's memory: the content of a slot is what recall addresses and transforms."""
+
+    @staticmethod
+    def empty(num_features: int) -> "SlotMemory":
+        """Return a memory without slots."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return SlotMemory(torch.zeros(0, num_features), none, none, none)
+
+    def keep(self, slots: Tensor) -> "SlotMemory":
+        """See :class:`vsm.memory.state.ClassMemory`."""
+        return SlotMemory(*(value.index_select(0, slots) for value in self.tensors().values()))
+
+    def first(self, count: int) -> "SlotMemory":
+        """See :class:`vsm.Memory`."""
+        return self.keep(torch.arange(min(count, len(self)), device=self.class_ids.device))
+
+    def merge(self, other: "SlotMemory", class_ids: Tensor) -> "SlotMemory":
+        """See ``ClassMemory``; a class of both becomes the mean weighted by counts."""
+        place = {one: slot for slot, one in enumerate(self.slot_classes)}
+        own = torch.tensor([place.get(one, -1) for one in class_ids.tolist()], dtype=torch.int64)
+        known = (own >= 0).nonzero().flatten()
+        slots = own[known]
+        equal = (self.counts[slots] == other.counts[known]) & (
+            self.content[slots] == other.content[known]
+        ).all(-1)
+        known, slots = known[~equal], slots[~equal]
+        content, _, counts, last_update = (value.clone() for value in self.tensors().values())
+        counts[slots] += other.counts[known]
+        weight = (other.counts[known] / counts[slots]).unsqueeze(-1)
+        content[slots] = torch.lerp(content[slots], other.content[known], weight)
+        last_update[slots] = torch.maximum(last_update[slots], other.last_update[known])
+        new = (own < 0).nonzero().flatten()
+        return SlotMemory(
+            torch.cat([content, other.content[new]]),
+            torch.cat([self.class_ids, class_ids[new]]),
+            torch.cat([counts, other.counts[new]]),
+            torch.cat([last_update, other.last_update[new]]),
+        )
+
+    @property
+    def rejection_slots(self) -> Tensor | None:
+        """See :class:`vsm.Memory`."""
+        return self.content if len(self) else None
 
 
 def require_shapes(
@@ -165,5 +276,5 @@ def require_shapes(
 
 
 def is_integer(tensor: Tensor) -> bool:
-    """Whether a tensor holds what counts and positions are."""
+    """Whether a tensor holds counts or positions."""
     return tensor.dtype == torch.int64

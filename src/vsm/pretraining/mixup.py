@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vsm.backbones import Backbone, BuiltInBackbone
+from vsm.encoders import Backbone, BuiltInBackbone
 from vsm.seeding import derive_seed
 from vsm.settings import MixupSettings
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.backbones import Backbone
+from vsm.encoders import Backbone
 from vsm.pretraining.mixup import Mixture, mixing
 from vsm.seeding import Randomness, default_generator, integers
 from vsm.settings import OneCycleSettings, PretrainSettings

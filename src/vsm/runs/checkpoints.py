@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vsm.errors import RunError
 from vsm.memory import Memory, Observations
+from vsm.memory.codec import decode_tensors
 from vsm.model import FewShotModel
 from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import find_run, is_shipped
@@ -93,9 +94,7 @@ def restored_state(
         )
     progress = stated(metadata, PROGRESS, source)
     try:
-        remembered = type(empty)(**memory) if empty is not None and memory else None
-        if remembered is not None:
-            remembered.check(model.num_features)
+        remembered = decode_tensors(memory, model.num_features) if memory else None
         observed = Observations(**pending) if pending else None
         if observed is not None and observed.features.shape != (
             *observed.class_ids.shape,

@@ -9,7 +9,7 @@ from vsm.data import Dataset
 from vsm.data.dataset import Ids
 from vsm.evaluation.evaluator import EMBEDDING_BATCH, embed_images
 from vsm.evaluation.memory_choice import ClassFeatures
-from vsm.memory import ClassStatistics, GaussianMemory, Reading
+from vsm.memory import ClassStatistics, GaussianMemory, ReadSettings
 from vsm.model import FewShotModel
 from vsm.seeding import generator, uniform
 from vsm.system.distributed import SINGLE_PROCESS, Processes
@@ -72,11 +72,11 @@ class ClassRows:
         return self.processes.all_reduce(features)
 
     def remembered(
-        self, center: Tensor, reading: Reading, progress: Progress = NULL_PROGRESS
+        self, center: Tensor, read_settings: ReadSettings, progress: Progress = NULL_PROGRESS
     ) -> GaussianMemory:
         """Learn the statistics of all rows in one pass, and those of all processes together."""
-        memory = GaussianMemory.begin(center, reading)
-        statistics = ClassStatistics.begin(len(self.classes), self.model.num_features)
+        memory = GaussianMemory.empty(center, read_settings)
+        statistics = ClassStatistics.empty(len(self.classes), self.model.num_features)
         starts = self.dataset.class_starts[self.classes]
         image_ids = torch.cat(
             [
@@ -90,9 +90,9 @@ class ClassRows:
         parts = zip(image_ids[owned].split(at_once), members[owned].split(at_once), strict=True)
         for part, whose in parts:
             features = embed_images(self.model, self.dataset, part, progress).cpu()
-            statistics = statistics.add(memory.normalized(features), whose)
+            statistics = statistics.add(memory.normalize(features), whose)
         statistics = statistics.summed(self.processes.all_reduce)
-        return memory.holding(statistics, torch.from_numpy(self.classes))
+        return memory.from_statistics(statistics, torch.from_numpy(self.classes))
 
 
 def _some(size: int, most: int, random: torch.Generator) -> Tensor:

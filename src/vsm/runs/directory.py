@@ -22,7 +22,7 @@ from vsm.system.documents import (
     read_yaml,
     with_digest,
 )
-from vsm.system.files import alone_in, naming, write_text
+from vsm.system.files import add_filename_to_errors, exclusive_lock, write_text
 
 CONFIG_NAME = "config.yaml"
 MODEL_NAME = "model.safetensors"
@@ -64,7 +64,7 @@ class StepLog:
     def write(self, row: dict[str, Any]) -> None:
         """Append one row."""
         if self._file is not None:
-            with naming(Path(self._file.name)):
+            with add_filename_to_errors(Path(self._file.name)):
                 self._file.write(_line(row))
                 self._file.flush()
 
@@ -157,12 +157,12 @@ class Directory:
             return
         self._make_folder()
         refusal = f"output: another process is writing the run in {self.path}; wait until it ends"
-        with alone_in(self.path, f"{refusal}, or choose another --output"):
-            try:
+        try:
+            with exclusive_lock(self.path, f"{refusal}, or choose another --output"):
                 yield
-            finally:
-                with suppress(OSError):
-                    self.path.rmdir()  # if nothing was written
+        finally:
+            with suppress(OSError):
+                self.path.rmdir()  # if nothing was written
 
     def _make_folder(self) -> None:
         try:
@@ -224,7 +224,7 @@ class Directory:
         try:
             yield StepLog(file)
         finally:
-            with naming(self.metrics):  # what a full disk refused is tried once more
+            with add_filename_to_errors(self.metrics):  # a full disk may have room by now
                 file.close()
 
 

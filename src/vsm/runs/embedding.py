@@ -312,7 +312,7 @@ def embedded_data(
         features = embedder.arrays(dataset, progress, processes)
         return with_features(_with_splits(dataset, as_a_whole), features)
     path = Path(data.removeprefix(FOLDER_PREFIX)).expanduser()
-    lists, files = folder.listed(path, as_a_whole)
+    lists, files = folder.list_classes(path, as_a_whole)
     names = list(files)
     pictures = [file for found in files.values() for file in found]
     progress.start("embed", len(pictures) // processes.count)

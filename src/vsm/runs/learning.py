@@ -9,17 +9,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vsm.backbones.efficientnet_lite import VARIANTS
-from vsm.backbones.pretrained import own_preprocessing, pretrained_preprocessing
 from vsm.data import Dataset, Split, open_dataset
 from vsm.data.dataset import Ids
 from vsm.data.preprocessing import Preprocessing
+from vsm.encoders.efficientnet_lite import VARIANTS
+from vsm.encoders.pretrained import own_preprocessing, pretrained_preprocessing
 from vsm.errors import MemoryFileError, RunError
 from vsm.evaluation.evaluator import embed_images
 from vsm.evaluation.memory_choice import (
     Choice,
     ClassFeatures,
-    choose_reading,
+    choose_read_settings,
     held_out_trials,
 )
 from vsm.evaluation.rejection import (
@@ -30,7 +30,7 @@ from vsm.evaluation.rejection import (
     calibrate,
     calibrate_on_validation,
 )
-from vsm.memory import GaussianMemory, Memory, Reading
+from vsm.memory import GaussianMemory, Memory, ReadSettings
 from vsm.memory.named import EncoderIdentity, NamedMemory
 from vsm.model import FewShotModel
 from vsm.runs.checkpoints import load_backbone
@@ -214,7 +214,7 @@ def learn_from_features(
     validation: ClassFeatures | None,
     like: GaussianMemory | None = None,
     with_thresholds: bool = True,
-    remembered: Callable[[Tensor, Reading], GaussianMemory] | None = None,
+    remembered: Callable[[Tensor, ReadSettings], GaussianMemory] | None = None,
 ) -> Learned:
     """Choose how to read the statistics of classes, and learn them.
 
@@ -225,7 +225,7 @@ def learn_from_features(
         validation: other classes; None: the choice is made by leaving remembered ones out.
         like: a memory that it shall be possible to merge with.
         with_thresholds: measure rejection thresholds too, where validation classes are not given.
-        remembered: gives the statistics of more rows than ``known``, by center and reading.
+        remembered: gives the statistics of more rows than ``known``, by center and read settings.
     """
     settings, seed = model.settings.gaussian, model.settings.seed
     if not known.sizes:
@@ -236,17 +236,17 @@ def learn_from_features(
         )
     center = known.center if like is None else like.center.float()
     if like is not None:
-        settings = replace(settings, normalization=like.how.normalization)
-    choice = choose_reading(
+        settings = replace(settings, normalization=like.read_settings.normalization)
+    choice = choose_read_settings(
         known, validation, settings, seed, None if like is None else like.center.float()
     )
     if remembered is None:
         rows = class_ids.repeat_interleave(torch.tensor(known.sizes))
-        memory = GaussianMemory.learned(
-            known.features, rows, center, choice.reading, settings.exact_forgetting
+        memory = GaussianMemory.fit(
+            known.features, rows, center, choice.read_settings, settings.exact_forgetting
         )
     else:
-        memory = remembered(center, choice.reading)
+        memory = remembered(center, choice.read_settings)
     thresholds = None
     if validation is None and with_thresholds:
         thresholds = _thresholds(model, known, choice, center if like is not None else None)
@@ -273,7 +273,7 @@ def _thresholds(
     )
     if not trials:
         return None
-    memories = [trial.memory(choice.reading) for trial in trials]
+    memories = [trial.memory(choice.read_settings) for trial in trials]
 
     def episodes(shot: int) -> list[tuple[Memory | None, Tensor, Tensor]]:
         found: list[tuple[Memory | None, Tensor, Tensor]] = []
@@ -356,7 +356,7 @@ def _first_classes(classes: Ids, count: int | None, data: str) -> Ids:
 
 def _in_parts(
     rows: ClassRows, settings: GaussianSettings, progress: Progress
-) -> Callable[[Tensor, Reading], GaussianMemory]:
+) -> Callable[[Tensor, ReadSettings], GaussianMemory]:
     """Return what learns of more rows than fit into memory."""
     if settings.exact_forgetting:
         raise MemoryFileError(
@@ -392,9 +392,9 @@ def data_for(
 
 def _statistics(like: NamedMemory, encoder: EncoderIdentity) -> GaussianMemory:
     like.require_encoder(encoder, "like")
-    if not isinstance(like.memory, GaussianMemory):
+    if like.memory.statistics is None:
         raise MemoryFileError("like: it holds no class statistics; learn it with vsm memory learn")
-    return like.memory
+    return like.memory.statistics
 
 
 def named_memory(

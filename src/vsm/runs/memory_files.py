@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vsm.errors import MemoryFileError, RunError
-from vsm.memory.named import NamedMemory, restored_memory
+from vsm.memory.codec import decode_memory
+from vsm.memory.named import NamedMemory
 from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import MODELS, is_shipped
-from vsm.system.files import is_sqlite, locked
+from vsm.system.files import exclusive_lock, is_sqlite
 from vsm.system.tensor_files import load_tensors
 
 EXPORTED = (".csv", ".npz")
@@ -54,7 +55,7 @@ def read_memory(path: Path) -> NamedMemory:
     except RunError:
         _explain(file)
         raise
-    return restored_memory(*loaded, file)
+    return decode_memory(*loaded, file)
 
 
 def _explain(file: Path) -> None:
@@ -85,7 +86,7 @@ def update_memory(
     file = own_memory_path(path)
     if beginning is None and not file.is_file():
         raise RunError(f"memory: {path} holds none; give a run of a method with memory, or a file")
-    with locked(file):
+    with exclusive_lock(file):
         current = beginning if beginning and not file.is_file() else read_memory(file)
         changed = change(current)
         changed.write(file)

@@ -19,11 +19,11 @@ from vsm.errors import ClassifierError, RunError
 from vsm.evaluation.evaluator import EMBEDDING_BATCH, evaluation_mode
 from vsm.evaluation.rejection import Thresholds, calibrate_on_validation
 from vsm.memory import Consolidation, Memory
+from vsm.memory.codec import decode_memory
 from vsm.memory.named import (
     EncoderIdentity,
     NamedMemory,
     manual_consolidation,
-    restored_memory,
     trained_memory,
 )
 from vsm.model import FewShotModel
@@ -252,7 +252,7 @@ def _load_best(
     trained = replace(trained, path=run.path, calibration=calibration)
     if not settings.uses_memory:
         return trained
-    named = restored_memory(*load_tensors(run.memory), run.memory)
+    named = decode_memory(*load_tensors(run.memory), run.memory)
     if named.step != trained.step:
         raise RunError(
             f"{run.path}: model.safetensors is of step {trained.step} but memory.safetensors of "

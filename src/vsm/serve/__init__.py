@@ -1,5 +1,6 @@
-"""A server: pictures in over HTTP, answers out, with tasks and memory in a store that lasts.
+"""An HTTP server: images in, answers out, with tasks and memory in a persistent store.
 
-One straight line: :mod:`gate` (token, limits), :mod:`pictures` (decoding), :mod:`worker` (batches),
-:mod:`fitting` (classifiers), :mod:`answers`. :mod:`app` names the addresses, :mod:`server` runs it.
+A request passes :mod:`middleware` (token, limits), :mod:`service` (what each address does),
+:mod:`images` (decoding), :mod:`worker` (batches) and :mod:`classifiers` (answers). :mod:`app` lists
+the addresses, :mod:`server` runs the application.
 """

@@ -4,25 +4,32 @@ With class statistics these are the two directions that tell remembered classes 
 other memories, the principal axes of what is shown.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vsm.classify.classifier import Embedded
-from vsm.memory import GaussianMemory
 from vsm.memory.named import NamedMemory
-from vsm.serve.fitting import FittedTask
-
-Places = list[tuple[str, float, float]]
+from vsm.serve.classifiers import FittedTask
 
 
-class TaskPlaces(NamedTuple):
-    """Names with their places."""
+@dataclass(frozen=True)
+class Point:
+    """A point of a map."""
 
-    prototypes: Places
-    examples: Places
-    recalled: Places
+    name: str
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class TaskMap:
+    """Prototypes, examples (by id) and recalled classes of a task in one plane."""
+
+    prototypes: list[Point]
+    examples: list[Point]
+    recalled: list[Point]
 
 
 def memory_places(memory: NamedMemory) -> dict[str, tuple[float, float]]:
@@ -30,33 +37,30 @@ def memory_places(memory: NamedMemory) -> dict[str, tuple[float, float]]:
     if not memory.names:
         return {}
     slots = memory.slots
-    if isinstance(slots, GaussianMemory):
-        points = _first_two(slots.reader.slots)
-    else:
-        points = _principal(slots.content)
+    plane = _principal if slots.statistics is None else _first_two
+    points = plane(slots.coordinates)
     return {name: (x, y) for name, (x, y) in zip(memory.names, points.tolist(), strict=True)}
 
 
-def task_places(fitted: FittedTask) -> TaskPlaces:
-    """Return where a task's prototypes, its examples and the classes they recalled are."""
+def task_places(fitted: FittedTask) -> TaskMap:
+    """Return the map of a task's prototypes, examples and recalled classes."""
     classifier, support = fitted.classifier, fitted.support
     memory = classifier.memory
     prototypes = classifier.prototypes()
     examples = classifier.coordinates(Embedded(support.features.to(prototypes.device)))
     names = list(dict.fromkeys(one.name for found in fitted.recalled.values() for one in found))
     slots = prototypes[:0]
-    is_gaussian = memory is not None and isinstance(memory.memory, GaussianMemory)
     if memory is not None and names:
-        known = memory.slots
-        rows = known.reader.slots if isinstance(known, GaussianMemory) else known.content
+        rows = memory.slots.coordinates
         slots = rows[[memory.places[name] for name in names]].to(prototypes)
     together = torch.cat([prototypes, examples.to(prototypes), slots])
+    is_gaussian = memory is not None and memory.memory.statistics is not None
     points = _first_two(together) if is_gaussian else _principal(together)
     parts = points.split([len(prototypes), len(examples), len(names)])
     labels = [map(str, classifier.classes_.tolist()), support.ids, names]
-    return TaskPlaces(
+    return TaskMap(
         *(
-            [(name, x, y) for name, (x, y) in zip(named, part.tolist(), strict=True)]
+            [Point(name, x, y) for name, (x, y) in zip(named, part.tolist(), strict=True)]
             for named, part in zip(labels, parts, strict=True)
         )
     )

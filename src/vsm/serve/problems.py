@@ -1,12 +1,13 @@
-"""Errors as ``application/problem+json`` (RFC 9457), with the field that is at fault."""
+"""Errors as ``application/problem+json`` (RFC 9457), with the field at fault."""
 
 import http
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -21,6 +22,7 @@ from vsm.errors import (
     StoreUnavailableError,
     VsmError,
 )
+from vsm.system.documents import shortened
 
 FIELD = re.compile(r"([A-Za-z_]\w*(?:\[\d+\])?): ")
 STATUSES: tuple[tuple[type[VsmError], int], ...] = (
@@ -32,82 +34,88 @@ STATUSES: tuple[tuple[type[VsmError], int], ...] = (
     (MemoryFileError, 409),
     (ClassifierError, 409),
 )
-RETRY_SECONDS = 1
+MAX_FIELD_LENGTH = 64
 logger = logging.getLogger("vsm.serve")
 
 
-class Problem(HTTPException):
-    """An answer that says what is wrong, and with which field."""
+@dataclass(frozen=True)
+class ProblemBody:
+    """An error in the format of RFC 9457, and the field at fault."""
 
-    def __init__(self, status: int, field: str | None, detail: str) -> None:
-        headers = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else None
-        super().__init__(status, detail, headers)
-        self.field = field
+    type: str
+    title: str
+    status: int
+    detail: str
+    field: str | None
 
 
-class ProblemDetails(JSONResponse):
-    """The body of a problem."""
+class ProblemResponse(JSONResponse):
+    """A response whose body is a :class:`ProblemBody`."""
 
     media_type = "application/problem+json"
 
 
-def problem_response(
-    status: int, field: str | None, detail: str, headers: Mapping[str, str] | None = None
-) -> ProblemDetails:
-    """Return the answer for a problem."""
-    content: dict[str, Any] = {
-        "type": "about:blank",
-        "title": http.HTTPStatus(status).phrase,
-        "status": status,
-        "detail": detail,
-        "field": field,
-    }
-    return ProblemDetails(content, status, headers)
+class Problem(HTTPException):
+    """An error to send to the client; its detail begins with the field at fault, if any."""
+
+    def __init__(
+        self, status: int, field: str | None, reason: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        if status in (429, 503):
+            headers = {"Retry-After": "1", **(headers or {})}
+        super().__init__(status, f"{field}: {reason}" if field else reason, headers)
+        self.field = field
+
+    def response(self) -> ProblemResponse:
+        """Return the response to send."""
+        title = http.HTTPStatus(self.status_code).phrase
+        body = ProblemBody("about:blank", title, self.status_code, self.detail, self.field)
+        return ProblemResponse(asdict(body), self.status_code, self.headers)
 
 
-def as_problem(error: VsmError) -> Problem:
-    """Return what a client is told of one of our own errors, which name the field first."""
-    status = next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
-    if status == 500:
-        logger.error("unexpected %s", error, exc_info=error)
-        return Problem(500, None, "the server failed; its log says more")
+async def handle_error(request: Request, error: Exception) -> ProblemResponse:
+    """Return the response for any error of the application."""
+    if isinstance(error, RequestValidationError):
+        problem = _from_validation(request, error)
+    elif isinstance(error, Problem):
+        problem = error
+    elif isinstance(error, StarletteHTTPException):
+        field = "body" if error.status_code == 400 else None
+        problem = Problem(error.status_code, field, str(error.detail), error.headers)
+    else:
+        problem = _from_exception(error)
+    return problem.response()
+
+
+ERROR_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Any]] = dict.fromkeys(
+    (RequestValidationError, StarletteHTTPException, VsmError, Exception), handle_error
+)
+
+
+def _from_validation(request: Request, error: RequestValidationError) -> Problem:
+    first, *others = error.errors()
+    where = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    field = "body" if first["type"] == "json_invalid" else ".".join(where) or "body"
+    field, message = shortened(field, MAX_FIELD_LENGTH), first["msg"]
+    if first["type"] == "extra_forbidden":
+        message = "is not a field of this form; /openapi.json lists them"
+    if others:
+        message += f" (and {len(others)} more)"
+    is_json = "json" in request.headers.get("content-type", "").lower()
+    if first["type"] == "model_attributes_type" and not is_json:
+        message += "; send JSON with the header content-type: application/json"
+    return Problem(422, field, message)
+
+
+def _from_exception(error: Exception) -> Problem:
+    """Return what a client is told of other errors; ours begin with the field at fault."""
     if isinstance(error, StoreUnavailableError):  # whose name and reason are not for clients
         logger.warning("%s", error)
-        return Problem(503, "store", "store: cannot be used now; ask again in a moment")
+        return Problem(503, "store", "cannot be used now; ask again in a moment")
+    status = next((status for kind, status in STATUSES if isinstance(error, kind)), None)
+    if status is None:
+        logger.error("unexpected %s", type(error).__name__, exc_info=error)
+        return Problem(500, None, "the server failed; its log says more")
     text = str(error)
     field = FIELD.match(text)
-    return Problem(status, field[1] if field else None, text)
-
-
-def _says_json(request: Request) -> bool:
-    return "json" in request.headers.get("content-type", "").lower()
-
-
-def add_problem_handlers(app: FastAPI) -> None:
-    """Let every error of ``app`` become a problem."""
-
-    @app.exception_handler(RequestValidationError)
-    async def of_validation(request: Request, error: RequestValidationError) -> ProblemDetails:
-        first = error.errors()[0]
-        where = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-        field = "body" if first["type"] == "json_invalid" else ".".join(where) or "body"
-        others = len(error.errors()) - 1
-        also = f" (and {others} more)" if others else ""
-        if first["type"] == "model_attributes_type" and not _says_json(request):
-            also += "; send JSON with the header content-type: application/json"
-        return problem_response(422, field, f"{field}: {first['msg']}{also}")
-
-    @app.exception_handler(StarletteHTTPException)
-    async def of_http(_: Request, error: StarletteHTTPException) -> ProblemDetails:
-        field = getattr(error, "field", "body" if error.status_code == 400 else None)
-        return problem_response(error.status_code, field, str(error.detail), error.headers)
-
-    @app.exception_handler(VsmError)
-    async def of_vsm(_: Request, error: VsmError) -> ProblemDetails:
-        found = as_problem(error)
-        return problem_response(found.status_code, found.field, found.detail, found.headers)
-
-    @app.exception_handler(Exception)
-    async def of_anything(_: Request, error: Exception) -> ProblemDetails:
-        logger.error("unexpected %s", type(error).__name__, exc_info=error)
-        return problem_response(500, None, "the server failed; its log says more")
+    return Problem(status, field[1], text[field.end() :]) if field else Problem(status, None, text)

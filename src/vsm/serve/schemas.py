@@ -1,149 +1,157 @@
-"""What goes in and comes out, as the OpenAPI description has it."""
+"""Bodies of requests and responses, from which FastAPI makes the OpenAPI description."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, NotRequired
 
-from pydantic import BaseModel, Field
+from fastapi import Form, Query, UploadFile
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
 
+from vsm.serve.limits import Limits
+from vsm.stores import Example, RememberedClass, Task
 
-class ProblemBody(BaseModel):
-    """An error, as RFC 9457 has it, and the field that is at fault."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    field: str | None
+MAX_LISTED = 10_000
 
 
 class NewTask(BaseModel):
     """A task to create."""
 
-    name: str = Field(description="For people; it need not be unique.")
+    name: str = Field(description="For display; it need not be unique.")
 
 
-class TaskId(BaseModel):
+class FilesForm(BaseModel):
+    """A form with images; unknown fields are refused, since a misspelled one would do nothing."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    files: list[UploadFile] = Field(description="Images.")
+
+
+class ExamplesForm(FilesForm):
+    """Images of a class."""
+
+    label: str = Field(description="The class.")
+
+
+class QuestionForm(FilesForm):
+    """Images to classify, and how."""
+
+    reject: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Answer null where an image is too far from all classes; this share of the "
+        "images of these classes is answered.",
+    )
+    explain: bool = Field(False, description="Explain the answers.")
+
+
+class MemoryQuery(BaseModel):
+    """Which remembered classes to list."""
+
+    search: str = Field("", max_length=200, description="A part of the name.")
+    near: str | None = Field(None, description="Sort by distance to this class.")
+    offset: int = Field(0, ge=0, le=2**31)
+    limit: int = Field(1000, ge=1, le=MAX_LISTED)
+    map: bool = Field(False, description="Add coordinates in the plane.")
+
+
+Examples = Annotated[ExamplesForm, Form(media_type="multipart/form-data")]
+Question = Annotated[QuestionForm, Form(media_type="multipart/form-data")]
+Listing = Annotated[MemoryQuery, Query()]
+
+
+@dataclass(frozen=True)
+class TaskId:
     """A task that was created."""
 
     id: str
     name: str
 
 
-class TaskSummary(BaseModel):
-    """A task, and how many examples each of its classes has."""
-
-    id: str
-    name: str
-    created: str
-    version: int
-    classes: dict[str, int]
-
-
-class ExampleBody(BaseModel):
-    """An example of a class."""
-
-    id: str
-    label: str
-    file: str
-    created: str
-    remembered: bool
-
-
-class TaskBody(TaskSummary):
-    """A task with its examples, oldest first."""
-
-    examples: list[ExampleBody]
-
-
-class TaskList(BaseModel):
+@dataclass(frozen=True)
+class TaskList:
     """All tasks, oldest first."""
 
-    tasks: list[TaskSummary]
+    tasks: list[Task]
 
 
-class AddedExamples(BaseModel):
+@dataclass(frozen=True)
+class TaskWithExamples(Task):
+    """A task with its examples, oldest first."""
+
+    examples: list[Example]
+
+
+@dataclass(frozen=True)
+class AddedExamples:
     """The ids of examples that were added, in the order of the files."""
 
     label: str
     examples: list[str]
 
 
-class Chance(BaseModel):
+class Alternative(TypedDict):
     """A class and its probability."""
 
     label: str
     probability: float
 
 
-class RecalledClass(BaseModel):
-    """A remembered class and its weight in what the memory told of the answer's class."""
+class RecalledClass(TypedDict):
+    """A remembered class and its weight in the prior of the answer's class."""
 
     name: str
     weight: float
 
 
-class AnswerBody(BaseModel):
-    """The answer for one picture; label and probability are null if it is none of the classes."""
+class Answer(TypedDict):
+    """The answer for one image; label and probability are null if it is none of the classes."""
 
     file: str
     label: str | None
     probability: float | None
-    alternatives: list[Chance]
+    alternatives: list[Alternative]
     recalled: list[RecalledClass]
-    explanation: dict[str, Any] | None = None
+    explanation: NotRequired[dict[str, Any]]
 
 
-class Answers(BaseModel):
+@dataclass(frozen=True)
+class Answers:
     """The answers, in the order of the files."""
 
-    answers: list[AnswerBody]
+    answers: list[Answer]
 
 
-class Place(BaseModel):
-    """A point of a map."""
+@dataclass(frozen=True)
+class Remembered:
+    """Names of classes that were added to the memory, updated, or dropped for lack of space."""
 
-    name: str
-    x: float
-    y: float
-
-
-class TaskMap(BaseModel):
-    """Prototypes, examples (by id) and recalled classes of a task in one plane."""
-
-    prototypes: list[Place]
-    examples: list[Place]
-    recalled: list[Place]
-
-
-class RememberedBody(BaseModel):
-    """Names of classes that are new in the memory, were updated, or dropped for lack of space."""
-
-    added: list[str]
-    updated: list[str]
-    dropped: list[str]
+    added: tuple[str, ...]
+    updated: tuple[str, ...]
+    dropped: tuple[str, ...]
     classes: int
 
 
-class ClassBody(BaseModel):
+@dataclass(frozen=True)
+class ListedClass(RememberedClass):
     """A remembered class; x and y if the map was asked for."""
 
-    name: str
-    count: int
-    last_update: int
-    added: bool
-    has_thumbnail: bool
     x: float | None = None
     y: float | None = None
 
 
-class MemoryBody(BaseModel):
+@dataclass(frozen=True)
+class MemoryPage:
     """A part of the remembered classes; ``total`` match the search."""
 
     version: int
     total: int
-    classes: list[ClassBody]
+    classes: list[ListedClass]
 
 
-class Forgotten(BaseModel):
+@dataclass(frozen=True)
+class Forgotten:
     """A class that was forgotten; ``exact`` if nothing of it is left, its scatter included."""
 
     name: str
@@ -151,8 +159,9 @@ class Forgotten(BaseModel):
     classes: int
 
 
-class ModelBody(BaseModel):
-    """The model that answers, what its pictures are like, and the limits of this server."""
+@dataclass(frozen=True)
+class ModelInfo:
+    """The model, the format of its images, and the limits of this server."""
 
     name: str
     encoder: str
@@ -162,4 +171,4 @@ class ModelBody(BaseModel):
     ink: bool
     remembers: bool
     can_reject: bool
-    limits: dict[str, float]
+    limits: Limits

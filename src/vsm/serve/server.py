@@ -1,6 +1,6 @@
 """Run the application: checks of address and token, the socket, signals.
 
-Nothing here imports torch before the application runs, so that mistakes are told at once.
+Nothing here imports torch before the application runs, so that mistakes are reported at once.
 """
 
 import errno
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from vsm.errors import SettingsError
-from vsm.serve.gate import Access
+from vsm.serve.middleware import Access
 
 if TYPE_CHECKING:
     from vsm.serve.service import Service
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 ANY_ADDRESS = ("0.0.0.0", "::")
-SHORTEST_TOKEN = 16
+MIN_TOKEN_LENGTH = 16
 
 
 def read_token(path: Path) -> str:
@@ -33,16 +33,16 @@ def read_token(path: Path) -> str:
         raise SettingsError(f"token_file: {path} is not plain ASCII text") from None
     except OSError as error:
         raise OSError(error.errno, error.strerror, f"token_file: {path}") from error
-    if len(token) < SHORTEST_TOKEN or not token.isprintable() or " " in token:
+    if len(token) < MIN_TOKEN_LENGTH or not token.isprintable() or " " in token:
         raise SettingsError(
-            f"token_file: {path} must hold at least {SHORTEST_TOKEN} characters without spaces, as "
-            "`openssl rand -hex 32` makes them"
+            f"token_file: {path} must hold at least {MIN_TOKEN_LENGTH} characters without spaces, "
+            "as `openssl rand -hex 32` makes them"
         )
     return token
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches ``host``."""
+    """Whether only this machine reaches ``host``."""
     try:
         found = [entry[4][0] for entry in socket.getaddrinfo(host, None)]
     except OSError as error:
@@ -103,7 +103,7 @@ def run(service: "Service", access: Access, listening: socket.socket) -> None:
         file=sys.stderr,
         flush=True,
     )
-    # uvicorn stops on SIGTERM and then raises it once more, for whoever handled it before.
+    # uvicorn stops on SIGTERM and then raises it once more, for the previous handler.
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         uvicorn.Server(config).run([listening])

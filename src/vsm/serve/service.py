@@ -1,4 +1,7 @@
-"""What the addresses of the server do, without HTTP: limits, decoding, the worker, the store."""
+"""What the addresses of the server do: decoding, the worker, the store.
+
+Methods are FastAPI's endpoints: parameters and results are described and validated by their types.
+"""
 
 import asyncio
 import os
@@ -10,22 +13,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fastapi import UploadFile
+from fastapi import Response, UploadFile
 
+from vsm.classify import FewShotClassifier
 from vsm.classify.classifier import NONE_OF_THESE
+from vsm.data.dataset import Pixels
 from vsm.errors import ClassifierError, NotStoredError, SettingsError
-from vsm.memory.named import Changes, NamedMemory
+from vsm.memory.named import NamedMemory
 from vsm.runs.trained_model import TrainedModel
-from vsm.serve.answers import Answer, Question
-from vsm.serve.drawings import draws_classes_of, is_drawn, picture_of
-from vsm.serve.fitting import Classifiers
+from vsm.serve import schemas
+from vsm.serve.classifiers import Classifiers, Question
+from vsm.serve.images import (
+    Upload,
+    decode_uploads,
+    draw_glyph,
+    is_glyph,
+    read_uploads,
+)
 from vsm.serve.limits import Limits
-from vsm.serve.maps import TaskPlaces, memory_places, task_places
-from vsm.serve.pictures import Pictures, Upload, decode_uploads, read_uploads
+from vsm.serve.maps import TaskMap, memory_places, task_places
 from vsm.serve.problems import Problem
 from vsm.serve.worker import Worker
-from vsm.stores import NewExample, Remembered, Store
-from vsm.stores.contract import name_problem
+from vsm.stores import NewExample, Store
+from vsm.stores.records import name_error
 
 STORE_THREADS = 8
 Result = TypeVar("Result")
@@ -35,8 +45,8 @@ class Service:
     """A model, a store and the worker between them.
 
     Args:
-        trained: the model; it must take pictures.
-        store: is bound to the model's encoder, and begins with its memory if it is new.
+        trained: the model; its inputs must be images.
+        store: is bound to the model's encoder, and starts with its memory if it is new.
         limits: of requests.
         keep_originals: keep the files of examples besides their features and thumbnails.
     """
@@ -51,15 +61,15 @@ class Service:
     ) -> None:
         if trained.preprocessing is None:
             raise SettingsError(
-                f"model: {trained.name} takes features, not pictures; serve one that takes pictures"
+                f"model: {trained.name} takes features, not images; serve one that takes images"
             )
         store.bind(trained.encoder, trained.memory)
-        store.memory()  # says now if it is damaged
+        store.memory()  # raises now if it is damaged
         self.trained, self.store = trained, store
         self.limits = limits or Limits()
         self.keep_originals = keep_originals
         self.form = trained.preprocessing.form
-        self._draws = draws_classes_of(trained)
+        self._draws_glyphs = trained.settings.data == "glyphs"
         self.classifiers = Classifiers(trained, store, self.limits.fitted_tasks)
         self.worker = Worker(trained, self.classifiers, self.limits)
         decoders = min(4, os.cpu_count() or 1)
@@ -67,108 +77,157 @@ class Service:
         self._storing = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="vsm-store")
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the worker."""
         self.worker.start()
 
     def stop(self) -> None:
-        """Finish what is under way and give everything back."""
+        """Finish what is under way, then close the store."""
         self._decoding.shutdown()
         self.worker.stop()
         self._storing.shutdown()
         self.store.close()
 
-    async def stored(self, call: Callable[..., Result], *values: Any) -> Result:
-        """Call what waits for the store, in a thread."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._storing, partial(call, *values))
+    async def check(self) -> None:
+        """Raise unless the worker runs and the store answers."""
+        if not self.worker.is_alive:
+            raise Problem(503, "worker", "the model does not work; restart the server")
+        await self._in_thread(self.store.check)
 
-    async def add_examples(self, task: str, label: str, files: Sequence[UploadFile]) -> list[str]:
+    async def model_info(self) -> schemas.ModelInfo:
+        """Describe the model, the format of its images, and the limits."""
+        return schemas.ModelInfo(
+            name=Path(self.trained.name).name,
+            encoder=str(self.trained.encoder),
+            method=self.trained.settings.method,
+            side=self.form.side,
+            channels=self.form.channels,
+            ink=self.form.ink,
+            remembers=self.trained.memory is not None,
+            can_reject=await self._in_thread(self._can_reject),
+            limits=self.limits,
+        )
+
+    async def create_task(self, task: schemas.NewTask) -> schemas.TaskId:
+        """Create a task without examples."""
+        created = await self._in_thread(self.store.create_task, task.name, self.limits.tasks)
+        return schemas.TaskId(created.id, created.name)
+
+    async def tasks(self) -> schemas.TaskList:
+        """List all tasks, oldest first."""
+        return schemas.TaskList(await self._in_thread(self.store.tasks))
+
+    async def task(self, task: str) -> schemas.TaskWithExamples:
+        """Show a task with its examples."""
+        found = await self._in_thread(self.store.task, task)
+        examples = await self._in_thread(self.store.examples, task)
+        return schemas.TaskWithExamples(**vars(found), examples=examples)
+
+    async def delete_task(self, task: str) -> None:
+        """Delete a task and its examples; what was remembered stays."""
+        await self._in_thread(self.store.delete_task, task)
+
+    async def add_examples(self, task: str, form: schemas.Examples) -> schemas.AddedExamples:
         """Embed and store examples of a class: all of them, or none."""
-        _check_label(label)
-        await self.stored(self.store.task, task)  # says at once if there is none
-        uploads, pictures = await self._decoded(files, thumbnails=True)
-        features = await self.worker.embed(pictures.pixels)
+        _check_label(form.label)
+        await self._in_thread(self.store.task, task)  # before anything is decoded
+        uploads, pixels, thumbnails = await self._decode(form.files, thumbnails=True)
+        features = await self.worker.embed(pixels)
         examples = [
             NewExample(upload.name, row, small, upload.content if self.keep_originals else None)
-            for upload, row, small in zip(
-                uploads, features.cpu().numpy(), pictures.thumbnails, strict=True
-            )
+            for upload, row, small in zip(uploads, features.cpu().numpy(), thumbnails, strict=True)
         ]
-        most = self.limits.examples
-        return await self.stored(self.store.add_examples, task, label, examples, most)
+        ids = await self._in_thread(
+            self.store.add_examples, task, form.label, examples, self.limits.examples
+        )
+        return schemas.AddedExamples(form.label, ids)
 
-    async def classify(
-        self, task: str, files: Sequence[UploadFile], reject: float | None, explain: bool
-    ) -> list[Answer]:
-        """Answer for every file."""
-        _, pictures = await self._decoded(files, thumbnails=False)
-        question = Question(pictures.names, reject, explain)
-        return await self.worker.classify(task, pictures.pixels, question)
+    async def delete_example(self, task: str, example: str) -> None:
+        """Delete an example of a task."""
+        await self._in_thread(self.store.delete_example, task, example)
 
-    async def remember(self, task: str) -> tuple[Changes, int]:
-        """Let the memory take in a task's examples; return the changes and how many classes."""
+    async def thumbnail(self, task: str, example: str) -> Response:
+        """Return a small PNG of an example."""
+        content = await self._in_thread(self.store.thumbnail, task, example)
+        return Response(content, media_type="image/png")
+
+    async def classify(self, task: str, form: schemas.Question) -> schemas.Answers:
+        """Classify every file."""
+        uploads, pixels, _ = await self._decode(form.files, thumbnails=False)
+        question = Question([upload.name for upload in uploads], form.reject, form.explain)
+        return schemas.Answers(await self.worker.classify(task, pixels, question))
+
+    async def remember(self, task: str) -> schemas.Remembered:
+        """Add those examples of a task to the memory that it does not include yet."""
         consolidation = self.trained.manual_consolidation()
-        source = {"from": "vsm serve", "task": (await self.stored(self.store.task, task)).name}
-        changes, memory = await self.stored(
+        source = {"from": "vsm serve", "task": (await self._in_thread(self.store.task, task)).name}
+        changes, memory = await self._in_thread(
             self.store.remember,
             task,
             lambda memory, features, labels: memory.add(consolidation, features, labels, source),
         )
         assert memory.named is not None
-        return changes, len(memory.named.names)
+        return schemas.Remembered(*changes, classes=len(memory.named.names))
 
-    async def forget(self, name: str) -> tuple[bool, int]:
-        """Forget a class; return whether nothing of it is left, and how many classes there are."""
+    async def task_map(self, task: str) -> TaskMap:
+        """Place prototypes, examples and recalled classes of a task in a plane."""
+        return await self._in_thread(task_places, await self.worker.fitted(task))
+
+    async def export(self, task: str) -> Response:
+        """Return a task's classifier as a file."""
+        fitted = await self.worker.fitted(task)
+        content = await self._in_thread(_saved, fitted.classifier)
+        headers = {"Content-Disposition": f'attachment; filename="{task}.vsm"'}
+        return Response(content, media_type="application/octet-stream", headers=headers)
+
+    async def classes(self, query: schemas.Listing) -> schemas.MemoryPage:
+        """List remembered classes."""
+        version, memory = await self._in_thread(self.store.memory)
+        total, found = await self._in_thread(
+            self.store.classes, query.search, query.near, query.offset, query.limit
+        )
+        places: dict[str, tuple[float, float]] = {}
+        if query.map and memory is not None:
+            places = await self._in_thread(memory_places, memory)
+        if self._draws_glyphs:
+            found = [
+                replace(one, has_thumbnail=one.has_thumbnail or is_glyph(one.name)) for one in found
+            ]
+        listed = [
+            schemas.ListedClass(**vars(one), x=x, y=y)
+            for one in found
+            for x, y in [places.get(one.name, (None, None))]
+        ]
+        return schemas.MemoryPage(version, total, listed)
+
+    async def forget(self, name: str) -> schemas.Forgotten:
+        """Remove a class from the memory."""
 
         def without(memory: NamedMemory) -> NamedMemory:
             if name not in memory.places:
                 raise NotStoredError(f"class: there is no {name[:64]!r} in the memory")
             return memory.forget([name])
 
-        if name_problem(name):
-            raise NotStoredError(f"class: there is no {name[:64]!r} in the memory")
-        _, memory = await self.stored(self.store.change_memory, without)
+        _, memory = await self._in_thread(self.store.change_memory, without)
         assert memory is not None
-        return not memory.provenance[-1].get("scatter_stays"), len(memory.names)
+        exact = not memory.provenance[-1].get("scatter_stays")
+        return schemas.Forgotten(name, exact, len(memory.names))
 
-    async def classes(
-        self, search: str, near: str | None, offset: int, limit: int, with_map: bool
-    ) -> tuple[int, int, list[tuple[Remembered, tuple[float, float] | None]]]:
-        """Return the memory's version, how many classes match, and a part of them with places."""
-        stored = await self.stored(self.store.memory)
-        total, found = await self.stored(self.store.classes, search, near, offset, limit)
-        places: dict[str, tuple[float, float]] = {}
-        if with_map and stored.named is not None:
-            places = await self.stored(memory_places, stored.named)
-        if self._draws:
-            found = [
-                replace(one, has_thumbnail=one.has_thumbnail or is_drawn(one.name)) for one in found
-            ]
-        return stored.version, total, [(one, places.get(one.name)) for one in found]
+    async def class_thumbnail(self, name: str) -> Response:
+        """Return a PNG of a remembered class: the stored one, or a drawing."""
+        return Response(await self._in_thread(self._class_image, name), media_type="image/png")
 
-    def class_thumbnail(self, name: str) -> bytes:
-        """Return the PNG of a remembered class: the stored one, or else a drawing of it."""
+    def _class_image(self, name: str) -> bytes:
         try:
             return self.store.class_thumbnail(name)
         except NotStoredError:
-            memory = self.store.memory().named if self._draws and is_drawn(name) else None
-            drawn = picture_of(name) if memory is not None and name in memory.places else None
+            memory = self.store.memory().named if self._draws_glyphs and is_glyph(name) else None
+            drawn = draw_glyph(name) if memory is not None and name in memory.places else None
             if drawn is None:
                 raise
             return drawn
 
-    async def task_map(self, task: str) -> TaskPlaces:
-        """Return where a task's prototypes and examples are."""
-        fitted = await self.worker.fitted(task)
-        return await self.stored(task_places, fitted)
-
-    async def export(self, task: str) -> bytes:
-        """Return a task's classifier as the file that ``FewShotClassifier.load`` reads."""
-        fitted = await self.worker.fitted(task)
-        return await self.stored(_saved, fitted.classifier.save)
-
-    def can_reject(self) -> bool:
-        """Tell whether "none of these" can be answered with the memory as it is."""
+    def _can_reject(self) -> bool:
+        """Whether "none of these" can be answered with the current memory."""
         memory = self.store.memory().named
         model = self.trained if memory is None else self.trained.with_memory(memory, "store")
         try:
@@ -177,27 +236,32 @@ class Service:
             return False
         return True
 
-    async def _decoded(
+    async def _decode(
         self, files: Sequence[UploadFile], thumbnails: bool
-    ) -> tuple[list[Upload], Pictures]:
+    ) -> tuple[list[Upload], Pixels, list[bytes]]:
         uploads = await read_uploads(files, self.limits)
         loop = asyncio.get_running_loop()
-        pictures = await loop.run_in_executor(
+        decoded = await loop.run_in_executor(
             self._decoding, decode_uploads, uploads, self.form, self.limits, thumbnails
         )
-        return uploads, pictures
+        return uploads, *decoded
+
+    async def _in_thread(self, call: Callable[..., Result], *values: Any) -> Result:
+        """Call what may wait for the store; unlike FastAPI's threads, a deadline ends the wait."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._storing, partial(call, *values))
 
 
 def _check_label(label: str) -> None:
-    problem = name_problem(label)
+    error = name_error(label)
     if label == NONE_OF_THESE:
-        problem = f"{label!r} is what a picture of none of the classes is called; choose another"
-    if problem:
-        raise Problem(422, "label", f"label: {problem}")
+        error = f"{label!r} is the answer for images of none of the classes; choose another"
+    if error:
+        raise Problem(422, "label", error)
 
 
-def _saved(save: Callable[[Path], None]) -> bytes:
+def _saved(classifier: FewShotClassifier) -> bytes:
     with tempfile.TemporaryDirectory(prefix="vsm-export-") as folder:
         path = Path(folder) / "task.vsm"
-        save(path)
+        classifier.save(path)
         return path.read_bytes()

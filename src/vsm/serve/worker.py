@@ -1,4 +1,4 @@
-"""The one thread that uses the model; requests that come at about the same time share a batch."""
+"""The thread that uses the model; requests that arrive at about the same time share a batch."""
 
 import asyncio
 import queue
@@ -14,25 +14,25 @@ import torch
 from torch import Tensor
 
 from vsm.runs.trained_model import TrainedModel
-from vsm.serve.answers import Answer, Question, answer_all
-from vsm.serve.fitting import Classifiers, FittedTask
+from vsm.serve.classifiers import Classifiers, FittedTask, Question
 from vsm.serve.limits import Limits
 from vsm.serve.problems import Problem, logger
+from vsm.serve.schemas import Answer
 
 NUMBERS_AT_ONCE = 625_000
-"""Pixels times channels that pass the model at once, which is 4 photographs: more need more memory,
-which would then vary with the load, and are not faster."""
+"""Pixels times channels that pass the model at once, which is 4 photographs. More would not be
+faster, and the memory that the server keeps would grow with its largest batch."""
 
 
 class Job(NamedTuple):
-    """Work for the model, and where its result goes.
+    """A job for the model, and the future of its result.
 
     Attributes:
         result: the features ``[n, D]`` without a task; the fitted task without a question; else
             the answers.
         pixels: uint8 ``[n, H, W, C]``; None if there are none to embed.
-        task: the task that is asked.
-        question: what is asked of it.
+        task: the task to use.
+        question: what to answer.
     """
 
     result: "asyncio.Future[Any]"
@@ -42,38 +42,38 @@ class Job(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Pictures to embed."""
+        """Images to embed."""
         return 0 if self.pixels is None else len(self.pixels)
 
 
 class Worker:
-    """Takes jobs from an event loop and does them in batches, first come, first served.
+    """Runs jobs from an event loop in batches, first come, first served.
 
-    A batch begins with the oldest job and takes in what comes within a few milliseconds, or what
-    came while the batch before was worked on, up to a number of pictures.
+    A batch begins with the oldest job and includes those that arrive within a few milliseconds, or
+    arrived during the batch before, up to a number of images.
     """
 
     def __init__(self, trained: TrainedModel, classifiers: Classifiers, limits: Limits) -> None:
         self.trained, self.classifiers = trained, classifiers
-        self.most, self.wait = limits.batch, limits.batch_milliseconds / 1000
-        self.batches = self.pictures = 0
+        self.max_images, self.wait = limits.batch, limits.batch_milliseconds / 1000
+        self.batches = self.images = 0
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._next: Job | None = None
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="vsm-model", daemon=True)
-        # Parts of a batch pass the model side by side, each on one core. Threads of torch would
-        # share every layer and wait for each other, and so for whatever else the cores are doing.
+        # Parts of a batch pass the model in parallel, each on one core. With torch's own threads
+        # every layer would wait for the core that also decodes and answers.
         self._cores = torch.get_num_threads()
         self._embedding = ThreadPoolExecutor(
             self._cores, "vsm-embed", initializer=torch.set_num_threads, initargs=(1,)
         )
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish what was submitted, then end."""
+        """Finish submitted jobs, then end the thread."""
         self._is_stopping = True
         self._jobs.put(None)
         self._thread.join()
@@ -81,16 +81,16 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether jobs are worked on."""
+        """Whether jobs are being run."""
         return self._thread.is_alive() and not self._is_stopping
 
     @property
     def waiting(self) -> int:
-        """Jobs that no batch has taken in yet."""
+        """Number of jobs that wait for a batch."""
         return self._jobs.qsize()
 
     def embed(self, pixels: npt.NDArray[np.uint8]) -> "asyncio.Future[Tensor]":
-        """Embed pictures ``[n, H, W, C]``."""
+        """Embed images ``[n, H, W, C]``."""
         return self._submit(Job(_future(), pixels))
 
     def fitted(self, task: str) -> "asyncio.Future[FittedTask]":
@@ -100,12 +100,12 @@ class Worker:
     def classify(
         self, task: str, pixels: npt.NDArray[np.uint8], question: Question
     ) -> "asyncio.Future[list[Answer]]":
-        """Answer a question about pictures."""
+        """Answer a question about images."""
         return self._submit(Job(_future(), pixels, task, question))
 
     def _submit(self, job: Job) -> "asyncio.Future[Any]":
         if not self.is_alive:
-            raise Problem(503, "server", "server: it is shutting down; ask again in a moment")
+            raise Problem(503, "server", "it is shutting down; ask again in a moment")
         self._jobs.put(job)
         return job.result
 
@@ -130,30 +130,26 @@ class Worker:
             return None
         batch, count = [first], first.size
         deadline = time.monotonic() + self.wait
-        while count < self.most:
+        while count < self.max_images:
             left = deadline - time.monotonic()
             try:
                 job = self._jobs.get(timeout=left) if left > 0 else self._jobs.get_nowait()
             except queue.Empty:
                 break
-            if job is None or count + job.size > self.most:
-                self._put_back(job)
+            if job is None:
+                self._jobs.put(None)  # behind all jobs
+                break
+            if count + job.size > self.max_images:
+                self._next = job
                 break
             batch.append(job)
             count += job.size
         return batch
 
-    def _put_back(self, job: Job | None) -> None:
-        """Keep what did not fit for the next batch; the end comes after all else anyway."""
-        if job is None:
-            self._jobs.put(None)
-        else:
-            self._next = job
-
     def _work(self, batch: Sequence[Job]) -> list[Any]:
         """Return the result of each job, or the error."""
         embedded = self._embed([job for job in batch if job.size])
-        tasks = self.classifiers.of([job.task for job in batch if job.task is not None])
+        tasks = self.classifiers.get([job.task for job in batch if job.task is not None])
         outcomes: dict[int, Any] = {}
         asked: dict[str, list[Job]] = {}
         for job in batch:
@@ -167,17 +163,17 @@ class Worker:
             fitted = tasks[task]
             assert isinstance(fitted, FittedTask)
             questions = [job.question for job in jobs if job.question is not None]
-            answers = answer_all(fitted, questions, [embedded[id(job)] for job in jobs])
+            answers = fitted.answer(questions, [embedded[id(job)] for job in jobs])
             outcomes |= {id(job): answer for job, answer in zip(jobs, answers, strict=True)}
         return [outcomes[id(job)] for job in batch]
 
     def _embed(self, jobs: Sequence[Job]) -> dict[int, Tensor]:
-        """Embed the pictures of all jobs at once."""
+        """Embed the images of all jobs at once."""
         if not jobs:
             return {}
         pixels = np.concatenate([job.pixels for job in jobs if job.pixels is not None])
         self.batches += 1
-        self.pictures += len(pixels)
+        self.images += len(pixels)
         at_once = max(1, min(NUMBERS_AT_ONCE // pixels[0].size, -(-len(pixels) // self._cores)))
         pieces = torch.from_numpy(pixels).permute(0, 3, 1, 2).split(at_once)
         each = map if len(pieces) == 1 else self._embedding.map
@@ -191,7 +187,7 @@ def _future() -> "asyncio.Future[Any]":
 
 
 def _deliver(jobs: Sequence[Job], outcomes: Sequence[Any]) -> None:
-    """Hand results over, in the event loop; who has given up waiting gets none."""
+    """Set the results in the event loop, except of requests that were cancelled."""
     for job, outcome in zip(jobs, outcomes, strict=True):
         if job.result.done():
             continue

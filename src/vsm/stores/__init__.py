@@ -1,16 +1,16 @@
-"""Stores that last: tasks with their examples, and the memory, in SQLite or PostgreSQL.
+"""Persistent stores of tasks, their examples and the memory, in SQLite or PostgreSQL.
 
-:class:`Store` is the contract. :func:`open_store` opens what a path or a ``postgresql://`` address
-names.
+:func:`open_store` opens the :class:`Store` at a path or a ``postgresql://`` address.
 """
 
-from vsm.stores.contract import Example, NewExample, Remembered, Store, StoredMemory, Support, Task
-from vsm.stores.opening import default_store, is_store, open_store
+from vsm.stores.databases import default_store, is_store
+from vsm.stores.records import Example, NewExample, RememberedClass, StoredMemory, Support, Task
+from vsm.stores.store import Store, open_store
 
 __all__ = [
     "Example",
     "NewExample",
-    "Remembered",
+    "RememberedClass",
     "Store",
     "StoredMemory",
     "Support",

@@ -1,6 +1,5 @@
-"""A store in PostgreSQL with pgvector, which many servers and machines can share."""
+"""PostgreSQL with pgvector, which several servers and machines can share."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,54 +10,16 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types import TypeInfo
 
 from vsm.errors import StoreError
-from vsm.stores.connections import Connection, Database
+from vsm.stores.databases import Connection, Database
 
-LOCK = 0x76736D  # "vsm": the advisory lock of migrations, and of what must happen once
 OPTIONS = (
     "-c synchronous_commit=on -c statement_timeout=60s -c lock_timeout=30s "
     "-c idle_in_transaction_session_timeout=60s -c client_min_messages=warning"
 )
 
 
-class PostgresConnection(Connection):
-    """A connection; every commit is in the server's log on its disk before it returns."""
-
-    def __init__(self, address: str) -> None:
-        given = conninfo_to_dict(address).get("options") or ""
-        self._raw = psycopg.connect(
-            address, autocommit=True, connect_timeout=10, options=f"{given} {OPTIONS}".strip()
-        )
-        try:
-            if TypeInfo.fetch(self._raw, "vector") is not None:
-                register_vector(self._raw)
-        except BaseException:
-            self._raw.close()
-            raise
-
-    def register(self) -> None:
-        """Let vectors pass, once the extension is there."""
-        register_vector(self._raw)
-
-    def rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        """See :class:`Connection`."""
-        return self._raw.execute(_with_their_marks(sql), values).fetchall()
-
-    def change(self, sql: str, *values: Any) -> int:
-        """See :class:`Connection`."""
-        return self._raw.execute(_with_their_marks(sql), values or None).rowcount
-
-    def change_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        """See :class:`Connection`."""
-        with self._raw.cursor() as cursor:
-            cursor.executemany(_with_their_marks(sql), rows)
-
-    def close(self) -> None:
-        """See :class:`Connection`."""
-        self._raw.close()
-
-
 class PostgresDatabase(Database):
-    """The dialect of PostgreSQL."""
+    """A PostgreSQL database; every commit is in the log on the server's disk."""
 
     errors = (psycopg.Error,)
     advice = "is it running, and may it be written?"
@@ -66,6 +27,7 @@ class PostgresDatabase(Database):
     distance = "mean <-> ?"
     begin_reading = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
     begin_writing = "BEGIN ISOLATION LEVEL READ COMMITTED"
+    lock = f"SELECT pg_advisory_xact_lock({0x76736D})"  # "vsm"
 
     def __init__(self, address: str) -> None:
         try:
@@ -76,19 +38,24 @@ class PostgresDatabase(Database):
                 f"PostgreSQL cannot read ({type(error).__name__})"
             ) from error
         self.address = address
+        self.options = f"{known.get('options') or ''} {OPTIONS}".strip()
         self.name = f"postgresql://{known.get('host') or 'localhost'}/{known.get('dbname') or ''}"
 
-    def connect(self) -> PostgresConnection:
-        """See :class:`Database`."""
-        return PostgresConnection(self.address)
-
-    def lock(self, connection: Connection) -> None:
-        """See :class:`Database`."""
-        connection.rows("SELECT pg_advisory_xact_lock(?)", LOCK)
+    def connect(self) -> Connection:
+        """Connect, and register vectors if the extension is there already."""
+        raw = psycopg.connect(
+            self.address, autocommit=True, connect_timeout=10, options=self.options
+        )
+        try:
+            if TypeInfo.fetch(raw, "vector") is not None:
+                register_vector(raw)
+        except BaseException:
+            raw.close()
+            raise
+        return Connection(raw, "%s")
 
     def prepare(self, connection: Connection) -> None:
-        """See :class:`Database`: vectors need pgvector."""
-        assert isinstance(connection, PostgresConnection)
+        """Create the extension for vectors."""
         try:
             connection.change("CREATE EXTENSION IF NOT EXISTS vector")
         except psycopg.Error as error:
@@ -97,17 +64,13 @@ class PostgresDatabase(Database):
                 f"store: {self.name} lacks the extension vector ({reason}); install pgvector, and "
                 "let its owner run CREATE EXTENSION vector"
             ) from error
-        connection.register()
+        register_vector(connection.raw)
 
-    def vector(self, row: Any) -> Any:
-        """See :class:`Database`."""
+    def encode_vector(self, row: Any) -> Any:
+        """Return ``row [D]`` as a vector of pgvector."""
         return Vector(np.asarray(row, np.float32))
 
-    def row(self, vector: Any) -> Any:
-        """See :class:`Database`."""
+    def decode_vector(self, vector: Any) -> Any:
+        """Invert :meth:`encode_vector`."""
         found = vector.to_numpy() if isinstance(vector, Vector) else vector
         return np.asarray(found, np.float32)
-
-
-def _with_their_marks(sql: str) -> str:
-    return sql.replace("?", "%s")

@@ -13,7 +13,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 
 def keep_allocations(in_threads: bool = False) -> bool:
-    """Stop glibc from returning freed memory to the kernel; tell whether that was done.
+    """Stop glibc from returning freed memory to the kernel; return whether that worked.
 
     ``in_threads``: also what other threads than the first have freed. All then share one arena;
     those that glibc gives to threads keep nothing that is larger than 64 MB.

@@ -1,8 +1,8 @@
-"""One run in several processes: who takes which tasks, and how all of them agree.
+"""One run in several processes.
 
-Every process holds the full model and the full memory. The T tasks of a step are shared out in
-contiguous equal parts, gradients are averaged, and observations are gathered in the order of the
-processes. So all of them make the same step, which is the step that one process would make.
+Every process holds the full model and memory. The T tasks of a step are divided into contiguous
+equal parts, gradients are averaged, and observations are gathered in the order of the processes.
+So all of them make the same step, which is the step that one process would make.
 """
 
 import os
@@ -18,8 +18,8 @@ from torch import distributed as dist
 from vsm.errors import ProcessLostError, SettingsError
 
 TIMEOUT = timedelta(minutes=30)
-"""How long a silent process is waited for; the others wait while the first one validates. A process
-that ends, even by SIGKILL, is noticed at once."""
+"""Of collective operations: the others wait while the first process validates. A process that ends,
+even by SIGKILL, is noticed at once."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that writes files, speaks and validates."""
+        """Whether this process writes files, prints and validates."""
         return self.rank == 0
 
     def share(self, num_tasks: int) -> range:
@@ -48,10 +48,7 @@ class Processes:
         return range(self.rank * size, (self.rank + 1) * size)
 
     def owned(self, positions: Tensor, total: int) -> Tensor:
-        """Tell which of ``positions`` among ``total`` are this process's: boolean, the same shape.
-
-        Everybody has an equal stretch, but for rounding.
-        """
+        """Return a mask of the ``positions`` among ``total`` in this process's contiguous part."""
         return positions * self.count // max(total, 1) == self.rank
 
     def all_reduce(self, values: Tensor) -> Tensor:
@@ -107,7 +104,7 @@ class Processes:
         return int(held.item())
 
     def barrier(self) -> None:
-        """Go on when all have come here."""
+        """Wait for all processes."""
         self.all_reduce_max(0)
 
 
@@ -141,7 +138,6 @@ def join_processes(device: torch.device) -> Iterator[Processes]:
 
 
 def _exchange(collective: Callable[..., object], *arguments: object) -> None:
-    """Send and receive, or say that somebody does not answer."""
     try:
         collective(*arguments)
     except RuntimeError as error:

@@ -1,10 +1,8 @@
-"""Text documents, YAML and JSON, that somebody else may have written.
+"""YAML and JSON documents, which are untrusted.
 
-Only regular files of a reasonable size are read, so that neither a pipe nor a device is waited
-for; nesting and aliases are counted before anything is built of them; and messages quote no value
-in full. What the package writes ends with, or holds, a digest of the rest: whoever reads a
-document that has one learns if it was changed. Documents without one are those of people, and of
-version 0.1.0.
+Only regular files of limited size are read; nesting and aliases are counted before anything is
+built; messages quote no value in full. What the package writes holds a digest of the rest, which is
+checked when it is read; documents that people write have none.
 """
 
 import hashlib
@@ -37,12 +35,7 @@ def shortened(message: object, most: int = MOST_LETTERS) -> str:
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:
-    """Return the contents of a regular file.
-
-    Raises:
-        DocumentError: if it is none, or is larger than ``most_bytes``.
-        OSError: if it is missing, or cannot be opened.
-    """
+    """Return the contents of a regular file of at most ``most_bytes``."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for somebody to write to it
         raise DocumentError(path, "is no regular file")
@@ -58,13 +51,7 @@ def read_json(path: Path) -> Any:
 
 
 def parsed_json(text: str | bytes, source: Path | str, verify: bool = True) -> Any:
-    """Return what a JSON text holds, as :func:`read_json` does.
-
-    Args:
-        text: UTF-8.
-        source: for messages.
-        verify: whether to check and remove a digest.
-    """
+    """Return what a JSON text holds; ``verify`` checks and removes a digest if there is one."""
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
         _require_shallow_json(text, source)
@@ -85,13 +72,10 @@ def _require_shallow_json(text: str, source: Path | str) -> None:
     if text.count("[") + text.count("{") <= MOST_DEPTH:
         return
     depth = 0
-    for found in _NESTED.finditer(text):
-        if found[0] in "[{":
-            depth += 1
-            if depth > MOST_DEPTH:
-                raise DocumentError(source, f"is nested deeper than {MOST_DEPTH} levels")
-        elif found[0] in "]}":
-            depth -= 1
+    for found in _NESTED.finditer(text):  # strings, which are passed over, and brackets
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+        if depth > MOST_DEPTH:
+            raise DocumentError(source, f"is nested deeper than {MOST_DEPTH} levels")
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -133,21 +117,14 @@ def with_digest_line(text: str) -> str:
 
 
 def read_yaml(path: Path, verify: bool = True) -> Any:
-    """Return what a YAML file holds.
-
-    Args:
-        path: of the file.
-        verify: whether the digest in its last line must be right, if there is one.
-    """
+    """Return what a YAML file holds; ``verify`` checks the digest in its last line, if any."""
     try:
         text = read_file(path, MOST_YAML_BYTES).decode("utf-8")
         _require_small_yaml(text, path)
         found = _DIGEST_LINE.search(text) if verify else None
         if found and with_digest_line(text[: found.start()]) != text:
-            raise DocumentError(
-                path,
-                "was changed or damaged; undo that, or remove its last line to keep the change",
-            )
+            hint = "undo that, or remove its last line to keep the change"
+            raise DocumentError(path, f"was changed or damaged; {hint}")
         return yaml.load(text, _Loader)
     except RecursionError as error:
         raise DocumentError(path, "is nested too deeply") from error

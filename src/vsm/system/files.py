@@ -1,17 +1,29 @@
-"""Atomic writes: a reader sees the old file or the new one, never half of either."""
+"""Atomic writes, locks, and where the user's files go."""
 
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 from vsm.errors import RunError
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How cells begin that a spreadsheet computes."""
+"""First characters of cells that a spreadsheet computes."""
 SQLITE = b"SQLite format 3\0"
+
+
+def user_folder(kind: Literal["cache", "data"]) -> Path:
+    """Return ``$VSM_DATA``, or the platform's folder for what can be made again, or cannot."""
+    if chosen := os.environ.get("VSM_DATA"):
+        return Path(chosen).expanduser()
+    import platformdirs  # noqa: PLC0415 - 35 ms that most commands need not spend
+
+    if kind == "cache":
+        return platformdirs.user_cache_path("vsm", appauthor=False, opinion=False)
+    return platformdirs.user_data_path("vsm", appauthor=False)
 
 
 @contextmanager
@@ -20,7 +32,7 @@ def atomic_path(target: Path) -> Iterator[Path]:
 
     Into a device or a pipe, such as ``/dev/stdout``, it is copied: renaming would replace that.
     """
-    with naming(target):
+    with add_filename_to_errors(target):
         if target.exists() and not target.is_file() and not target.is_dir():
             with tempfile.TemporaryDirectory(prefix="vsm-") as folder:
                 yield Path(folder, "written")
@@ -42,102 +54,10 @@ def atomic_path(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def naming(target: Path) -> Iterator[None]:
-    """Let what the system refuses name ``target``: a full disk names nothing."""
-    try:
-        yield
-    except OSError as error:
-        beside = f".{target.name}."
-        if error.filename is None or Path(os.fsdecode(error.filename)).name.startswith(beside):
-            error.filename = str(target)
-        raise
-
-
-@contextmanager
-def locked(target: Path) -> Iterator[None]:
-    """Keep other processes that ask for ``target`` waiting until the block is left.
-
-    The lock is on an empty file beside it, since ``target`` itself is replaced; whoever leaves the
-    block removes it. Where there is no ``flock`` nobody waits.
-    """
-    try:
-        import fcntl  # noqa: PLC0415 - not on every system
-    except ImportError:
-        yield
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    lock = target.with_name(f".{target.name}.lock")
-    while True:
-        with lock.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed
-            if not _is_at(file.fileno(), lock):  # who had it before has removed it
-                continue
-            try:
-                yield
-            finally:
-                lock.unlink(missing_ok=True)
-            return
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-@contextmanager
-def alone_in(folder: Path, refusal: str) -> Iterator[None]:
-    """Refuse to enter the block while another process is in it for the same folder.
-
-    The lock is on the folder itself, and the system gives it back whatever ends the process, so
-    nothing is left behind. Where there is no ``flock`` nobody is refused.
-
-    Raises:
-        RunError: with the text ``refusal``.
-    """
-    try:
-        import fcntl  # noqa: PLC0415 - not on every system
-    except ImportError:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(refusal) from None
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def write_text(target: Path, text: str) -> None:
-    r"""Write ``text`` to ``target`` atomically, as UTF-8.
-
-    Of names that are not, bytes are written as ``\udcff``, which JSON reads as the same name.
-    """
-    with atomic_path(target) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-
-
-def is_sqlite(path: Path) -> bool:
-    """Tell whether a file is a database of SQLite, whatever its name."""
-    with path.open("rb") as file:
-        return file.read(len(SQLITE)) == SQLITE
-
-
-def as_cell(value: object) -> str:
-    """Return a cell of a CSV file that no spreadsheet takes for a formula."""
-    text = str(value)
-    return f"'{text}" if text.startswith(FORMULA) else text
-
-
-@contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
     """Yield a temporary folder; move it to ``target`` if the block succeeds.
 
-    If another process puts ``target`` there first, its folder is kept and ours is dropped.
+    If another process creates ``target`` first, its folder is kept and ours is dropped.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
@@ -151,6 +71,82 @@ def atomic_directory(target: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_text(target: Path, text: str) -> None:
+    r"""Write ``text`` atomically as UTF-8; surrogates are escaped as ``\udcff``, as in JSON."""
+    with atomic_path(target) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+@contextmanager
+def add_filename_to_errors(target: Path) -> Iterator[None]:
+    """Name ``target`` in an ``OSError`` that names no file, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        temporary = f".{target.name}."
+        if error.filename is None or Path(os.fsdecode(error.filename)).name.startswith(temporary):
+            error.filename = str(target)
+        raise
+
+
+@contextmanager
+def exclusive_lock(target: Path, refusal: str | None = None) -> Iterator[None]:
+    """Keep other processes from entering the block for the same file or folder.
+
+    The lock file is ``.lock`` in a folder, or ``.NAME.lock`` beside a file, and is removed at the
+    end. The system releases the lock however the process ends.
+
+    Args:
+        target: what is locked.
+        refusal: the message if another process holds the lock; None waits for it.
+
+    Raises:
+        RunError: with the text ``refusal``.
+    """
+    import filelock  # noqa: PLC0415 - 75 ms that most commands need not spend
+
+    file = _lock_file(target)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(file, blocking=refusal is None, poll_interval=0.01)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise RunError(str(refusal)) from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows does not remove open files
+            file.unlink()  # while it is locked: who waits then creates it again
+        lock.release()
+
+
+def is_locked(target: Path) -> bool:
+    """Whether a process is inside :func:`exclusive_lock` for ``target``."""
+    if not _lock_file(target).exists():
+        return False
+    try:
+        with exclusive_lock(target, "locked"):
+            return False
+    except RunError:
+        return True
+
+
+def _lock_file(target: Path) -> Path:
+    return target / ".lock" if target.is_dir() else target.with_name(f".{target.name}.lock")
+
+
+def is_sqlite(path: Path) -> bool:
+    """Whether a file is an SQLite database, whatever its name."""
+    with path.open("rb") as file:
+        return file.read(len(SQLITE)) == SQLITE
+
+
+def as_cell(value: object) -> str:
+    """Return a CSV cell that no spreadsheet takes for a formula."""
+    text = str(value)
+    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def _umask() -> int:

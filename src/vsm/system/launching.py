@@ -1,8 +1,8 @@
-"""Training as a job of a scheduler: SLURM, or this machine's background, through submitit.
+"""Training as a job of SLURM, or in this machine's background, through submitit.
 
-A job is one process for each share of the tasks; each runs the command that was typed, with the
-environment by which :func:`vsm.system.distributed.join_processes` finds the others. Shortly before
-its time is up the job saves, goes back into the queue and is resumed.
+Each process of a job runs the command that was typed, with the environment by which
+:func:`vsm.system.distributed.join_processes` finds the others. Shortly before its time is up the
+job saves, goes back into the queue and is resumed.
 """
 
 import os
@@ -76,11 +76,7 @@ def submit(
     main: Main,
     arguments: Sequence[str],
 ) -> SubmittedJob:
-    """Submit ``vsm train`` with ``arguments`` and return at once.
-
-    ``local`` is the background of this machine. All processes share the ``num_tasks`` of a step.
-    The job's files go to a folder beside ``output``, the run directory.
-    """
+    """Submit ``vsm train`` with ``arguments``; the job's files go to a folder beside ``output``."""
     Processes(0, slurm.processes).share(num_tasks)
     folder = output.absolute().with_name(f"{output.name}-jobs")
     executor = open_executor(folder, launcher, slurm.restarts)

@@ -1,8 +1,8 @@
 """Tensors and metadata in safetensors files.
 
 Metadata is one JSON object under one key, since several keys would have no fixed order. It holds a
-digest of the rest of it and of all tensors, which is checked when a file is opened; files of
-version 0.1.0 have none. Every file is replaced atomically. Nothing is pickled.
+digest of itself and of all tensors, which is checked when a file is opened. Files are replaced
+atomically, and nothing is pickled.
 """
 
 import errno
@@ -31,7 +31,7 @@ MAY_BE_INFINITE = "reading"
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
     """Write tensors and metadata; a full disk is an ``OSError``, as with any other file."""
-    stored = _apart(tensors)
+    stored = _without_shared_memory(tensors)
     signed = {**metadata, DIGEST_KEY: _digest(stored, metadata)}
     text = json.dumps(signed, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
     with atomic_path(path) as temporary:
@@ -45,7 +45,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any
             raise OSError(code, os.strerror(code), str(path)) from error
 
 
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _without_shared_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copy what shares memory, as tied weights do; safetensors would refuse it."""
     stored: dict[str, Tensor] = {}
     seen = set()
@@ -79,22 +79,15 @@ def load_tensors(
     except (safetensors.SafetensorError, ValueError, RuntimeError, MemoryError) as error:
         raise RunError(f"{path} is damaged: {shortened(error)}") from error
     metadata = _checked(tensors, text, path)
-    if must_be_finite:
-        _require_finite(tensors, path)
+    for name, tensor in tensors.items() if must_be_finite else ():
+        allowed = name.rpartition(".")[2] == MAY_BE_INFINITE
+        if (tensor.isnan() if allowed else ~tensor.isfinite()).any():
+            raise RunError(f"{path} is damaged: its tensor {shortened(name)} is not finite")
     return tensors, metadata
 
 
-def _require_finite(tensors: dict[str, Tensor], path: Path) -> None:
-    for name, tensor in tensors.items():
-        allowed = name.rpartition(".")[2] == MAY_BE_INFINITE
-        if (tensor.isnan() if allowed else ~tensor.isfinite()).any():
-            raise RunError(
-                f"{path} is damaged: its tensor {shortened(name)} holds no finite numbers"
-            )
-
-
 def _checked(tensors: dict[str, Tensor], text: str, path: Path) -> dict[str, Any]:
-    """Return metadata if all is as it was written."""
+    """Return metadata if the digest is right."""
     try:
         metadata = parsed_json(text, path, verify=False)
     except DocumentError as error:
@@ -181,10 +174,9 @@ def restore_learning(
             raise RunError(f"{source} is damaged: {shortened(key)} has another shape")
         laid_out = torch.empty_like(parameter).copy_(value) if value.ndim else value
         moments.setdefault(int(index), {})[name] = laid_out.detach()
-    if len({frozenset(of_one) for of_one in moments.values()}) > 1:
-        raise RunError(f"{source} is damaged: some moments of the optimizer are missing")
     # SGD has moments of all parameters or of none; Adam may have none where no gradient came.
-    if isinstance(optimizer, torch.optim.SGD) and 0 < len(moments) < len(parameters):
+    is_partial = isinstance(optimizer, torch.optim.SGD) and 0 < len(moments) < len(parameters)
+    if is_partial or len({frozenset(of_one) for of_one in moments.values()}) > 1:
         raise RunError(f"{source} is damaged: some moments of the optimizer are missing")
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": moments, "param_groups": groups})

@@ -1,6 +1,6 @@
 // Answers: bars, "none of these", what was recalled, and why.
 
-import { classAddress, picture } from "./api.js";
+import { classAddress, imageUrl } from "./api.js";
 import { dialog, fill, make, percent, plural, setFill } from "./dom.js";
 import { classes, colorOf, coverage, state, tell } from "./state.js";
 
@@ -8,14 +8,14 @@ const MOST_BARS = 6;
 
 export function thumbnail(path, label, classNames = "thumb") {
   const image = make("img", { class: classNames, alt: label, width: 48, height: 48, decoding: "async" });
-  picture(path).then(
+  imageUrl(path).then(
     (address) => (image.src = address),
     () => image.replaceWith(letters(label)),
   );
   return image;
 }
 
-// A tile in place of a picture that may not be shown, or that there is none of.
+// A tile in place of an image that may not be shown, or that there is none of.
 export function letters(name) {
   const [plain, turn] = name.split(/@(?=\d+$)/); // Omniglot's characters are also remembered turned
   const parts = plain.split(/[/_\s-]+/).filter(Boolean);
@@ -26,7 +26,7 @@ export function letters(name) {
   return shown;
 }
 
-export function classPicture(name) {
+export function classImage(name) {
   const has = state.remembered.get(name)?.has_thumbnail;
   const image = has ? thumbnail(`${classAddress(name)}/thumbnail`, "") : letters(name);
   image.title = name;
@@ -40,7 +40,7 @@ export function recalledTiles(list, recalled) {
       make(
         "li",
         { class: "tile" },
-        classPicture(name),
+        classImage(name),
         ...nameLines(name),
         make("span", {}, `${(100 * weight).toFixed(1)}%`),
         make("div", { class: "weight" }, fill(weight / most)),
@@ -156,7 +156,7 @@ export function coverageControls(place) {
     box.disabled = !can;
     slider.disabled = !box.checked;
     slider.value = Math.round(100 * state.reject);
-    shown.textContent = box.checked ? `answer about ${slider.value}% of your classes’ pictures` : "off: answer every picture";
+    shown.textContent = box.checked ? `answer about ${slider.value}% of your classes’ images` : "off: answer every image";
     share.hidden = !can;
     reason.hidden = can;
   };
@@ -201,7 +201,7 @@ function uncertaintyPart({ total, aleatoric, epistemic }) {
     make(
       "p",
       { class: "keys-row" },
-      make("span", { class: "key aleatoric" }, `the picture could be either: ${nats(aleatoric)}`),
+      make("span", { class: "key aleatoric" }, `the image could be either: ${nats(aleatoric)}`),
       make("span", { class: "key epistemic" }, `more examples could remove: ${nats(epistemic)}`),
     ),
   ];

@@ -3,7 +3,7 @@
 import { ask } from "./dom.js";
 
 const KEY = "vsm-token"; // in sessionStorage alone: it is gone with the tab
-const KEPT = 1500; // pictures
+const KEPT = 1500; // images
 
 export class Problem extends Error {
   constructor(status, detail, field = null) {
@@ -77,25 +77,25 @@ export function formOf(fields, files) {
   return form;
 }
 
-const pictures = new Map();
+const imageUrls = new Map();
 
-// The address of a picture in this page; it is fetched once, with the token.
-export function picture(path) {
-  if (!pictures.has(path)) {
+// The address of an image in this page; it is fetched once, with the token.
+export function imageUrl(path) {
+  if (!imageUrls.has(path)) {
     const coming = request("GET", path).then(async (answer) => URL.createObjectURL(await answer.blob()));
-    coming.catch(() => pictures.delete(path));
-    pictures.set(path, coming);
-    if (pictures.size > KEPT) {
-      drop(pictures.keys().next().value);
+    coming.catch(() => imageUrls.delete(path));
+    imageUrls.set(path, coming);
+    if (imageUrls.size > KEPT) {
+      drop(imageUrls.keys().next().value);
     }
   }
-  return pictures.get(path);
+  return imageUrls.get(path);
 }
 
-// Gives a picture back, once whatever still shows it has been drawn anew.
+// Frees an image once nothing shows it any more.
 export function drop(path) {
-  const address = pictures.get(path);
-  pictures.delete(path);
+  const address = imageUrls.get(path);
+  imageUrls.delete(path);
   address?.then((found) => setTimeout(() => URL.revokeObjectURL(found), 10_000), () => {});
 }
 

@@ -1,6 +1,6 @@
 // Maps in SVG: a task whose points move to their new places, and the whole memory.
 
-import { classAddress, exampleThumbnail, get, picture } from "./api.js";
+import { classAddress, exampleThumbnail, get, imageUrl } from "./api.js";
 import { make, plural } from "./dom.js";
 import { classes, colorOf, state } from "./state.js";
 
@@ -215,7 +215,7 @@ function recalledDrawing(name) {
 
 function image(path, x, y, side) {
   const element = shape("image", { x, y, width: side, height: side });
-  picture(path).then((address) => element.setAttribute("href", address), () => {});
+  imageUrl(path).then((address) => element.setAttribute("href", address), () => {});
   return element;
 }
 

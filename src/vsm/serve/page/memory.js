@@ -1,7 +1,7 @@
 // Memory: what is remembered, and how to forget it.
 
 import { call, classAddress, drop, get } from "./api.js";
-import { classPicture, nameLines } from "./answers.js";
+import { classImage, nameLines } from "./answers.js";
 import { byId, confirm, dialog, make, plural, telling, toast } from "./dom.js";
 import { MemoryMap } from "./maps.js";
 import { listen, loadMemory, loadModel, openTask, state } from "./state.js";
@@ -26,7 +26,7 @@ export function startMemory() {
     shown += 2 * PAGE;
     drawList();
   });
-  let stale = true; // pictures are fetched only if somebody looks
+  let stale = true; // images are fetched only if somebody looks
   const drawAll = () => {
     if (byId("memory").hidden || !stale) return;
     stale = false;
@@ -80,7 +80,7 @@ function tile(name, counted = true) {
   const button = make(
     "button",
     { type: "button", class: "pick", "aria-pressed": String(name === chosen), onclick: () => choose(name) },
-    classPicture(name),
+    classImage(name),
     ...nameLines(name),
     counted && one?.added ? make("span", { class: "tag" }, "added") : null,
     counted && !one?.added ? make("span", {}, plural(one?.count ?? 0, "image")) : null,

@@ -1,9 +1,9 @@
 // A sheet of paper for a pen: mouse, finger, stylus or keyboard. Points are in [0, 1].
 
-const EXTENT = 0.7; // of the picture's side that a drawing takes, as in the data
+const EXTENT = 0.7; // of the image's side that a drawing takes, as in the data
 const PEN = 1.9 / 28; // of the side
 const STEP = 1 / 28; // of the keyboard's pen
-const FINE = 4; // pixels of the picture for each that the model sees
+const FINE = 4; // pixels of the image for each that the model sees
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 export class Pad {
@@ -137,7 +137,7 @@ export class Pad {
     }
   }
 
-  // The drawing as a picture: dark on white, in the middle and of the size of those in the data,
+  // The drawing as an image: dark on white, in the middle and of the size of those in the data,
   // wherever on the pad and however large it was drawn.
   file(name, modelSide) {
     const side = FINE * modelSide;

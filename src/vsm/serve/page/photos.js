@@ -1,4 +1,4 @@
-// Photographs: columns of classes that take pictures, and pictures to classify.
+// Photographs: columns of classes that take images, and images to classify.
 
 import { AnswerView, coverageControls, explainAnswer, letters } from "./answers.js";
 import { byId, cross, make, plural, say, telling } from "./dom.js";
@@ -6,7 +6,7 @@ import { exampleList } from "./draw.js";
 import { addExamples, classes, classify, colorOf, eachBatch, listen, state } from "./state.js";
 
 let pasting = null; // the place that was used last takes what is pasted
-const fresh = new Set(); // classes without pictures yet
+const fresh = new Set(); // classes without images yet
 const problems = new Map(); // label → what went wrong there
 const queries = []; // {file, address, element, view, answer}
 
@@ -15,7 +15,7 @@ export function startPhotos(taskName) {
   const add = (label, files) => addTo(label, files, taskName);
   const drawColumns = () => showColumns(add);
   const queryDrop = byId("query-drop");
-  takeFiles(queryDrop, queryDrop, "Drop or paste pictures here, or", "pictures to classify", addQueries);
+  takeFiles(queryDrop, queryDrop, "Drop or paste images here, or", "images to classify", addQueries);
   document.addEventListener("paste", (event) => {
     const files = filesOf(event.clipboardData);
     if (!files.length || byId("photos").hidden) return;
@@ -103,7 +103,7 @@ function showColumns(add) {
 function column(label, examples, add) {
   const notice = make("div", { class: "notice", role: "alert", hidden: true });
   const drop = make("div", { class: "drop" });
-  const count = make("span", {}, examples.length ? plural(examples.length, "picture") : "empty");
+  const count = make("span", {}, examples.length ? plural(examples.length, "image") : "empty");
   const place = make(
     "section",
     { class: "column", "data-label": label, "aria-label": `Class ${label}` },
@@ -113,7 +113,7 @@ function column(label, examples, add) {
     notice,
   );
   place.style.setProperty("--own", colorOf(label));
-  takeFiles(place, drop, "Drop or paste, or", `pictures of ${label}`, (files) => add(label, files));
+  takeFiles(place, drop, "Drop or paste, or", `images of ${label}`, (files) => add(label, files));
   say(notice, problems.get(label));
   return place;
 }
@@ -142,7 +142,7 @@ function newColumn(box, add) {
 
 async function addQueries(files) {
   await telling(byId("query-notice"), async () => {
-    if (!classes().size) throw new Error("There are no classes yet: add pictures of some above.");
+    if (!classes().size) throw new Error("There are no classes yet: add images of some above.");
     const asked = [];
     const refused = await eachBatch(files, async (batch) => {
       const answers = await classify(batch);
@@ -156,7 +156,7 @@ async function addQueries(files) {
 
 function queryOf(file, answer) {
   const address = URL.createObjectURL(file);
-  const image = make("img", { class: "picture", alt: "", src: address });
+  const image = make("img", { class: "image", alt: "", src: address });
   image.addEventListener("error", () => image.replaceWith(letters(file.name))); // a format that browsers do not show
   const place = make("div");
   const notice = make("div", { class: "notice", role: "alert", hidden: true });

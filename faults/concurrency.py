@@ -1,0 +1,248 @@
+"""The parts ``kills`` and ``sharing``: killed writers, and several processes on one run.
+
+After a kill, the same command must leave the same files as if nothing had happened, except for
+times. Temporary files of the killed process may stay if they do no harm.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from faults.oracles import Snapshot, digest_without_times, process_defects, snapshot
+from faults.processes import Command, Completed
+from faults.samples import LEARN, PRETRAIN, TRAIN
+from faults.sandbox import Group, Outcome, Sandbox
+
+ROOT = Path(__file__).parents[1]
+SUITE_SECONDS = 900
+WRITERS, READERS = 4, 3
+SHOW = Command("memory show learned --json")
+CLASSIFY = Command("classify --support support --query query --model learned --json")
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A command that is killed.
+
+    Attributes:
+        name: of the group.
+        words: of the command.
+        writes: prefix of the files that are compared.
+        cases: number of kills.
+        repeat: option that is added when the command is repeated.
+        clear: a sample that is removed before.
+        once: whether the command must not be repeated if it has succeeded.
+    """
+
+    name: str
+    words: str
+    writes: str = "out"
+    cases: int = 12
+    repeat: str = ""
+    clear: str | None = None
+    once: bool = False
+
+
+MERGE = "memory merge learned learned --output out.safetensors"
+REPRODUCE = (
+    "reproduce table-1 --output out --budget tiny --seeds 1 --rows protonet --data folder:images "
+    "--json"
+)
+KILLED = (
+    Writer("train", f"{TRAIN} --output out --resume", cases=20),
+    Writer("pretrain", f"{PRETRAIN} --output out --resume"),
+    Writer("memory learn", f"{LEARN} --encoder run --output out", repeat=" --overwrite"),
+    Writer("memory add", "memory add learned --images support --json", "learned/", once=True),
+    Writer("memory forget", "memory forget learned train0 --json", "learned/", once=True),
+    Writer("memory merge", MERGE, repeat=" --overwrite"),
+    Writer("data prepare", "data prepare folder:images --json", "data/folder-", clear="data"),
+    Writer("export", "export run --onnx out --json", cases=4, repeat=" --overwrite"),
+    Writer("classify --csv", f"{CLASSIFY.words} --csv out.csv".replace(" --json", "")),
+    Writer("reproduce", REPRODUCE, "out/jobs", cases=6),
+)
+
+
+def groups() -> list[Group]:
+    """Return kills of commands and of writers to stores, and concurrent processes."""
+    return [
+        *(Group("kills", one.name, one.cases, partial(_kill, one)) for one in KILLED),
+        *(
+            Group("kills", f"store, {kind}", 1, run_tests("store_kills", kind, "VSM_KILLS", 20, 1))
+            for kind in ("sqlite", "postgresql")
+        ),
+        Group("sharing", "memory add × memory show", 6, _writers_and_readers),
+        Group("sharing", "classify while the memory changes", 6, _readers_of_a_run),
+        Group("sharing", "two train --resume", 6, partial(_trainings, "resumed")),
+        Group("sharing", "two train --resume from nothing", 4, partial(_trainings, "fresh")),
+    ]
+
+
+def run_tests(
+    name: str, words: str, variable: str, repeats: int, tests: int
+) -> Callable[[Sandbox, int, Random], Outcome]:
+    """Return a case that runs tests of a file of this repository.
+
+    Args:
+        name: of the file, without ``test_``.
+        words: part of the names of the tests.
+        variable: environment variable with the number of repeats.
+        repeats: its value.
+        tests: number of tests that repeat that often.
+    """
+
+    def run(sandbox: Sandbox, _: int, __: Random) -> Outcome:
+        fault = f"{repeats * tests} of test_{name}.py, {words}"
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+        command += [f"--basetemp={sandbox.scratch / 'pytest'}", "-k", words]
+        path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+        try:
+            done = subprocess.run(
+                [*command, str(ROOT / "tests" / f"test_{name}.py")],
+                cwd=ROOT,
+                env={**os.environ, variable: str(repeats), "PYTHONPATH": path},
+                capture_output=True,
+                text=True,
+                timeout=SUITE_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return Outcome(fault, "same", (f"takes more than {SUITE_SECONDS} seconds",))
+        lines = [line for line in done.stdout.splitlines() if line.strip()]
+        if done.returncode != 0:
+            failed = [line for line in lines if line.startswith(("FAILED", "ERROR", "E  "))][:2]
+            return Outcome(fault, "same", (" ".join(failed or lines[-1:])[:300],))
+        if "skipped" in lines[-1] and "passed" not in lines[-1]:
+            return Outcome(f"{fault}: skipped here", "same", (), tried=0)
+        return Outcome(fault, "same", (), tried=repeats * tests)
+
+    return run
+
+
+def _kill(writer: Writer, sandbox: Sandbox, _: int, random: Random) -> Outcome:
+    baseline = _baseline(writer, sandbox)
+    if writer.clear is not None:
+        sandbox.remove(writer.clear)
+    before = _files(writer, sandbox)
+    delay = random.uniform(0, 1.1 * baseline["seconds"])
+    moment = time.monotonic() + delay
+
+    def kill(process: int) -> None:
+        if time.monotonic() >= moment:
+            os.kill(process, signal.SIGKILL)
+
+    completed = sandbox.run(Command(writer.words), watch=kill)
+    defects = [] if completed.code == -signal.SIGKILL else process_defects(completed)
+    found = _files(writer, sandbox)
+    if writer.once and found not in (before, baseline["files"]):
+        defects.append("leaves neither the old nor the new files")
+    if not writer.once or found == before:
+        again = sandbox.run(Command(writer.words + writer.repeat))
+        defects += [f"repeated: {one}" for one in process_defects(again)]
+        if again.code != 0 and not defects:
+            defects.append(f"cannot be repeated: {again.errors.strip()[-150:]}")
+    if not defects:
+        expected, found = baseline["files"], _files(writer, sandbox)
+        names = sorted(expected.keys() | found.keys())
+        wrong = [name for name in names if expected.get(name) != found.get(name)]
+        defects += [f"differs from a run without kill: {', '.join(wrong)[:120]}"] if wrong else []
+    fault = f"killed after {delay:.2f} of {baseline['seconds']:.2f} seconds"
+    return Outcome(fault, "same", tuple(defects))
+
+
+def _baseline(writer: Writer, sandbox: Sandbox) -> dict[str, Any]:
+    """Return the files that are written without a kill, and the time it takes."""
+    if writer not in sandbox.baselines:
+        if writer.clear is not None:
+            sandbox.remove(writer.clear)
+        begin = time.monotonic()
+        completed = sandbox.run(Command(writer.words))
+        if completed.code != 0:
+            raise RuntimeError(f"{writer.name} fails without kill: {completed.errors}")
+        seconds = time.monotonic() - begin
+        sandbox.baselines[writer] = {"files": _files(writer, sandbox), "seconds": seconds}
+        sandbox.restore()
+    return sandbox.baselines[writer]
+
+
+def _files(writer: Writer, sandbox: Sandbox) -> Snapshot:
+    paths = {name: sandbox.folder / name for name in snapshot(sandbox.folder)}
+    return {
+        name: digest_without_times(path)
+        for name, path in paths.items()
+        if name.startswith(writer.writes) and not path.name.startswith(".") and path.is_file()
+    }
+
+
+def _run_together(sandbox: Sandbox, programs: list[Command]) -> tuple[list[Completed], list[str]]:
+    """Run programs at the same time; return their results and defects."""
+    running = [sandbox.start(one, f"{place}") for place, one in enumerate(programs)]
+    completed = [one.wait() for one in running]
+    defects = [defect for one in completed for defect in process_defects(one)]
+    defects += [f"fails: {one.errors.strip()[-120:]}" for one in completed if one.code]
+    return completed, defects
+
+
+def _writers_and_readers(sandbox: Sandbox, number: int, random: Random) -> Outcome:
+    """Add a class in each of several processes; all must be remembered."""
+    images = sorted((sandbox.folder / "support").glob("*/*.png"))
+    for writer in range(WRITERS):
+        folder = sandbox.folder / f"new{writer}" / f"added{writer}"
+        folder.mkdir(parents=True)
+        shutil.copy(random.choice(images), folder)
+    words = "memory add learned --images new{} --json"
+    programs = [Command(words.format(writer)) for writer in range(WRITERS)] + [SHOW] * READERS
+    random.shuffle(programs)
+    _, defects = _run_together(sandbox, programs)
+    if not defects:
+        names = {slot["name"] for slot in json.loads(sandbox.run(SHOW).output)["slots"]}
+        lost = {f"added{writer}" for writer in range(WRITERS)} - names
+        defects += [f"{len(lost)} of {WRITERS} classes are lost"] if lost else []
+    fault = f"{WRITERS} writers, {READERS} readers, order {number}"
+    return Outcome(fault, "same", tuple(defects))
+
+
+def _readers_of_a_run(sandbox: Sandbox, number: int, _: Random) -> Outcome:
+    """Classify while a class is forgotten; every answer is the one before or after."""
+    forget = Command(f"memory forget learned train{number} --json")
+    before = sandbox.run(CLASSIFY).output
+    completed, defects = _run_together(sandbox, [CLASSIFY, forget, CLASSIFY])
+    after = sandbox.run(CLASSIFY).output
+    if not defects and not {completed[0].output, completed[2].output} <= {before, after}:
+        defects.append("gives an answer that is neither the old nor the new one")
+    return Outcome(f"forget train{number} while classifying", "same", tuple(defects))
+
+
+def _trainings(folder: str, sandbox: Sandbox, number: int, random: Random) -> Outcome:
+    """Resume one run in two processes: one continues, the other is refused or comes later."""
+    program = Command(f"{TRAIN} --output {folder} --resume")
+    names = ("model.safetensors", "memory.safetensors", "config.yaml", "metrics.jsonl")
+
+    def files() -> Snapshot:
+        paths = [sandbox.folder / folder / name for name in names]
+        return {path.name: digest_without_times(path) for path in paths if path.is_file()}
+
+    if folder not in sandbox.baselines:
+        sandbox.run(program)
+        sandbox.baselines[folder] = {"files": files()}
+        sandbox.restore()
+    seconds = random.uniform(0, 0.5)
+    first = sandbox.start(program, "first")
+    second = sandbox.start(program, "second", prepare=partial(time.sleep, seconds))
+    completed = [first.wait(), second.wait()]
+    defects = [defect for one in completed for defect in process_defects(one)]
+    if all(one.code for one in completed):
+        defects.append("both fail")
+    if not defects and files() != sandbox.baselines[folder]["files"]:
+        defects.append("both wrote: the run differs from a single training")
+    kind = "refused" if any(one.code for one in completed) else "same"
+    return Outcome(f"the second {seconds:.2f} seconds later, number {number}", kind, tuple(defects))

@@ -1,0 +1,238 @@
+"""A Kanerva machine: one Gaussian memory that all classes share, written by Bayes' rule.
+
+Y. Wu, G. Wayne, A. Graves, T. Lillicrap, "The Kanerva Machine: A Generative Distributed Memory",
+ICLR 2018. The memory M ``[S, D]`` is a random matrix with mean R, row covariance U and independent
+columns. An observation z is w·M plus noise σ², where the weights w compare its key with S learnable
+addresses. So writing is Bayesian linear regression of observations on weights, in closed form, and
+reading is its predictive distribution N(w·R, w·U·wᵀ + σ²).
+
+Adapted, since the original generates images and forgets them after an episode, while here the
+memory is an alternative to the semantic one:
+
+* What is written and read are features: of every image of the last step, and of a class's support
+  mean. The reading is q(m | M, S) and keeps the place and the KL of the semantic memory's, to the
+  prior p_ψ(m | h̄) of Eq. 14.
+* The address of a feature is a point, not a latent variable, so that the reading is one Gaussian.
+  Key and addresses have length one: no observation weighs more than another for being longer.
+* The memory lasts for the full run. Features and addresses move while they are learned, so old
+  evidence loses a little weight at every step and the posterior falls back towards the prior.
+* The evidence is stored and the posterior computed from it, rather than the posterior itself. It is
+  the same posterior, and the prior and the noise go on learning after the first step.
+
+A distributed memory has no slot for a class, so no class can be hidden from a task. Consolidation
+is delayed as for all memories: a task never reads what its own queries wrote.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vsm.errors import SettingsError
+from vsm.memory.slots.consolidation import Consolidation
+from vsm.memory.slots.recall import MemoryPrior, Recall, Recollection
+from vsm.memory.state import Mask, Memory, Observations, SupportSet, is_integer, require_shapes
+from vsm.nn.networks import GaussianNetwork, Perceptron
+from vsm.probability import DiagonalGaussian, bounded_log_variance, unbounded_log_variance
+from vsm.seeding import Randomness
+from vsm.settings import KanervaSettings, ModelSettings
+
+
+@dataclass(frozen=True)
+class KanervaMemory(Memory):
+    """The evidence of all P observations so far, Z ``[P, D]`` written with weights W ``[P, S]``.
+
+    In double precision: keys of similar features are similar, so what tells them apart is small
+    beside the sums over thousands of observations.
+
+    Attributes:
+        weight_products: WᵀW ``[S, S]``.
+        weighted_sums: WᵀZ ``[S, D]``.
+        count: int64 ``[]``, P.
+    """
+
+    weight_products: Tensor
+    weighted_sums: Tensor
+    count: Tensor
+
+    @staticmethod
+    def empty(num_slots: int, num_features: int) -> "KanervaMemory":
+        """Return the memory without evidence, which reads as its prior."""
+        return KanervaMemory(
+            torch.zeros(num_slots, num_slots, dtype=torch.float64),
+            torch.zeros(num_slots, num_features, dtype=torch.float64),
+            torch.zeros((), dtype=torch.int64),
+        )
+
+    def check(self, width: int | None = None) -> None:
+        """See :class:`vsm.Memory`."""
+        sums = {"weight_products": ("S", "S"), "weighted_sums": ("S", "D")}
+        require_shapes(self.tensors(), sums, torch.is_floating_point, D=width)
+        require_shapes(self.tensors(), {"count": ()}, is_integer)
+        if self.count < 0:
+            raise ValueError("its count is negative")
+
+    def __len__(self) -> int:
+        return len(self.weight_products) if self.count > 0 else 0
+
+    @property
+    def slot_classes(self) -> list[int]:
+        """Empty: every class is distributed over all slots."""
+        return []
+
+    def first(self, count: int) -> "KanervaMemory":
+        """Return the empty memory for 0, and refuse to cut what is distributed over all slots."""
+        if count:
+            raise SettingsError(
+                "memory_slots: a Kanerva machine spreads every class over all of its slots, so it "
+                f"can only be emptied with 0, got {count}; use 0 or leave it out"
+            )
+        return KanervaMemory(*map(torch.zeros_like, self.tensors().values()))
+
+    def to(self, device: torch.device) -> "KanervaMemory":
+        """Return the same memory on ``device``, which must have double precision."""
+        if device.type == "mps":
+            raise SettingsError(
+                "device: the method kanerva needs double precision, which mps does not have; use "
+                "--device cpu"
+            )
+        return super().to(device)
+
+    def slot_mask(self, class_ids: Tensor, mask: Mask) -> None:
+        """Hide nothing, whatever ``mask`` says: no slot belongs to a class."""
+
+
+class Posterior(NamedTuple):
+    """The Gaussian memory given its evidence, in double precision.
+
+    Attributes:
+        mean: R ``[S, D]``.
+        covariance: U ``[S, S]``, of the rows; columns are independent with variance one.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+
+
+class KanervaMachine(nn.Module):
+    """What writing and reading share: keys, addresses, prior and noise."""
+
+    def __init__(self, num_features: int, settings: KanervaSettings, model: ModelSettings) -> None:
+        super().__init__()
+        self.key = Perceptron(num_features, model)
+        self.addresses = nn.Parameter(torch.randn(settings.slots, num_features))
+        self.prior_mean = nn.Parameter(torch.zeros(settings.slots, num_features))
+        self.log_prior_variance = nn.Parameter(torch.zeros(()))
+        noise = unbounded_log_variance(model.initial_log_variance)
+        self.log_noise_variance = nn.Parameter(torch.tensor(noise))
+
+    @property
+    def prior_variance(self) -> Tensor:
+        """Of every entry of M before anything was written ``[]``."""
+        return bounded_log_variance(self.log_prior_variance).exp()
+
+    @property
+    def noise_variance(self) -> Tensor:
+        """σ² ``[]``."""
+        return bounded_log_variance(self.log_noise_variance).exp()
+
+    def weights(self, features: Tensor) -> Tensor:
+        """Compare keys with addresses: features ``[..., D]`` to cosines w ``[..., S]``."""
+        key = F.normalize(self.key(features), dim=-1)
+        return key @ F.normalize(self.addresses, dim=-1).mT
+
+    def posterior(self, memory: KanervaMemory) -> Posterior:
+        """Bayes' rule: U⁻¹ = I/u₀ + WᵀW/σ² and R = U (R₀/u₀ + WᵀZ/σ²), u₀ the prior variance.
+
+        The same as R + UWᵀ(WUWᵀ + σ²I)⁻¹(Z − WR) from the prior, at a cost that grows with S and
+        not with the number of observations.
+        """
+        products, sums = memory.weight_products, memory.weighted_sums
+        prior_variance, noise_variance = self.prior_variance.double(), self.noise_variance.double()
+        identity = torch.eye(len(products)).to(products)
+        precision = identity / prior_variance + products / noise_variance
+        covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
+        mean = covariance @ (self.prior_mean / prior_variance + sums / noise_variance)
+        return Posterior(mean, covariance)
+
+    def read(self, weights: Tensor, memory: KanervaMemory) -> DiagonalGaussian:
+        """Return N(w·R, w·U·wᵀ + σ²), M integrated out: ``[..., S]`` to ``[..., D]``."""
+        mean, covariance = self.posterior(memory)
+        weights_ = weights.double()
+        variance = (weights_ @ covariance * weights_).sum(-1, keepdim=True)  # [..., 1]
+        log_variance = (variance + self.noise_variance).log()
+        log_variance = log_variance.expand(*weights.shape[:-1], mean.shape[1])
+        return DiagonalGaussian((weights_ @ mean).to(weights), log_variance.to(weights))
+
+
+@dataclass(frozen=True)
+class KanervaConsolidation(Consolidation):
+    """Writing: the evidence of new observations is added to what old evidence is retained.
+
+    Not a module: the recall owns the machine's parameters, which then are counted and stored once.
+    """
+
+    machine: KanervaMachine
+    retention: float
+
+    def empty(self) -> KanervaMemory:
+        """Return the memory that reads as its prior."""
+        return KanervaMemory.empty(*self.machine.prior_mean.shape)
+
+    def __call__(self, memory: Memory, observations: Observations, step: int) -> KanervaMemory:
+        """See :class:`Consolidation`; neither classes nor the step matter."""
+        del step
+        assert isinstance(memory, KanervaMemory)
+        features = observations.features.double()
+        weights = self.machine.weights(observations.features).double()  # [P, S]
+        return KanervaMemory(
+            self.retention * memory.weight_products + weights.mT @ weights,
+            self.retention * memory.weighted_sums + weights.mT @ features,
+            memory.count + len(features),
+        )
+
+
+class KanervaRecall(Recall):
+    """Reading: m ~ N(w·R, w·U·wᵀ + σ²), reparameterized, with w the weights of the support mean.
+
+    Where nothing has been written, that is a reading of the machine's learned prior.
+    """
+
+    def __init__(self, num_features: int, settings: KanervaSettings, model: ModelSettings) -> None:
+        super().__init__()
+        self.machine = KanervaMachine(num_features, settings, model)
+        self.network = GaussianNetwork(num_features, model)  # ψ, of the prior alone
+
+    def forward(
+        self,
+        support: SupportSet,
+        memory: KanervaMemory,
+        slot_mask: Tensor | None,
+        num_samples: int,
+        random: Randomness,
+    ) -> Recollection:
+        """See :class:`vsm.memory.slots.recall.Recall`; nothing can be hidden."""
+        del slot_mask
+        weights = self.machine.weights(support.mean)  # [T, N, S]
+        latent = self.machine.read(weights, memory)
+        prior: DiagonalGaussian = self.network(support.mean)
+        return Recollection(latent.sample(num_samples, random), weights, latent.kl(prior))
+
+    def prior(
+        self, support: SupportSet, memory: KanervaMemory, slot_mask: Tensor | None
+    ) -> MemoryPrior:
+        """See :class:`vsm.memory.slots.recall.Recall`: a reading is a Gaussian already."""
+        del slot_mask
+        weights = self.machine.weights(support.mean)
+        known = (memory.count > 0).expand(weights.shape[:2])
+        return MemoryPrior(self.machine.read(weights, memory), weights, known)
+
+    def diagnostics(self, recollection: Recollection) -> dict[str, Tensor]:
+        """Return the learned variances; w are no probabilities and have no entropy."""
+        del recollection
+        return {
+            "noise_variance": self.machine.noise_variance,
+            "prior_variance": self.machine.prior_variance,
+        }

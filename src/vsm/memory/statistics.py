@@ -1,0 +1,472 @@
+"""Class statistics as sums: what the Gaussian memory holds, and how it changes.
+
+Of every class its name, count and mean are remembered, and of all classes together the scatter of
+their members about these means. All of it are sums, so adding classes or images one after the
+other, merging memories, and building at once come to the same.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, Self, get_args
+
+import torch
+from torch import Tensor
+
+from vsm.errors import MemoryFileError
+from vsm.memory.reader import Decomposition, GaussianReader, unit
+from vsm.memory.slots.consolidation import Consolidation
+from vsm.memory.state import ClassMemory, Memory, Observations, is_integer, require_shapes
+from vsm.settings import Normalization
+
+NORMALIZATIONS: tuple[Normalization, ...] = get_args(Normalization)
+
+
+class ReadSettings(NamedTuple):
+    """How class statistics are read; the symbols are those of docs/design/gaussian-memory.md.
+
+    Attributes:
+        normalization: of features, as SimpleShot names it: ``un`` (none), ``l2n`` (length one),
+            ``cl2n`` (length one, less the center, length one again).
+        epsilon: ε, shrinkage of the covariance within classes; infinite: equal in all directions.
+        beta: β, shrinkage of the covariance between classes; infinite: that within them.
+        rho: ρ, how far a new class's expected prototype lies towards what it recalls.
+        addressing_scale: factor on the cosines of Eq. 9.
+        noise_scale: s, factor on both covariances.
+    """
+
+    normalization: Normalization = "l2n"
+    epsilon: float = torch.inf
+    beta: float = torch.inf
+    rho: float = 0.0
+    addressing_scale: float = 10.0
+    noise_scale: float = 1.0
+
+    @property
+    def uses_memory(self) -> bool:
+        """Whether anything is read of what is remembered but the sizes of two variances."""
+        return min(self.epsilon, self.beta) < torch.inf or self.rho > 0
+
+    def tensor(self) -> Tensor:
+        """Return all as numbers ``[6]``."""
+        numbers = (NORMALIZATIONS.index(self.normalization), *self[1:])
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    @staticmethod
+    def of(numbers: Tensor) -> "ReadSettings":
+        """Return what :meth:`tensor` gave."""
+        first, *others = numbers.tolist()
+        return ReadSettings(NORMALIZATIONS[int(first)], *others)
+
+
+@dataclass(frozen=True)
+class GaussianMemory(ClassMemory):
+    """Means of classes, and the scatter of their members; everything in double precision.
+
+    The slots' ``content`` are means of normalized features. The scatter Σ_c Σ_i (h − M_c)(h − M_c)ᵀ
+    is kept in two parts: one matrix for the classes that were learned at once, and for what was
+    added since the rows F_c of each class with F_cᵀF_c its scatter, so that it can be forgotten.
+
+    Attributes:
+        center: subtracted by ``cl2n`` ``[D]``; it never changes, so that sums stay sums.
+        factors: the rows F_c of all classes, in the order of the slots ``[R, D]``.
+        factor_rows: how many of them each class has ``[A]``.
+        freedom: degrees of freedom of each class's rows ``[A]``.
+        shared_scatter: of the classes that were learned at once ``[D, D]``.
+        shared_freedom: its degrees of freedom ``[]``.
+        reading: :meth:`ReadSettings.tensor`.
+    """
+
+    SHARED = ("center", "shared_scatter", "shared_freedom", "reading")
+
+    center: Tensor
+    factors: Tensor
+    factor_rows: Tensor
+    freedom: Tensor
+    shared_scatter: Tensor
+    shared_freedom: Tensor
+    reading: Tensor
+
+    def __post_init__(self) -> None:
+        for name, value in self.tensors().items():  # files may hold less than double precision
+            if value.is_floating_point():
+                object.__setattr__(self, name, value.double())
+
+    def check(self, width: int | None = None) -> None:
+        """See :class:`vsm.Memory`."""
+        super().check(width)
+        slots, width = self.content.shape
+        matrices = {"center": ("D",), "factors": ("R", "D"), "shared_scatter": ("D", "D")}
+        numbers = matrices | {"reading": ("6",)}
+        require_shapes(
+            self.tensors(),
+            numbers,
+            torch.is_floating_point,
+            D=width,
+            **{"6": len(ReadSettings._fields)},
+        )
+        counts = {"factor_rows": ("A",), "freedom": ("A",), "shared_freedom": ()}
+        require_shapes(self.tensors(), counts, is_integer, A=slots)
+        if (self.factor_rows < 0).any() or self.factor_rows.sum() != len(self.factors):
+            raise ValueError("its factor_rows are not those of its factors")
+        if (self.freedom < 0).any() or self.shared_freedom < 0:
+            raise ValueError("its degrees of freedom are negative")
+        kind, epsilon, beta, rho, scale, noise = self.reading.tolist()
+        if not (
+            kind in range(len(NORMALIZATIONS))
+            and epsilon > 0
+            and beta >= 0
+            and 0 <= rho <= 1
+            and 0 < scale < torch.inf
+            and 0 < noise < torch.inf
+        ):
+            raise ValueError(f"its read settings {self.reading.tolist()} is invalid")
+
+    @staticmethod
+    def empty(center: Tensor, read_settings: ReadSettings) -> "GaussianMemory":
+        """Return a memory without classes of features that have ``center [D]``."""
+        width, none = len(center), torch.zeros(0, dtype=torch.int64)
+        no_rows = torch.zeros(0, width, dtype=torch.float64)
+        return GaussianMemory(
+            content=no_rows,
+            class_ids=none,
+            counts=none,
+            last_update=none,
+            center=center.double(),
+            factors=no_rows,
+            factor_rows=none,
+            freedom=none,
+            shared_scatter=torch.zeros(width, width, dtype=torch.float64),
+            shared_freedom=torch.zeros((), dtype=torch.int64),
+            reading=read_settings.tensor(),
+        )
+
+    @staticmethod
+    def fit(
+        features: Tensor,
+        class_ids: Tensor,
+        center: Tensor,
+        read_settings: ReadSettings,
+        keep_factors: bool = False,
+    ) -> "GaussianMemory":
+        """Learn all classes at once from ``features [P, D]`` of ``class_ids [P]``.
+
+        ``keep_factors`` keeps the scatter of every class apart, so that each can be forgotten.
+        """
+        memory = GaussianMemory.empty(center, read_settings)
+        rows = memory.normalize(features)
+        if keep_factors:
+            return memory.add(rows, class_ids, 0)
+        found, members = torch.unique(class_ids.cpu(), return_inverse=True)
+        statistics = ClassStatistics.empty(len(found), rows.shape[1]).add(rows, members)
+        return memory.from_statistics(statistics, found)
+
+    def from_statistics(self, statistics: "ClassStatistics", class_ids: Tensor) -> "GaussianMemory":
+        """Return an empty memory after it has learned classes at once: of ``class_ids [C]``."""
+        return replace(
+            self._with_new_classes(class_ids),
+            content=statistics.means,
+            counts=statistics.counts,
+            shared_scatter=statistics.scatter,
+            shared_freedom=(statistics.counts - 1).sum(),
+        )
+
+    def read_as(self, read_settings: ReadSettings) -> "GaussianMemory":
+        """Return the same statistics with other read settings of the same normalization."""
+        if read_settings.normalization != self.read_settings.normalization:
+            raise ValueError(
+                f"normalization: the sums are of {self.read_settings.normalization} features"
+            )
+        return replace(self, reading=read_settings.tensor())
+
+    @cached_property
+    def read_settings(self) -> ReadSettings:
+        """How it is read."""
+        return ReadSettings.of(self.reading)
+
+    def normalize(self, features: Tensor) -> Tensor:
+        """Normalize features ``[..., D]`` as the reading says, in their own precision."""
+        normalization = self.read_settings.normalization
+        if normalization == "un":
+            return features
+        features = unit(features)
+        if normalization == "l2n":
+            return features
+        return unit(features - self.center.to(features))
+
+    def project(self, features: Tensor) -> Tensor:
+        """See :class:`vsm.Memory`."""
+        return self.reader.to(features.device).project(self.normalize(features))
+
+    @property
+    def statistics(self) -> "GaussianMemory":
+        """See :class:`vsm.Memory`."""
+        return self
+
+    @property
+    def coordinates(self) -> Tensor:
+        """See :class:`vsm.memory.state.ClassMemory`."""
+        return self.reader.slots
+
+    @property
+    def within(self) -> Tensor:
+        """S_w, the pooled covariance within classes ``[D, D]``; zero where no class has two."""
+        freedom = int(self.shared_freedom + self.freedom.sum())
+        return (self.shared_scatter + self.factors.mT @ self.factors) / max(freedom, 1)
+
+    @cached_property
+    def reader(self) -> GaussianReader:
+        """What reading needs, computed when it is needed first."""
+        how = self.read_settings
+        decomposition = Decomposition.of(self.content, self.counts, self.within, how.epsilon)
+        return decomposition.reader(how.beta, how.rho, how.addressing_scale, how.noise_scale)
+
+    def to(self, device: torch.device) -> Self:  # noqa: ARG002 - contract
+        """Return itself: sums stay on the CPU, in double precision; the reader can be moved."""
+        return self
+
+    def detach(self) -> Self:
+        """Return itself: sums are never part of a graph."""
+        return self
+
+    def add(self, rows: Tensor, class_ids: Tensor, step: int) -> "GaussianMemory":
+        """Return the memory after it has taken in normalized ``rows [P, D]`` of ``class_ids [P]``.
+
+        What is added is kept as factors, so that it can be forgotten.
+        """
+        batch = _ClassSums.of(rows, class_ids)
+        return self._joined(
+            batch.class_ids,
+            batch.counts,
+            batch.means,
+            [batch.centered[batch.member == c] for c in range(len(batch.counts))],
+            batch.counts - 1,
+            torch.full_like(batch.counts, step),
+        )
+
+    def _joined(
+        self,
+        class_ids: Tensor,
+        counts: Tensor,
+        means: Tensor,
+        factors: Sequence[Tensor],
+        freedom: Tensor,
+        last_update: Tensor,
+    ) -> "GaussianMemory":
+        """Join the sums of C classes, known or new, with these.
+
+        The scatter of n old and k new members of a class is the sum of both, and nk/(n + k)·δδᵀ
+        for the difference δ of their means.
+        """
+        memory = self._with_new_classes(class_ids[~torch.isin(class_ids, self.class_ids)])
+        place = {one: slot for slot, one in enumerate(memory.slot_classes)}
+        slots = torch.tensor([place[one] for one in class_ids.tolist()], dtype=torch.int64)
+        old = memory.counts[slots]
+        apart = means - memory.content[slots]
+        weight = (counts / (old + counts).double()).unsqueeze(-1)
+        shifts = apart * (old.unsqueeze(-1) * weight).sqrt()
+        parts = list(memory.factors.split(memory.factor_rows.tolist()))
+        for position, slot in enumerate(slots.tolist()):
+            shift = shifts[position : position + 1] if old[position] else shifts[:0]
+            parts[slot] = _compressed(torch.cat([parts[slot], factors[position], shift]))
+        updated = memory.last_update.clone()
+        updated[slots] = torch.maximum(updated[slots], last_update)
+        return replace(
+            memory,
+            content=memory.content.index_add(0, slots, apart * weight),
+            counts=memory.counts.index_add(0, slots, counts),
+            last_update=updated,
+            factors=torch.cat([memory.factors[:0], *parts]),
+            factor_rows=torch.tensor([len(part) for part in parts], dtype=torch.int64),
+            freedom=memory.freedom.index_add(0, slots, freedom + (old > 0)),
+        )
+
+    def _with_new_classes(self, class_ids: Tensor) -> "GaussianMemory":
+        """Append empty slots for ``class_ids``."""
+        none = torch.zeros_like(class_ids)
+        zeros = self.content.new_zeros(len(class_ids), self.content.shape[1])
+        return replace(
+            self,
+            content=torch.cat([self.content, zeros]),
+            class_ids=torch.cat([self.class_ids, class_ids]),
+            **{
+                name: torch.cat([getattr(self, name), none])
+                for name in ("counts", "last_update", "factor_rows", "freedom")
+            },
+        )
+
+    @property
+    def can_be_forgotten(self) -> Tensor:
+        """Tell of which classes nothing is left once they are forgotten: boolean ``[A]``."""
+        return self.freedom == self.counts - 1
+
+    def keep(self, slots: Tensor) -> Self:
+        """Return the memory of these slots alone: int64 ``[A']``.
+
+        Means and counts of the others are gone. So is their scatter where :attr:`can_be_forgotten`
+        says so; what others have in the shared scatter stays there.
+        """
+        parts = self.factors.split(self.factor_rows.tolist())
+        names = ("content", "class_ids", "counts", "last_update", "factor_rows", "freedom")
+        return replace(
+            self,
+            factors=torch.cat([self.factors[:0], *(parts[slot] for slot in slots.tolist())]),
+            **{name: getattr(self, name)[slots] for name in names},
+        )
+
+    def first(self, count: int) -> Self:
+        """Return the memory of the first classes alone; 0 empties it.
+
+        Raises:
+            MemoryFileError: if the scatter of the others cannot be told apart.
+        """
+        if count >= len(self):
+            return self
+        if count == 0:
+            empty = GaussianMemory.empty(
+                self.center, ReadSettings(self.read_settings.normalization)
+            )
+            return replace(self, **empty.tensors())
+        if not self.can_be_forgotten[count:].all():
+            raise MemoryFileError(
+                f"memory: the scatter of its {len(self)} classes is kept as one matrix, from which "
+                f"that of the first {count} cannot be told apart; learn a memory of these alone, or"
+                " one with --gaussian.exact_forgetting true"
+            )
+        return self.keep(torch.arange(count))
+
+    def merge(self, other: "GaussianMemory", class_ids: Tensor) -> "GaussianMemory":
+        """Return both as one; ``class_ids [A']`` are what the other's classes are called here.
+
+        Slots that are equal in both are the same evidence and count once, and so does an equal
+        shared scatter.
+        """
+        same_space = torch.equal(self.center, other.center)
+        if not same_space or self.read_settings.normalization != other.read_settings.normalization:
+            raise MemoryFileError(
+                "merge: the memories normalize features differently, so their sums cannot be added;"
+                " learn one like the other with vsm memory learn --like"
+            )
+        place = {one: slot for slot, one in enumerate(self.slot_classes)}
+        own = torch.tensor([place.get(one, -1) for one in class_ids.tolist()], dtype=torch.int64)
+        twins = own >= 0
+        both, known = own[twins], twins.clone()
+        twins[known] = (self.counts[both] == other.counts[known]) & (
+            self.content[both] == other.content[known]
+        ).all(-1)
+        one_scatter = bool(
+            twins.any() and torch.equal(self.shared_scatter, other.shared_scatter)
+        )  # without a class in common, equal scatter is chance, or none at all
+        if not one_scatter and not other.can_be_forgotten[twins].all():
+            raise MemoryFileError(
+                "merge: both hold classes that were learned from the same images, whose scatter "
+                "cannot be told apart from that of others; learn all classes in one pass"
+            )
+        fresh = (~twins).nonzero().flatten()
+        parts = other.factors.split(other.factor_rows.tolist())
+        merged = self._joined(
+            class_ids[fresh],
+            other.counts[fresh],
+            other.content[fresh],
+            [parts[slot] for slot in fresh.tolist()],
+            other.freedom[fresh],
+            other.last_update[fresh],
+        )
+        if one_scatter:
+            return merged
+        return replace(
+            merged,
+            shared_scatter=self.shared_scatter + other.shared_scatter,
+            shared_freedom=self.shared_freedom + other.shared_freedom,
+        )
+
+
+class GaussianConsolidation(Consolidation):
+    """Takes in features by adding to the sums; nothing in it is learned."""
+
+    def __init__(self, num_features: int) -> None:
+        self.num_features = num_features
+
+    def empty(self) -> GaussianMemory:
+        """Return a memory without classes, whose features are scaled to length one."""
+        return GaussianMemory.empty(torch.zeros(self.num_features), ReadSettings())
+
+    def __call__(self, memory: Memory, observations: Observations, step: int) -> GaussianMemory:
+        """See :class:`Consolidation`."""
+        assert isinstance(memory, GaussianMemory)
+        return memory.add(memory.normalize(observations.features), observations.class_ids, step)
+
+
+class ClassStatistics(NamedTuple):
+    """Counts ``[C]`` and means ``[C, D]`` of classes, and the scatter about these ``[D, D]``.
+
+    Parts of the data may be taken in one after the other, or by several processes at once.
+    """
+
+    counts: Tensor
+    means: Tensor
+    scatter: Tensor
+
+    @staticmethod
+    def empty(num_classes: int, width: int) -> "ClassStatistics":
+        """Return those of nothing."""
+        sums = torch.zeros(num_classes + width, width, dtype=torch.float64)
+        means, scatter = sums.split([num_classes, width])
+        return ClassStatistics(torch.zeros(num_classes, dtype=torch.int64), means, scatter)
+
+    def add(self, rows: Tensor, members: Tensor) -> "ClassStatistics":
+        """Take in normalized ``rows [P, D]`` of the classes at ``members [P]``.
+
+        The scatter of n old and k new members of a class is the sum of both, and nk/(n + k)·δδᵀ
+        for the difference δ of their means.
+        """
+        batch = _ClassSums.of(rows, members)
+        old = self.counts[batch.class_ids]
+        apart = batch.means - self.means[batch.class_ids]
+        weight = (batch.counts / (old + batch.counts).double()).unsqueeze(-1)
+        shifts = apart * (old.unsqueeze(-1) * weight).sqrt()
+        return ClassStatistics(
+            self.counts.index_add(0, batch.class_ids, batch.counts),
+            self.means.index_add(0, batch.class_ids, apart * weight),
+            self.scatter + batch.centered.mT @ batch.centered + shifts.mT @ shifts,
+        )
+
+    def summed(self, all_reduce: Callable[[Tensor], Tensor]) -> "ClassStatistics":
+        """Return those of everybody's parts together; ``all_reduce`` sums over processes."""
+        counts = all_reduce(self.counts)
+        sums = all_reduce(self.means * self.counts.unsqueeze(-1))
+        means = sums / counts.clamp_min(1).unsqueeze(-1)
+        shifts = (self.means - means) * self.counts.double().sqrt().unsqueeze(-1)
+        return ClassStatistics(counts, means, all_reduce(self.scatter + shifts.mT @ shifts))
+
+
+class _ClassSums(NamedTuple):
+    """Sums of a batch: C classes, and the rows ``[P, D]`` less the mean of their ``member [P]``."""
+
+    class_ids: Tensor
+    counts: Tensor
+    means: Tensor
+    centered: Tensor
+    member: Tensor
+
+    @staticmethod
+    def of(rows: Tensor, class_ids: Tensor) -> "_ClassSums":
+        rows, class_ids = rows.detach().cpu().double(), class_ids.cpu()
+        if not rows.isfinite().all():
+            raise MemoryFileError(
+                "features: some are infinite or not a number, and would spoil every sum; leave "
+                "these images out"
+            )
+        found, member = torch.unique(class_ids, return_inverse=True)
+        counts = torch.bincount(member, minlength=len(found))
+        sums = rows.new_zeros(len(found), rows.shape[1]).index_add(0, member, rows)
+        means = sums / counts.unsqueeze(-1)
+        return _ClassSums(found, counts, means, rows - means[member], member)
+
+
+def _compressed(factors: Tensor) -> Tensor:
+    """Return at most D rows with the same FᵀF."""
+    if len(factors) <= factors.shape[1]:
+        return factors
+    compressed: Tensor = torch.linalg.qr(factors, mode="r").R
+    return compressed

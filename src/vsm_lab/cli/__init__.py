@@ -1,0 +1,1 @@
+"""The lab's commands; ``vsm`` finds them by name."""

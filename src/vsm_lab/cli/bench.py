@@ -1,0 +1,170 @@
+"""``vsm bench``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonargparse
+
+from vsm.cli.arguments import add_json_argument
+from vsm.cli.classify import default_model
+from vsm.cli.output import ProgressBar, need_matplotlib, print_json, print_table, say
+from vsm.cli.serve import require_serving
+from vsm.errors import SettingsError
+from vsm_lab.cli.running import add_output_argument, require_success, run_jobs
+
+ARGUMENTS_OF = {
+    "brief": ("image_size", "channels", "repeats", "seconds"),
+    "full": ("data", "again", "output"),
+    "load": ("model", "clients", "pictures", "requests", "repeats", "output"),
+}
+STEP_TITLES = {
+    "protonet_step": "training step of protonet",
+    "vpn_step": "training step of vpn with the paper's network",
+    "vsm_conjugate_step": "training step of vsm",
+    "vsm_step": "training step of vsm with the paper's network",
+}
+
+
+def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
+    """Declare the arguments of the three kinds of benchmarks."""
+    add = parser.add_argument
+    add(
+        "--image_size",
+        type=Literal[28, 32, 84],
+        default=28,
+        help="Pixels per side: 28 as Omniglot (gray), 32 as CIFAR-FS, 84 as miniImageNet.",
+    )
+    add("--channels", type=int, default=64, help="Width of the conv4 backbone.")
+    add("--repeats", type=int, default=10, help="How often each benchmark is timed.")
+    add("--seconds", type=float, default=45.0, help="No further repeat begins after this time.")
+    add("--threads", type=int | None, help="Of torch; unset: its default.")
+    add(
+        "--full",
+        action="store_true",
+        help="Run all benchmarks, about twenty minutes, and write results.md, results.json and "
+        "memory_size.svg into --output. If stopped, the same command continues.",
+    )
+    add("--data", type=str, default="glyphs", help="With --full: dataset of the evaluation.")
+    add("--again", action="store_true", help="With --full: discard earlier measurements.")
+    add(
+        "--load",
+        action="store_true",
+        help="Measure a server with many clients beside the Python classifier, and write load.md "
+        "and load.json into --output.",
+    )
+    add(
+        "--model",
+        type=str,
+        nargs="+",
+        help="With --load: models that vsm models lists, or runs; unset: as classify.",
+    )
+    add("--clients", type=int, default=32, help="With --load: number of concurrent clients.")
+    add("--pictures", type=int, default=320, help="With --load: number of different images.")
+    add(
+        "--requests",
+        type=int,
+        default=10_000,
+        help="With --load: number of requests, one image each.",
+    )
+    add_output_argument(parser, Path("runs/bench"))
+    add_json_argument(parser)
+
+
+def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Measure the speed of this machine."""
+    parsed = parser.parse_args(arguments)
+    if parsed.full and parsed.load:
+        raise SettingsError("load: is measured by itself; give one of --full and --load")
+    kind = "full" if parsed.full else "load" if parsed.load else "brief"
+    for name in dict.fromkeys(one for names in ARGUMENTS_OF.values() for one in names):
+        kinds = [one for one, names in ARGUMENTS_OF.items() if name in names]
+        if kind not in kinds and parsed[name] != parser.get_default(name):
+            others = " or ".join(f"--{one}" for one in kinds)
+            when = f"with --{kind}" if "brief" in kinds else f"without {others}"
+            raise SettingsError(f"{name}: has no meaning {when}")
+    {"full": _run_all, "load": _run_load, "brief": _run_brief}[kind](parsed)
+
+
+def _run_load(parsed: jsonargparse.Namespace) -> None:
+    require_serving("bench --load")
+    from vsm.system.interruption import stop_request
+    from vsm_lab.benchmarking.workloads import LoadWorkload
+    from vsm_lab.load import measure_all, table, write_load
+
+    sizes = {name: parsed[name] for name in ("clients", "pictures", "requests")}
+    workloads = [
+        LoadWorkload(model=name, pairs=parsed.repeats, **sizes)
+        for name in parsed.model or [default_model()]
+    ]
+    with ProgressBar(quiet=parsed.json) as bar, stop_request() as stop:
+        results = measure_all(workloads, parsed.output, parsed.threads, bar, stop)
+    page = write_load(results, parsed.output)
+    if parsed.json:
+        print_json(results)
+        return
+    for result in results["models"]:
+        print_table(*table(result))
+    say(page)
+
+
+def _run_all(parsed: jsonargparse.Namespace) -> None:
+    """Run the missing jobs one after another: concurrent measurements would disturb each other."""
+    need_matplotlib("bench --full")
+    from vsm.data import open_images
+    from vsm_lab.benchmarking.suite import Plan
+    from vsm_lab.benchmarking.workloads import EvaluationWorkload
+    from vsm_lab.launchers import InProcess
+    from vsm_lab.speed import SpeedPlan, write_results
+    from vsm_lab.store import JobStore
+
+    open_images(parsed.data)  # fails early for unknown datasets
+    evaluation = EvaluationWorkload(data=parsed.data)
+    plan = SpeedPlan(Plan(evaluation=evaluation, threads=parsed.threads))
+    store = JobStore(parsed.output)
+    if parsed.again:
+        for job in plan.jobs:
+            store.forget(job)
+    launcher = InProcess(parsed.output)
+    require_success(run_jobs("bench", plan.jobs, launcher, parsed.output, parsed.json))
+    results = plan.results(store)
+    page = write_results(results, parsed.output)
+    print_json(results) if parsed.json else say(page.read_text(encoding="utf-8"))
+
+
+def _run_brief(parsed: jsonargparse.Namespace) -> None:
+    from vsm_lab.benchmarking.suite import measure_briefly
+    from vsm_lab.benchmarking.workloads import StepWorkload
+
+    workload = StepWorkload(image_size=parsed.image_size, channels=parsed.channels)
+    with ProgressBar(quiet=parsed.json) as bar:
+        result = measure_briefly(workload, parsed.repeats, parsed.seconds, parsed.threads, bar)
+    print_json(result) if parsed.json else _print_times(result)
+
+
+def _print_times(result: dict[str, Any]) -> None:
+    from vsm_lab.benchmarking.timing import Quartiles
+
+    sizes, machine = result["workload"], result["machine"]
+    milliseconds = {name: Quartiles(**value) for name, value in result["milliseconds"].items()}
+    ratios = {name: Quartiles(**value) for name, value in result["quartiles"].items()}
+
+    def row(title: str, name: str, ratio: str | None = None) -> list[str]:
+        return [title, milliseconds[name].describe(0), ratios[ratio].describe() if ratio else "–"]
+
+    print_table(
+        f"{sizes['tasks']} tasks of {sizes['way']}-way {sizes['shot']}-shot with "
+        f"{sizes['queries']} queries per class, {sizes['image_size']}×{sizes['image_size']} "
+        f"pixels, conv4-{sizes['channels']}, {machine['threads']} threads; medians (quartiles) of "
+        f"{milliseconds['backbone'].count}",
+        ["", "milliseconds", "÷ bare backbone"],
+        [
+            row("bare backbone, forward and backward", "backbone"),
+            *(row(title, name, f"{name}_vs_backbone") for name, title in STEP_TITLES.items()),
+            row("reference ProtoNet, task by task", "reference_protonet"),
+        ],
+    )
+    for name, title in STEP_TITLES.items():
+        if ratio := ratios.get(f"{name}_vs_reference_protonet"):
+            say(f"{title} ÷ reference ProtoNet: {ratio.describe()}")
+    say(f"images embedded per second: {result['images_per_second']:,.0f}")

@@ -1,0 +1,239 @@
+"""``vsm reproduce``."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonargparse
+
+from vsm.cli.arguments import CommandParser, add_json_argument
+from vsm.cli.output import console, print_json, print_table, say
+from vsm.errors import SettingsError
+from vsm_lab.cli.running import (
+    add_output_argument,
+    add_running_arguments,
+    chosen_launcher,
+    require_success,
+    run_jobs,
+    show_plan,
+)
+from vsm_lab.paper.budgets import BUDGETS
+from vsm_lab.paper.catalog import PaperTable, table, tables
+
+if TYPE_CHECKING:
+    from vsm_lab.paper.plan import Plan
+    from vsm_lab.store import JobStore
+
+OVERVIEWS = {
+    "list": "Every table and figure of the paper, its rows, and what each needs.",
+    "status": "How far everything that was asked for is.",
+    "report": "Write report.md and report.html of everything that was asked for.",
+}
+ALL = {"all": "Every table and figure."}
+
+
+def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
+    """Declare the actions, and every table and figure as one of them."""
+    actions = parser.add_subcommands(dest="action", required=True)
+    shown = {one.name: one.purpose for one in tables().values()}
+    for name, purpose in {**OVERVIEWS, **ALL, **shown}.items():
+        action = CommandParser(description=purpose)
+        if name != "list":
+            add_output_argument(action, Path("runs/reproduce"))
+        if name not in OVERVIEWS:
+            _add_request_arguments(action)
+        add_json_argument(action)
+        actions.add_subcommand(name, action, help=purpose)
+
+
+def _add_request_arguments(parser: jsonargparse.ArgumentParser) -> None:
+    purposes = "; ".join(f"{one.name}: {one.purpose}" for one in BUDGETS.values())
+    parser.add_argument("--budget", type=str, default="smoke", help=purposes + ".")
+    parser.add_argument("--seeds", type=int, default=3, help="Training runs of each cell.")
+    parser.add_argument("--rows", type=str, nargs="+", default=[], help="Rows; unset: all.")
+    parser.add_argument(
+        "--data",
+        type=str,
+        nargs="+",
+        default=[],
+        help="Datasets; unset: the budget's (glyphs for smoke), else the paper's. Others than the "
+        "paper's stand in for them.",
+    )
+    add_running_arguments(parser)
+
+
+def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """List, run, watch or report."""
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in {**OVERVIEWS, **ALL}:
+        table(arguments[0])  # says which one was meant
+    parsed = parser.parse_args(arguments)
+    chosen = parsed[parsed.action]
+    if parsed.action in OVERVIEWS:
+        {"list": _list, "status": _status, "report": _report}[parsed.action](chosen)
+    else:
+        _reproduce(list(tables()) if parsed.action in ALL else [parsed.action], chosen)
+
+
+def _list(chosen: jsonargparse.Namespace) -> None:
+    if chosen.json:
+        print_json({"tables": [_described(one) for one in tables().values()]})
+        return
+    print_table(
+        "tables and figures of the paper",
+        ["name", "what it shows", "rows measured here", "quoted", "needs"],
+        [
+            [
+                one.name,
+                one.purpose,
+                ", ".join(row.name for row in one.measured_rows),
+                str(len(one.rows) - len(one.measured_rows)),
+                ", ".join([*one.datasets, one.backbone]),
+            ]
+            for one in tables().values()
+        ],
+        words=True,
+    )
+
+
+def _described(shown: PaperTable) -> dict[str, Any]:
+    """Return what ``list --json`` prints of a table."""
+    return {
+        "name": shown.name,
+        "purpose": shown.purpose,
+        "caption": shown.caption,
+        "remark": shown.remark,
+        "columns": [vars(column) for column in shown.columns],
+        "rows": [
+            {
+                "name": row.name,
+                "title": row.title,
+                "measured": row.changes is not None,
+                "in_paper": row.in_paper,
+                "settings": dict(row.changes or {}),
+                "paper": [cell.text if cell else None for cell in row.cells],
+            }
+            for row in shown.rows
+        ],
+        "needs": {"data": shown.datasets, "backbone": shown.backbone},
+        "budgets": [one.name for one in BUDGETS.values() if shown.backbone in one.channels],
+    }
+
+
+def _reproduce(names: Sequence[str], chosen: jsonargparse.Namespace) -> None:
+    """Plan, run, and print what was found."""
+    from vsm.system.allocator import keep_allocations
+    from vsm_lab.checksums import UNPREPARED
+    from vsm_lab.jobs import in_order
+    from vsm_lab.paper.plan import check_data, remember
+    from vsm_lab.store import JobStore
+
+    keep_allocations()
+    plans = _plans(names, chosen)
+    store, launcher = JobStore(chosen.output), chosen_launcher(chosen)
+    jobs = in_order(job for plan in plans for job in plan.jobs)
+    if chosen.dry_run:
+        checksums = {data: one for plan in plans for data, one in plan.request.checksums.items()}
+        missing = [data for data, checksum in checksums.items() if checksum == UNPREPARED]
+        unprepared = [f"{data} is not prepared; see `vsm data list`" for data in missing]
+        remarks = {"unavailable": _unavailable(plans), "unprepared": unprepared}
+        show_plan(jobs, store, remarks, chosen.json)
+        return
+    for plan in plans:
+        check_data(plan)
+    for plan in plans:
+        remember(store, plan.request)
+    if not chosen.json:
+        for line in _unavailable(plans):
+            console().print(f"vsm reproduce: {line}", highlight=False, soft_wrap=True)
+    outcome = run_jobs("reproduce", jobs, launcher, chosen.output, chosen.json)
+    _print_results(plans, store, outcome.as_dict(), chosen.json)
+    require_success(outcome)
+
+
+def _plans(names: Sequence[str], chosen: jsonargparse.Namespace) -> "list[Plan]":
+    """Return the plan of every table, or say why there is nothing to do."""
+    from vsm_lab.paper.plan import Request, make_plan
+
+    if chosen.rows and len(names) > 1:
+        raise SettingsError("rows: they belong to one table; name it instead of all")
+    data, rows = tuple(chosen.data), tuple(chosen.rows)
+    plans = [make_plan(Request(name, chosen.budget, data, chosen.seeds, rows)) for name in names]
+    if not any(plan.cells for plan in plans):
+        raise SettingsError(
+            f"nothing to do under the budget {chosen.budget}: {'; '.join(_unavailable(plans))}"
+        )
+    return plans
+
+
+def _unavailable(plans: "Sequence[Plan]") -> list[str]:
+    return [
+        f"{plan.table.name}, row {row}: {reason}"
+        for plan in plans
+        for row, reason in plan.unavailable.items()
+    ]
+
+
+def _print_results(
+    plans: "Sequence[Plan]", store: "JobStore", outcome: dict[str, Any], as_json: bool
+) -> None:
+    from vsm_lab.paper.report import describe
+    from vsm_lab.paper.results import collect
+    from vsm_lab.paper.tables import difference_table, value_table
+
+    found = [collect(plan, store) for plan in plans]
+    if as_json:
+        print_json({"tables": [results.as_dict() for results in found], "jobs": outcome})
+        return
+    for results in found:
+        say(f"{results.plan.table.name}: {describe(results)}")
+        for position, planned in enumerate(results.plan.columns):
+            values = value_table(results, position)
+            print_table(str(planned.column), values.columns, values.rows)
+            if differences := difference_table(results, position):
+                title = "paired differences; * if clear of zero over two or more seeds"
+                print_table(title, differences.columns, differences.rows)
+    console().print(f"With pictures: vsm reproduce report --output {store.root}", highlight=False)
+
+
+def _status(chosen: jsonargparse.Namespace) -> None:
+    from vsm_lab.paper.report import plans_in_order
+    from vsm_lab.paper.results import status_of
+    from vsm_lab.store import JobStore
+
+    store = JobStore(chosen.output)
+    found = [(plan, *status_of(plan, store)) for plan in plans_in_order(store)]
+    if chosen.json:
+        requests = [
+            {**asdict(plan.request), "jobs": counts, "remarks": remarks}
+            for plan, counts, remarks in found
+        ]
+        print_json({"requests": requests})
+        return
+    print_table(
+        f"asked for in {chosen.output}",
+        ["", "budget", "data", "seeds", "jobs"],
+        [
+            [
+                plan.table.name,
+                plan.budget.name,
+                ", ".join(plan.datasets),
+                str(plan.request.seeds),
+                ", ".join(f"{count} {state}" for state, count in counts.items() if count),
+            ]
+            for plan, counts, _ in found
+        ],
+        words=True,
+    )
+    for line in dict.fromkeys(line for _, _, remarks in found for line in remarks):
+        say(line)
+
+
+def _report(chosen: jsonargparse.Namespace) -> None:
+    from vsm_lab.paper.report import write_report
+
+    markdown, html = write_report(chosen.output)
+    if chosen.json:
+        print_json({"markdown": str(markdown), "html": str(html)})
+    else:
+        say(f"{markdown} and {html}")

@@ -1,0 +1,177 @@
+"""``vsm study``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonargparse
+
+from vsm.cli.arguments import add_backbones_argument, add_json_argument
+from vsm.cli.output import console, print_json, print_table, say
+from vsm.cli.processes import add_placement_arguments, prepare_placement
+from vsm.errors import RunError, VsmError
+from vsm.system.documents import shortened
+from vsm_lab.cli.running import (
+    add_output_argument,
+    add_running_arguments,
+    chosen_launcher,
+    require_success,
+    run_jobs,
+    show_plan,
+)
+from vsm_lab.study.definition import (
+    Found,
+    Study,
+    StudySettings,
+    condition_of,
+    read_study,
+)
+from vsm_lab.study.page import (
+    DIFFERENCE_COLUMNS,
+    SCORE_COLUMNS,
+    difference_rows,
+    pair_rows,
+    score_rows,
+    write_page,
+)
+
+if TYPE_CHECKING:
+    from vsm_lab.store import JobStore
+    from vsm_lab.study.plan import StudyPlan
+    from vsm_lab.study.pretraining import PretrainingPlan
+    from vsm_lab.uncertainty import UncertaintyPlan
+
+    Plan = StudyPlan | UncertaintyPlan | PretrainingPlan
+
+OUTPUT = Path("runs/study")
+
+
+def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
+    """Declare the studies, and what to do with them."""
+    parser.add_argument(
+        "studies", type=Path, nargs="+", help="YAML files; results go into a folder beside each."
+    )
+    parser.add_argument(
+        "--render",
+        type=Path | None,
+        help="Write this Markdown page from the result files, in this order; measure nothing.",
+    )
+    add_output_argument(parser, OUTPUT)
+    add_running_arguments(parser)
+    add_backbones_argument(parser)
+    add_placement_arguments(parser)
+    add_json_argument(parser)
+
+
+def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Measure studies, or render their results."""
+    parsed = parser.parse_args(arguments)
+    studies = [read_study(path) for path in parsed.studies]
+    if parsed.render is not None:
+        write_page(studies, parsed.render)
+        page = str(parsed.render)
+        print_json({"page": page}) if parsed.json else say(page)
+        return
+
+    from vsm_lab.jobs import in_order
+    from vsm_lab.store import JobStore
+
+    prepare_placement(parsed)  # says if there is no such device
+    plans = [_plan(study, parsed) for study in studies]
+    store, launcher = JobStore(parsed.output), chosen_launcher(parsed)
+    jobs = in_order(job for plan in plans for job in plan.jobs)
+    if parsed.dry_run:
+        show_plan(jobs, store, {}, parsed.json)
+        return
+    outcome = run_jobs("study", jobs, launcher, parsed.output, parsed.json)
+    require_success(outcome)
+    made = {job.key for job in outcome.done}
+    try:
+        done = [_write(plan, store, made, parsed.json) for plan in plans]
+    except VsmError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(
+            f"{parsed.output}: holds results that do not belong there ({shortened(error)}); "
+            "measure again with another --output"
+        ) from error
+    if parsed.json:
+        print_json({"studies": done})
+
+
+def _plan(study: Study, parsed: jsonargparse.Namespace) -> "Plan":
+    from vsm_lab.study.plan import StudyPlan
+    from vsm_lab.study.pretraining import PretrainingPlan
+    from vsm_lab.uncertainty import UncertaintyPlan
+
+    kinds: dict[str, type[Plan]] = {
+        "runs": StudyPlan,
+        "uncertainty": UncertaintyPlan,
+        "pretraining": PretrainingPlan,
+    }
+    kind = kinds[study.settings.kind]
+    return kind(study, parsed.backbone, device=parsed.device, precision=parsed.precision)
+
+
+def _write(plan: "Plan", store: "JobStore", made: set[str], quiet: bool) -> dict[str, Any]:
+    """Write the result file, pictures and page of a study, and print what was found."""
+    from vsm_lab import uncertainty
+    from vsm_lab.study import results
+    from vsm_lab.study.plan import StudyPlan
+    from vsm_lab.study.pretraining import PretrainingPlan
+
+    study, pictures = plan.study, 0
+    if isinstance(plan, StudyPlan):
+        found = results.write_results(plan, store)
+        pictures = _draw(study, plan.asked, found, quiet)
+        if not quiet:
+            _print_conditions(plan.asked, found["conditions"])
+    elif isinstance(plan, PretrainingPlan):
+        plan.write_results(store)
+    else:
+        uncertainty.write_results(plan, store)
+    page = study.folder / "page.md"
+    write_page([study], page)
+    measured = sum(job.key in made for job in plan.jobs)
+    kept = len(plan.jobs) - measured
+    if not quiet:
+        _note(f"{measured} measurements made and {kept} kept; {study.results}, {page}")
+    return {
+        "study": str(study.path),
+        "results": str(study.results),
+        "page": str(page),
+        "pictures": pictures,
+        "measured": measured,
+        "kept": kept,
+    }
+
+
+def _print_conditions(asked: StudySettings, conditions: list[Found]) -> None:
+    for found in conditions:
+        print_table(f"{asked.title}: {condition_of(found)}", SCORE_COLUMNS, score_rows(found))
+        if differences := difference_rows(found):
+            heading = f"{asked.reference} minus each other, in points"
+            print_table(heading, DIFFERENCE_COLUMNS, differences)
+        if pairs := pair_rows(found):
+            print_table("one row minus another, in points", DIFFERENCE_COLUMNS, pairs)
+
+
+def _draw(study: Study, asked: StudySettings, found: Found, quiet: bool) -> int:
+    """Draw pictures where they are wanted and there are images and matplotlib."""
+    from vsm.data import ImageDataset, open_dataset
+
+    dataset = open_dataset(asked.data)
+    if not asked.pictures or not isinstance(dataset, ImageDataset):
+        return 0
+    try:
+        from vsm_lab.study.pictures import draw_pictures
+    except ImportError:
+        if not quiet:
+            extra = "'variational-semantic-memory[plots]'"
+            _note(f"no pictures without matplotlib: pip install {extra}")
+        return 0
+    return draw_pictures(study, found, dataset)
+
+
+def _note(line: str) -> None:
+    console().print(line, highlight=False, soft_wrap=True)

@@ -1,0 +1,176 @@
+"""The demo's report: tables and pictures about runs in one HTML file that needs no other."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from vsm.data import ImageDataset
+from vsm.runs.comparison import MeasuredRun, ModelOnData, measure, paired_differences
+from vsm.runs.directory import RunDirectory
+from vsm.system.files import write_text
+from vsm_lab import episode_plots
+from vsm_lab.document import Block, Heading, Picture, Table, Text, to_html
+from vsm_lab.gaussian_plots import (
+    directions,
+    episode_of,
+    moved_prototypes,
+    rising_accuracy,
+)
+from vsm_lab.measures import ShownEpisode, look_at_episodes
+from vsm_lab.plots import png
+
+NUM_EPISODES_SHOWN = 2
+QUERIES_SHOWN = 3
+CLOUD_QUERIES = 10
+SIZES_SHOWN = (0, 4, 16, 64, 256)
+
+
+def write_report(measured: Sequence[MeasuredRun], dataset: ImageDataset, output: Path) -> Path:
+    """Write an HTML report about runs of different methods on identical episodes; return its path.
+
+    The last run is a Gaussian memory that was learned of the features of the one before. Pictures
+    of single episodes are of it.
+    """
+    runs: dict[str, MeasuredRun] = {Path(one.label).name: one for one in measured}
+    chosen = measured[-1]
+    episodes = look_at_episodes(chosen, dataset, NUM_EPISODES_SHOWN, QUERIES_SHOWN)
+    protocol = chosen.protocol
+    blocks: list[Block] = [
+        Heading(1, "Few-shot learning with a long-term memory"),
+        Text(
+            f"{dataset.name}: {len(dataset.classes(protocol.split))} {protocol.split} classes "
+            f"never seen in training, {protocol.way}-way {protocol.shot}-shot, {protocol.queries} "
+            f"queries per class, {protocol.episodes} identical episodes for every method (seed "
+            f"{protocol.seed}, {protocol.batch_norm} batch norm)."
+        ),
+        Heading(2, "How well"),
+        *_scores(runs),
+        Heading(2, "Episodes"),
+        *_episodes(episodes, dataset, Path(chosen.label).name),
+        Heading(2, "What was recalled"),
+        _recalled(chosen, episodes[0], dataset),
+        Heading(2, "What the classes taught"),
+        *_directions(chosen, dataset),
+        Heading(2, "Prototype distributions"),
+        _prototypes(runs, dataset),
+        Heading(2, "Learning"),
+        *_learning(runs, measured[-2]),
+        Heading(2, "Calibration"),
+        _picture(
+            episode_plots.reliability_diagram(measured, list(runs)),
+            "Accuracy of predictions against their confidence; on the dashed line a model knows "
+            "exactly how often it is right.",
+        ),
+    ]
+    write_text(output, to_html("VSM report", blocks))
+    return output
+
+
+def _scores(runs: dict[str, MeasuredRun]) -> list[Block]:
+    columns = ["method", "accuracy, 95% interval", "NLL", "calibration error", "classes remembered"]
+    rows = [
+        [
+            name,
+            f"{one.evaluation.accuracy.mean:.2%} ± {one.evaluation.accuracy.ci95:.2%}",
+            f"{one.evaluation.nll:.3f}",
+            f"{one.evaluation.reliability.expected_calibration_error:.2%}",
+            "–" if one.trained.memory is None else str(len(one.trained.memory.names)),
+        ]
+        for name, one in runs.items()
+    ]
+    named = {one.label: name for name, one in runs.items()}
+    differences = [
+        [
+            f"{named[one.a]} − {named[one.b]}",
+            f"{100 * one.estimate.mean:+.2f} ± {100 * one.estimate.ci95:.2f}",
+            "clear of zero" if abs(one.estimate.mean) > one.estimate.ci95 else "not clear of zero",
+        ]
+        for one in paired_differences(list(runs.values()))
+    ]
+    paired = Table(["paired difference", "points of accuracy", ""], differences)
+    return [Table(columns, rows), paired]
+
+
+def _episodes(episodes: Sequence[ShownEpisode], dataset: ImageDataset, name: str) -> list[Block]:
+    caption = (
+        f"An episode of {name}. On top the labeled image of each new class (the first, if there "
+        "are more), below it queries of that class with the predicted class, its probability, and "
+        "the probability of every class."
+    )
+    return [
+        _picture(episode_plots.episode_sheet(episode, dataset), caption) for episode in episodes
+    ]
+
+
+def _recalled(chosen: MeasuredRun, episode: ShownEpisode, dataset: ImageDataset) -> Block:
+    assert chosen.trained.state is not None
+    slot_ids = chosen.trained.state.slot_classes
+    return _picture(
+        episode_plots.recall_sheet(episode, dataset, slot_ids),
+        "Each new class, and the remembered classes it recalled most strongly (Eq. 9). The memory "
+        f"holds {len(slot_ids)} classes, none of which is in the test.",
+    )
+
+
+def _directions(chosen: MeasuredRun, dataset: ImageDataset) -> list[Block]:
+    """Show what class statistics hold, how they move prototypes, and what more classes add."""
+    subject, protocol = ModelOnData(chosen.trained, dataset), chosen.protocol
+    assert chosen.trained.state is not None
+    memory = chosen.trained.state.statistics
+    assert memory is not None
+    inferred, queries = episode_of(subject, protocol.sampler(dataset))
+    names = [f"class {n + 1}" for n in range(protocol.way)]
+    sizes = [size for size in SIZES_SHOWN if size < len(memory)]
+    found = [measure(subject.first_slots(size), protocol) for size in sizes]
+    accuracies = [one.evaluation.accuracy for one in (*found, chosen)]
+    rising = rising_accuracy([*sizes, len(memory)], {protocol.shot: accuracies})
+    return [
+        _picture(
+            directions(memory),
+            "Left: how much classes differ along each learned direction, in the variance within "
+            "them. Right: how much the examples count there against what the memory expects.",
+        ),
+        _picture(
+            moved_prototypes(inferred, queries, names, memory.reader.ratios),
+            "One episode along two learned directions: the mean of the examples (circle), what is "
+            "recalled (cross), and the prototype between them (star), with the queries.",
+        ),
+        _picture(rising, "Accuracy of a memory that is learned of so many classes; 0: no memory."),
+    ]
+
+
+def _prototypes(runs: dict[str, MeasuredRun], dataset: ImageDataset) -> Block:
+    clouds = {
+        f"{name}: {'without' if one.trained.memory is None else 'with'} memory": (
+            look_at_episodes(one, dataset, 1, CLOUD_QUERIES)[0]
+        )
+        for name, one in runs.items()
+        if one.trained.settings.method != "protonet"
+    }
+    return _picture(
+        episode_plots.prototype_clouds(clouds),
+        "The same episode under each method: samples of each class's prototype with their "
+        "two-standard-deviation ellipse, and the queries, projected on the plane of greatest "
+        "variance of that panel.",
+    )
+
+
+def _learning(runs: dict[str, MeasuredRun], chosen: MeasuredRun) -> list[Block]:
+    trained = [(name, one) for name, one in runs.items() if one.trained.step]  # not only learned
+    metrics = {name: RunDirectory(Path(one.label)).read_metrics() for name, one in trained}
+    curves = _picture(
+        episode_plots.learning_curves(metrics),
+        "Training cross entropy (smoothed), and accuracy on the validation classes with 95% "
+        "intervals.",
+    )
+    growth = _picture(
+        episode_plots.memory_growth(RunDirectory(Path(chosen.label)).read_metrics()),
+        "The memory while it was built: classes remembered, how sharply it is addressed, and the "
+        "gradient that teaches the attention vector.",
+    )
+    return [curves, growth]
+
+
+def _picture(figure: Figure, caption: str) -> Picture:
+    return Picture("", png(figure), caption)

@@ -1,0 +1,249 @@
+"""Doing one job, in this process: under its lock, from wherever it was left."""
+
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from vsm.errors import EpisodeError, RunError
+from vsm.evaluation.evaluator import Evaluation
+from vsm.evaluation.memory_choice import ClassFeatures
+from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.memory.named import EncoderIdentity
+from vsm.pretraining.loop import pretrain, validated_answers
+from vsm.runs.class_rows import ClassRows
+from vsm.runs.comparison import ModelOnData, measure, measure_baseline
+from vsm.runs.directory import Directory
+from vsm.runs.embedding import open_data
+from vsm.runs.learning import (
+    NO_ENCODER,
+    data_for,
+    learn_memory,
+    open_encoder,
+    write_learned,
+)
+from vsm.runs.trained_model import load
+from vsm.settings import BaselineSettings, GaussianSettings
+from vsm.system.devices import Placement, choose_placement
+from vsm.system.interruption import Interrupted, stop_request
+from vsm.system.progress import Progress
+from vsm.training import train
+from vsm_lab.benchmarking.suite import Group
+from vsm_lab.jobs import VIEWS, Job, pretrain_settings, run_settings
+from vsm_lab.measures import (
+    changed_answers,
+    measure_separation,
+    nearness_to_slots,
+    with_slots,
+)
+from vsm_lab.store import JobStore
+from vsm_lab.uncertainty import measure_uncertainty
+
+Outcome = dict[str, Any]
+
+
+def execute(root: Path, job: Job) -> None:
+    """Do ``job`` and record its result, or why it failed.
+
+    Raises:
+        RunError: if it failed, or if another process is working on it.
+        Interrupted: after saving, when the process was asked to stop.
+    """
+    store = JobStore(root)
+    with store.lock(job):
+        if store.is_done(job):
+            return
+        resumed = store.run_folder(job).is_dir()
+        store.begin(job)
+        started = time.monotonic()
+        try:
+            outcome = KINDS[job.kind](store, job)
+        except Interrupted:
+            raise
+        except Exception as error:  # whatever it is: recorded, and no other job suffers
+            store.write_failure(job, error)
+            raise RunError(str(error)) from error
+        store.write_result(job, outcome, None if resumed else time.monotonic() - started)
+
+
+def _pretrain(store: JobStore, job: Job) -> Outcome:
+    teachers = [str(store.run_folder(before).resolve()) for before in job.after]
+    settings = pretrain_settings(job, *teachers)
+    placement = _placement(job)
+    finished = pretrain(settings, store.run_folder(job), resume=True, placement=placement)
+    return {
+        **_best(finished, "epoch", "mean_accuracy"),
+        "answers": validated_answers(finished, placement),
+    }
+
+
+def _train(store: JobStore, job: Job) -> Outcome:
+    inits = [str(store.run_folder(before).resolve()) for before in job.after]
+    settings, placement = run_settings(job, *inits), _placement(job)
+    finished = train(settings, store.run_folder(job), resume=True, placement=placement)
+    return _best(finished, "step", "accuracy")
+
+
+def _learn(store: JobStore, job: Job) -> Outcome:
+    settings = job.recipe["settings"]
+    encoder = NO_ENCODER
+    if job.after:
+        encoder = open_encoder(store.run_folder(job.after[0]), **_views(job))
+    elif "encoder" in job.recipe:
+        encoder = open_encoder(job.recipe["encoder"], **_views(job))
+    trained = learn_memory(
+        encoder,
+        data_for(encoder, settings["data"], placement=_placement(job)),
+        GaussianSettings(**settings["gaussian"]),
+        data=settings["data"],
+        seed=settings["seed"],
+        placement=_placement(job),
+        embed=_embedded_once,
+    )
+    write_learned(trained, store.run_folder(job))
+    assert trained.memory is not None
+    described = trained.memory.describe(neighbors=0)
+    return {"reading": described["reading"], "choice": described["choice"]}
+
+
+def _views(job: Job) -> dict[str, Any]:
+    return {name: job.recipe[name] for name in VIEWS if name in job.recipe}
+
+
+def _embedded_once(rows: ClassRows, seed: int, progress: Progress) -> ClassFeatures:
+    """Embed rows, or take what the same encoder made of them for another memory."""
+    encoder = EncoderIdentity.of(rows.model.settings, rows.model.state_dict())
+    drawn = None if rows.fit_at_once() else seed
+    key = (encoder.fingerprint, rows.dataset.name, tuple(rows.classes.tolist()), drawn)
+    if key not in _FEATURES:
+        while len(_FEATURES) >= MOST_FEATURES:
+            del _FEATURES[next(iter(_FEATURES))]
+        _FEATURES[key] = rows.drawn(seed, progress)
+    return _FEATURES[key]
+
+
+MOST_FEATURES = 4
+_FEATURES: dict[tuple[object, ...], ClassFeatures] = {}
+
+
+def _best(finished: Directory, unit: str, score: str) -> Outcome:
+    """Return the best validation of a training, and at which step or epoch it was."""
+    validations = [row for row in finished.read_metrics() if "validation" in row]
+    best = max(validations, key=lambda row: row["validation"][score])
+    return {f"best_{unit}": best[unit], "validation": best["validation"]}
+
+
+def _evaluate(store: JobStore, job: Job) -> Outcome:
+    """Return right answers by episode, calibration, and what else the recipe asks for."""
+    recipe, protocol, model = job.recipe, protocol_of(job), _load(store, job)
+    if "slots" in recipe:
+        if not _num_slots(model):
+            return {"memory_slots": 0}
+        size, subset = recipe["slots"]
+        model = with_slots(model, size, subset, protocol.seed)
+    evaluation = _measured(model, protocol, job)
+    found = {
+        "correct": evaluation.correct.sum(1).tolist(),
+        "queries": evaluation.correct.shape[1],
+        "memory_slots": _num_slots(model),
+        "accuracy": evaluation.accuracy.mean,
+        "ci95": evaluation.accuracy.ci95,
+        **_calibration(evaluation),
+    }
+    if recipe.get("confusions"):
+        found["confusions"] = evaluation.confusions.tolist()
+    if "temperature" in recipe:
+        validation = EpisodeProtocol(**recipe["temperature"])
+        try:
+            validation.sampler(model.dataset)
+        except EpisodeError:  # too few validation classes for a temperature
+            return found
+        temperature = _measured(model, validation, job).best_temperature()
+        after = _calibration(evaluation.scale_by_temperature(temperature), "calibrated_")
+        found |= {"temperature": temperature, **after}
+    return found
+
+
+def _measured(model: ModelOnData, protocol: EpisodeProtocol, job: Job) -> Evaluation:
+    """Measure the model, or a baseline on its features."""
+    baseline = job.recipe.get("baseline")
+    if baseline is None:
+        return measure(model, protocol).evaluation
+    settings = BaselineSettings(**baseline["settings"])
+    return measure_baseline(model, baseline["name"], protocol, settings).evaluation
+
+
+def _calibration(evaluation: Evaluation, prefix: str = "") -> Outcome:
+    error = evaluation.reliability.expected_calibration_error
+    return {f"{prefix}nll": evaluation.nll, f"{prefix}ece": error}
+
+
+def _prototypes(store: JobStore, job: Job) -> Outcome:
+    found = measure_separation(_load(store, job), protocol_of(job))
+    return {name: values.tolist() for name, values in found._asdict().items()}
+
+
+def _nearness(store: JobStore, job: Job) -> Outcome:
+    near = nearness_to_slots(_load(store, job), protocol_of(job).split)
+    return {str(class_id): cosine for class_id, cosine in near.items()}
+
+
+def _changes(store: JobStore, job: Job) -> Outcome:
+    """Return the answers that memory changed; empty for a model without slots."""
+    with_memory, without = (_load(store, job, position) for position in range(2))
+    if not _num_slots(with_memory):
+        return {}
+    return changed_answers(with_memory, without, protocol_of(job))
+
+
+def _uncertainty(store: JobStore, job: Job) -> Outcome:
+    return measure_uncertainty(_load(store, job), protocol_of(job), job.recipe["way"])
+
+
+def _speed(store: JobStore, job: Job) -> Outcome:
+    with store.timing_lock(), stop_request() as stop:
+        return {"seconds": Group.from_recipe(job.recipe).measure(stop=stop)}
+
+
+def _num_slots(model: ModelOnData) -> int:
+    return 0 if model.trained.state is None else len(model.trained.state)
+
+
+def protocol_of(job: Job) -> EpisodeProtocol:
+    """Return the episodes of a measurement."""
+    return EpisodeProtocol(**job.recipe["protocol"])
+
+
+def _load(store: JobStore, job: Job, position: int = 0) -> ModelOnData:
+    """Return one of the models that a measurement is of, with its data."""
+    model = job.after[position]
+    folder, backbone = store.run_folder(model), model.options.get("backbone")
+    return _loaded(folder, model.key, protocol_of(job).data, backbone, _placement(model))
+
+
+@lru_cache(maxsize=2)  # a model and its features serve one measurement after another
+def _loaded(
+    folder: Path, _key: str, data: str, backbone: str | None, placement: Placement
+) -> ModelOnData:
+    trained = load(folder, backbone=backbone, placement=placement)
+    dataset = open_data(trained.model, trained.preprocessing, trained.settings.data, data)
+    return ModelOnData(trained, dataset)
+
+
+def _placement(job: Job) -> Placement:
+    """Return where to compute, as the options of a trained model say."""
+    return choose_placement(job.options.get("device", "auto"), job.options.get("precision", "auto"))
+
+
+KINDS: dict[str, Callable[[JobStore, Job], Outcome]] = {
+    "pretrain": _pretrain,
+    "train": _train,
+    "learn": _learn,
+    "evaluate": _evaluate,
+    "prototypes": _prototypes,
+    "nearness": _nearness,
+    "changes": _changes,
+    "uncertainty": _uncertainty,
+    "speed": _speed,
+}

@@ -1,0 +1,238 @@
+"""What is measured of models besides accuracy: episodes in detail, prototypes, changed answers."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vsm.data import Dataset, EpisodeSampler, Split
+from vsm.evaluation.evaluator import embed_images, evaluation_mode
+from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.model import Prediction
+from vsm.nn.prototype_classifier import predictive
+from vsm.runs.comparison import MeasuredRun, ModelOnData, measure
+from vsm.seeding import Randomness, generator, task_generators
+
+NUM_TURNED_RIGHT = 3
+NUM_MISLED = 1
+NUM_RECALLED = 4
+SAMPLES_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class ShownEpisode:
+    """One episode under one model; N classes, K support images, Q queries per class.
+
+    Attributes:
+        class_names: N names.
+        support_ids: image ids ``[N, K]``.
+        query_ids: image ids ``[N, Q]``.
+        query_features: projected ``[N, Q, D]``.
+        probabilities: ``[N, Q, N]``.
+        prototypes: samples of z ``[N, L, D]``.
+        weights: λ ``[N, A]``, or None for methods without memory.
+    """
+
+    class_names: list[str]
+    support_ids: Tensor
+    query_ids: Tensor
+    query_features: Tensor
+    probabilities: Tensor
+    prototypes: Tensor
+    weights: Tensor | None
+
+
+@torch.no_grad()
+def look_at_episodes(
+    measured: MeasuredRun, dataset: Dataset, num_episodes: int, queries: int
+) -> list[ShownEpisode]:
+    """Run the first episodes of the protocol's list, with few queries, keeping every detail."""
+    protocol, trained = measured.protocol, measured.trained
+    sampler = EpisodeSampler(dataset, protocol.split, protocol.way, protocol.shot, queries)
+    [batch] = sampler.evaluation_episodes(num_episodes, protocol.seed)
+    features = embed_images(trained.model, dataset, batch.image_ids.flatten())
+    features = features.unflatten(0, batch.image_ids.shape)
+    support, query_features = features.split([protocol.shot, queries], 2)
+    with evaluation_mode(trained.model):
+        random = generator(protocol.seed, "report")
+        prediction = trained.model(support, query_features, trained.state, random)
+        query_features = trained.model.project(query_features, trained.state)
+        prototypes = _prototype_samples(prediction, random)
+    probabilities = predictive(prediction.log_probabilities).exp()
+    probabilities = probabilities.unflatten(1, (protocol.way, queries))
+    weights = prediction.posterior.weights
+    weights = None if weights is None else weights.cpu()
+    return [
+        ShownEpisode(
+            [dataset.class_names[class_id] for class_id in batch.class_ids[t].tolist()],
+            batch.image_ids[t, :, : protocol.shot],
+            batch.image_ids[t, :, protocol.shot :],
+            query_features[t].cpu(),
+            probabilities[t].cpu(),
+            prototypes[t].cpu(),
+            None if weights is None else weights[t],
+        )
+        for t in range(num_episodes)
+    ]
+
+
+def _prototype_samples(prediction: Prediction, random: Randomness) -> Tensor:
+    """Return samples of the prototypes ``[T, N, L, D]``, also where none were needed."""
+    return prediction.posterior.sample(SAMPLES_SHOWN, random)
+
+
+class Separation(NamedTuple):
+    """How far apart prototype distributions lie in E episodes, each ``[E]``.
+
+    Attributes:
+        distance: mean distance between the prototype means of two classes.
+        std: root mean square distance of a class's prototype samples to their mean.
+        overlap: share of prototype samples that lie nearer to another class's mean.
+    """
+
+    distance: Tensor
+    std: Tensor
+    overlap: Tensor
+
+
+def separation(prototypes: Tensor) -> Separation:
+    """Measure prototype samples ``[E, N, L, D]``."""
+    way = prototypes.shape[1]
+    means = prototypes.mean(2)  # [E, N, D]
+    between = torch.cdist(means, means)  # [E, N, N]
+    std = (prototypes - means.unsqueeze(2)).square().sum(-1).mean((1, 2)).sqrt()
+    nearest = torch.cdist(prototypes.flatten(1, 2), means).argmin(-1).unflatten(1, (way, -1))
+    strayed = nearest != torch.arange(way).unsqueeze(-1)  # [E, N, L]
+    return Separation(between.sum((1, 2)) / (way * (way - 1)), std, strayed.double().mean((1, 2)))
+
+
+@torch.no_grad()
+def measure_separation(subject: ModelOnData, protocol: EpisodeProtocol) -> Separation:
+    """Measure the prototypes that a model infers on the protocol's episodes: Figure 2."""
+    trained, dataset = subject.trained, subject.dataset
+    batches = protocol.sampler(dataset).evaluation_episodes(protocol.episodes, protocol.seed)
+    found: list[Separation] = []
+    done = 0
+    with evaluation_mode(trained.model):
+        for batch in batches:
+            shown = batch.image_ids[:, :, : protocol.shot + 1]  # the support, and one query
+            features = embed_images(trained.model, dataset, shown.flatten())
+            support, query = features.unflatten(0, shown.shape).split([protocol.shot, 1], 2)
+            tasks = range(done, done + len(shown))
+            random = task_generators(protocol.seed, "evaluation-noise", 0, tasks)
+            prediction = trained.model(support, query, trained.state, random)
+            found.append(separation(_prototype_samples(prediction, random).cpu()))
+            done += len(shown)
+    return Separation(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def with_slots(subject: ModelOnData, size: int, subset: int, seed: int) -> ModelOnData:
+    """Return the model with the first slots of its memory for subset 0, else with random ones.
+
+    A memory whose slots do not stand for classes has no subset but its first slots.
+    """
+    memory = subject.trained.state
+    if subset == 0 or memory is None or not memory.slot_classes:
+        return subject.first_slots(min(size, 0 if memory is None else len(memory)))
+    order = torch.randperm(len(memory), generator=generator(seed, "slots", size, subset))
+    return subject.with_slots(order[:size].sort().values.tolist())
+
+
+@torch.no_grad()
+def nearness_to_slots(subject: ModelOnData, split: Split) -> dict[int, float]:
+    """Return, by class of a split, the cosine of its mean feature to the nearest slot.
+
+    Both are relative to the mean of all slots if ``memory.center_addressing`` is true, and in the
+    coordinates in which the Gaussian memory is read. Empty for a
+    memory whose slots do not stand for classes.
+    """
+    memory = subject.trained.state
+    if memory is None or not memory.slot_classes:
+        return {}
+    assert subject.trained.memory is not None
+    slots = subject.trained.memory.slots
+    embed = subject.embedder(EpisodeSampler(subject.dataset, split, 2, 1, 1))
+    classes = subject.dataset.classes(split).tolist()
+    rows = (embed(torch.from_numpy(subject.dataset.image_ids(c))) for c in classes)
+    project = subject.trained.model.project
+    features = torch.stack([project(r, memory).mean(0) for r in rows])
+    content = slots.coordinates.to(features.device)
+    if memory.statistics is None and subject.trained.settings.memory.center_addressing:
+        center = content.mean(0)
+        features, content = features - center, content - center
+    cosines = F.normalize(features, dim=-1) @ F.normalize(content, dim=-1).mT  # [C, A]
+    return dict(zip(classes, cosines.amax(-1).tolist(), strict=True))
+
+
+@torch.no_grad()
+def changed_answers(
+    with_memory: ModelOnData, without: ModelOnData, protocol: EpisodeProtocol
+) -> dict[str, Any]:
+    """Return how many answers the memory turned right and wrong, and the most drastic of them.
+
+    Those shown are of different episodes, and the true class's probability changed most in them:
+    they are extremes, not examples of what is usual.
+    """
+    before = measure(without, protocol).evaluation
+    after = measure(with_memory, protocol).evaluation
+    gain = after.log_likelihood.exp() - before.log_likelihood.exp()  # [E, B]
+    turned, misled = after.correct & ~before.correct, before.correct & ~after.correct
+    sampler, names = protocol.sampler(with_memory.dataset), with_memory.dataset.class_names
+
+    def describe(kind: str, episode: int, query: int) -> dict[str, Any]:
+        """Return everything that is needed to understand one answer."""
+        *_, block = sampler.evaluation_episodes(episode + 1, protocol.seed)
+        image_ids = block.image_ids[-1]  # [N, K + Q]
+        true, place = divmod(query, protocol.queries)
+        features = with_memory.embedder(sampler)(image_ids.unsqueeze(0))
+        return {
+            "kind": kind,
+            "episode": episode,
+            "classes": [names[c] for c in after.class_ids[episode].tolist()],
+            "support": image_ids[:, : protocol.shot].tolist(),
+            "query": int(image_ids[true, protocol.shot + place]),
+            "true": true,
+            "before": before.log_probabilities[episode, query].exp().tolist(),
+            "after": after.log_probabilities[episode, query].exp().tolist(),
+            "recalled": _recalled(with_memory, features, protocol),
+        }
+
+    return {
+        "turned_right": turned.double().mean().item(),
+        "misled": misled.double().mean().item(),
+        "shown": [
+            *(describe("turned right", *at) for at in _largest(gain, turned, NUM_TURNED_RIGHT)),
+            *(describe("misled", *at) for at in _largest(-gain, misled, NUM_MISLED)),
+        ],
+    }
+
+
+def _largest(scores: Tensor, allowed: Tensor, count: int) -> list[tuple[int, int]]:
+    """Return (episode, query) of the largest allowed scores ``[E, B]``, one per episode."""
+    best, queries = scores.masked_fill(~allowed, -torch.inf).max(1)
+    episodes = best.argsort(descending=True)[:count].tolist()
+    return [(e, int(queries[e])) for e in episodes if best[e] > -torch.inf]
+
+
+def _recalled(
+    subject: ModelOnData, features: Tensor, protocol: EpisodeProtocol
+) -> list[list[dict[str, Any]]]:
+    """Return the slots that each class of ``features [1, N, K + Q, D]`` recalled most."""
+    trained, dataset = subject.trained, subject.dataset
+    slots = [] if trained.state is None else trained.state.slot_classes
+    if not slots:
+        return []
+    support, queries = features.split([protocol.shot, protocol.queries], 2)
+    with evaluation_mode(trained.model):
+        random = generator(protocol.seed, "changes")
+        weights = trained.model(support, queries, trained.state, random).posterior.weights
+    best = weights[0].topk(min(NUM_RECALLED, len(slots)))  # [N, R]
+
+    def describe(weight: float, slot: int) -> dict[str, Any]:
+        image = int(dataset.image_ids(slots[slot])[0])
+        return {"class": dataset.class_names[slots[slot]], "image": image, "weight": weight}
+
+    rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    return [list(map(describe, *row)) for row in rows]

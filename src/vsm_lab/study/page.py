@@ -1,0 +1,318 @@
+"""The page of studies, rendered from result files alone."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+from vsm.errors import RunError, VsmError
+from vsm.system.documents import shortened
+from vsm_lab.document import Block, Heading, Picture, Table, Text, write_markdown
+from vsm_lab.study.definition import (
+    Found,
+    Study,
+    StudySettings,
+    condition_of,
+)
+from vsm_lab.study.pretraining_page import pretraining_blocks
+from vsm_lab.study.uncertainty_page import grouped_table, uncertainty_blocks
+
+QUARTERS = ("nearest", "second", "third", "farthest")
+INTRODUCTION = (
+    "Accuracy in percent, with 95% intervals over training seeds and episodes; of a single seed, "
+    "over episodes. NLL in nats; ECE in 15 bins; T is a temperature fitted on validation classes. "
+    "Differences are reference minus row, paired by episode, in points; the interval over classes "
+    "resamples the test classes: what other classes of the kind would give."
+)
+
+
+def write_page(studies: Sequence[Study], page: Path) -> None:
+    """Render the results of all studies into one Markdown file."""
+    found = [(study, study.read_results()) for study in studies]
+    files = " ".join(study.path.as_posix() for study in studies)
+    command = f"`vsm study {files} --render {page.as_posix()}`"
+    alone = studies[0].settings if len(studies) == 1 else None
+    title = "Results" if alone is None or isinstance(alone, StudySettings) else alone.title
+    blocks: list[Block] = [Heading(1, title), Text(f"Rendered from result files by {command}.")]
+    if any(isinstance(study.settings, StudySettings) for study in studies):
+        blocks.append(Text(INTRODUCTION))
+    for study, results in found:
+        try:
+            blocks += _blocks(study, results, page, alone is None)
+        except VsmError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(
+                f"{study.results}: does not fit {study.path} ({shortened(error)}); run vsm study "
+                f"{study.path} again"
+            ) from error
+    write_markdown(page, blocks)
+
+
+def _blocks(study: Study, results: Found, page: Path, is_part: bool) -> list[Block]:
+    if isinstance(study.settings, StudySettings):
+        return study_blocks(study, results, page)
+    if study.settings.kind == "pretraining":
+        return pretraining_blocks(results, is_part)
+    return uncertainty_blocks(results, is_part)
+
+
+def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
+    """Return the page's part about one study of runs: one table for all conditions each."""
+    assert isinstance(study.settings, StudySettings)
+    asked, remark = results["study"], study.settings.remark
+    conditions = {str(condition_of(found)): found for found in results["conditions"]}
+    split = asked["split"]
+    seeds = ", ".join(map(str, asked["seeds"]))
+    scores = {name: score_rows(found) for name, found in conditions.items()}
+    differences = {name: difference_rows(found) for name, found in conditions.items()}
+    pairs = {name: pair_rows(found) for name, found in conditions.items()}
+    blocks: list[Block] = [
+        Heading(2, asked["title"]),
+        Text(
+            f"{asked['data']}, {asked['episodes']} episodes of {split} classes (seed "
+            f"{asked['episode_seed']}) with {asked['queries']} queries per class, the same for all "
+            f"rows; training seeds {seeds}. {_lengths(results['runs'])}"
+        ),
+        *([] if remark is None else [Text(remark)]),
+        grouped_table(["", *SCORE_COLUMNS], scores),
+    ]
+    if any(differences.values()):
+        blocks.append(Text(f"{asked['reference']} minus each other:"))
+        blocks.append(grouped_table(["", *DIFFERENCE_COLUMNS], differences))
+    if any(pairs.values()):
+        blocks += [Text("And of two rows each:"), grouped_table(["", *DIFFERENCE_COLUMNS], pairs)]
+    blocks += _memory_sizes(asked, conditions) + _effects(conditions)
+    for found in conditions.values():
+        blocks += _chart(study, found) + _changed_answers(study, found, page)
+    return blocks + _curves(study, results["runs"]) + _runs(results["runs"], asked["rows"])
+
+
+SCORE_COLUMNS = ("", "accuracy", "NLL", "ECE", "T", "NLL at T", "ECE at T")
+DIFFERENCE_COLUMNS = ("", "difference", "± over classes", "each seed")
+
+
+def score_rows(found: Found) -> list[list[str]]:
+    """Return accuracy and calibration of every row and baseline under one condition."""
+    baselines = {f"{name} (baseline)": row for name, row in found["baselines"].items()}
+    return [[label, *_scores(row)] for label, row in (found["rows"] | baselines).items()]
+
+
+def _scores(row: Found) -> list[str]:
+    calibrated = ["–"] * 3
+    if "temperature" in row:
+        nll, ece = row["calibrated_nll"], row["calibrated_ece"]
+        calibrated = [f"{row['temperature']:.2f}", f"{nll:.3f}", f"{ece:.2%}"]
+    return [_percent(row), f"{row['nll']:.3f}", f"{row['ece']:.2%}", *calibrated]
+
+
+def difference_rows(found: Found) -> list[list[str]]:
+    """Return paired differences of the reference to others."""
+    return [_difference(f"− {label}", row) for label, row in found["differences"].items()]
+
+
+def pair_rows(found: Found) -> list[list[str]]:
+    """Return the further differences that a study asks for."""
+    return [_difference(f"{one['row']} − {one['minus']}", one) for one in found.get("pairs", [])]
+
+
+def _difference(name: str, row: Found) -> list[str]:
+    """Return a difference: over all seeds, the interval over classes, and of each seed."""
+    return [
+        name,
+        _percent(row, "+"),
+        _half_width(row["ci95_classes"]),
+        ", ".join(f"{100 * one['mean']:+.2f}" for one in row["seeds"]),
+    ]
+
+
+def _memory_sizes(asked: Found, conditions: Mapping[str, Found]) -> list[Block]:
+    """Show the reference with part of its memory, if any was measured."""
+    cells = {
+        name: {"–".join(map(str, one["slots"])): _sized(one) for one in found["memory_sizes"]}
+        for name, found in conditions.items()
+        if len(found.get("memory_sizes") or []) > 1
+    }
+    if not cells:
+        return []
+    slots = list(dict.fromkeys(size for row in cells.values() for size in row))
+    rows = [[name, *(row.get(size, "–") for size in slots)] for name, row in cells.items()]
+    several = asked["memory_subsets"]
+    mean = ""
+    if several > 1:
+        mean = f", the mean of {several} choices of them (in parentheses ± over such choices)"
+    text = f"{asked['reference']} with so many slots{mean}:"
+    return [Text(text), Table(["slots", *slots], rows)]
+
+
+def _sized(found: Found) -> str:
+    """Return an accuracy with its interval over episodes, and over choices of classes if known."""
+    apart = found.get("ci95_subsets")
+    return _percent(found) + ("" if apart is None else f" ({100 * apart:.2f})")
+
+
+def _effects(conditions: Mapping[str, Found]) -> list[Block]:
+    """Sum up what classes gain by memory, and how many answers it changes."""
+    rows = []
+    for name, found in conditions.items():
+        gains, changes = found.get("gains"), found.get("changes")
+        if gains or changes:
+            turned = [f"{changes[k]:.2%}" for k in ("turned_right", "misled")] if changes else []
+            rows.append([name, *(_gains(gains) if gains else ["–"] * 5), *(turned or ["–"] * 2)])
+    if not rows:
+        return []
+    columns = [*(f"{quarter} quarter" for quarter in QUARTERS), "Spearman"]
+    return [
+        Text(
+            "Mean gain by memory of the classes, in quarters by the cosine of a class's mean "
+            "feature to the nearest slot (mean cosine in parentheses), Spearman's correlation of "
+            "both, and answers of the first seed that memory turned right and wrong:"
+        ),
+        Table(["", *columns, "turned right", "turned wrong"], rows),
+    ]
+
+
+def _gains(gains: Found) -> list[str]:
+    """Return the mean gain and cosine of every quarter, and Spearman's correlation."""
+    classes, correlation = gains["classes"], gains["spearman"]
+    quarters = [
+        classes[start:end] for start, end in pairwise(len(classes) * n // 4 for n in range(5))
+    ]
+    cells = [
+        f"{100 * fmean(one['gain'] for one in quarter):+.2f} "
+        f"({fmean(one['nearness'] for one in quarter):.2f})"
+        if quarter
+        else "–"
+        for quarter in quarters
+    ]
+    return [*cells, "–" if correlation is None else f"{correlation:+.2f}"]
+
+
+def _chart(study: Study, found: Found) -> list[Block]:
+    """Draw memory sizes and the gain of every class, where matplotlib is installed."""
+    try:
+        from vsm_lab.study.pictures import chart  # noqa: PLC0415 - an extra
+    except ImportError:
+        return []
+    condition = condition_of(found)
+    name = f"{study.path.stem}-{condition.way}way-{condition.shot}shot-{condition.batch_norm}"
+    drawn = chart(found, name)
+    caption = f"{condition}: what the memory gives"
+    return [] if drawn is None else [Picture(name, drawn, caption, "charts", ".svg")]
+
+
+def _curves(study: Study, runs: Sequence[Found]) -> list[Block]:
+    """Draw accuracy on validation classes against steps, where runs were validated on their way."""
+    shown = [run for run in runs if len(run.get("validations", [])) > 1]
+    try:
+        from vsm_lab.study.pictures import curves  # noqa: PLC0415 - an extra
+    except ImportError:
+        return []
+    name, caption = f"{study.path.stem}-curves", "Validation classes while training"
+    return [Picture(name, curves(shown, name), caption, "charts", ".svg")] if shown else []
+
+
+def _changed_answers(study: Study, found: Found, page: Path) -> list[Block]:
+    """Link the pictures of changed answers that lie below the page.
+
+    A page that is shared must not lead to pictures that are not.
+    """
+    folder, beside = study.figures.resolve(), page.parent.resolve()
+    if not found.get("changes") or not folder.is_relative_to(beside):
+        return []
+    blocks: list[Block] = []
+    for position, change in enumerate(found["changes"]["shown"]):
+        name = condition_of(found).picture_name(position, change["kind"])
+        true = change["true"]
+        caption = (
+            f"{change['kind'].capitalize()} (episode {change['episode']}, chosen for how much "
+            f"changed): the probability of {change['classes'][true]} went from "
+            f"{change['before'][true]:.0%} to {change['after'][true]:.0%}. Each class is shown "
+            "with what it recalled."
+        )
+        if (folder / f"{name}.png").is_file():
+            blocks.append(Picture(name, None, caption, folder.relative_to(beside).as_posix()))
+    return blocks
+
+
+def _lengths(runs: Sequence[Found]) -> str:
+    """Say how long rows were trained, and whether that is unequal."""
+    rows = [
+        (one["row"], f"{one['steps']} steps of {_episodes(one['tasks'])}")
+        for one in runs
+        if one["steps"]
+    ]
+    if not rows:
+        return "Nothing was trained: the memories were learned in one pass."
+    lengths = list(dict.fromkeys(length for _, length in rows))
+    if len(lengths) == 1:
+        every = "Every run" if len(rows) == len(runs) else "Every run that is no learned memory"
+        return f"{every} was trained for {lengths[0]}."
+    told = dict.fromkeys(f"{row} for {length}" for row, length in rows)
+    return f"Not all runs were trained equally long: {', '.join(told)}."
+
+
+def _episodes(count: int) -> str:
+    return "1 episode" if count == 1 else f"{count} episodes"
+
+
+def _runs(runs: Sequence[Found], rows: Mapping[str, str | Found]) -> list[Block]:
+    """List the trainings: the options that all share once, and each row's own."""
+    learned = [_learned(one, rows[one["row"]], rows) for one in runs if not one["steps"]]
+    told: list[Block] = []
+    if learned:
+        told = [Text("Learned with " + "; ".join(dict.fromkeys(learned)) + ".")]
+    runs = [one for one in runs if one["steps"]]
+    if not runs:
+        return told
+    groups: dict[tuple[str, str], list[Found]] = {}
+    for one in runs:
+        groups.setdefault((one["row"], one["command"]), []).append(one)
+    options = {command: _options(command) for _, command in groups}
+    shared = [
+        option
+        for option in _options(runs[0]["command"])
+        if all(option in other for other in options.values())
+    ]
+    seeds = "|".join(dict.fromkeys(str(one["seed"]) for one in runs))
+    text = f"Trained with `vsm train {' '.join(shared)} --seed {seeds}`, and as follows."
+    backbones = {one["init"]: one["init_seconds"] for one in runs if one["init"]}
+    for init, seconds in backbones.items():
+        if seconds is not None:
+            text += f" The backbone of `{init}` was trained for {_minutes(seconds)} minutes."
+    trainings = [
+        [
+            label,
+            ", ".join(_minutes(one["seconds"]) for one in of_row),
+            " ".join(f"`{option}`" for option in options[command] if option not in shared) or "–",
+        ]
+        for (label, command), of_row in groups.items()
+    ]
+    return [*told, Text(text), Table(["row", "minutes of training", "options"], trainings)]
+
+
+def _learned(one: Found, asked: str | Found, rows: Mapping[str, str | Found]) -> str:
+    """Return the command that learned a memory; RUN is a training of the study itself."""
+    encoder = None if isinstance(asked, str) else asked["encoder"]
+    if encoder not in rows:
+        return f"{one['row']}: `{one['command']}`"
+    return f"{one['row']}: `{one['command'].replace(one['init'], 'RUN')}` (RUN: that of {encoder})"
+
+
+def _options(command: str) -> list[str]:
+    """Return the options of a command with their values, as a shell reads them."""
+    words = shlex.split(command)[2:]
+    return [shlex.join(pair) for pair in zip(words[::2], words[1::2], strict=True)]
+
+
+def _minutes(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds / 60:.1f}"
+
+
+def _percent(row: Found, sign: str = "") -> str:
+    return f"{100 * row['mean']:{sign}.2f} ± {_half_width(row['ci95'])}"
+
+
+def _half_width(ci95: float | None) -> str:
+    return "–" if ci95 is None else f"{100 * ci95:.2f}"

@@ -1,0 +1,222 @@
+"""From a study of runs to its jobs: evaluations of every row, condition and seed, and the rest."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vsm.errors import RunError, SettingsError
+from vsm.runs.configuration import preset_paths, settings_from_files
+from vsm.runs.directory import RunDirectory
+from vsm.runs.shipped import find_run
+from vsm.settings import BaselineSettings, ModelSettings, RunSettings, is_frozen_encoder
+from vsm_lab.changes import with_changes
+from vsm_lab.checksums import data_checksum
+from vsm_lab.jobs import (
+    VIEWS,
+    Job,
+    evaluate_job,
+    given_job,
+    in_order,
+    learn_job,
+    train_job,
+)
+from vsm_lab.provenance import training_record
+from vsm_lab.store import JobStore
+from vsm_lab.study.definition import Condition, Study, StudySettings
+
+
+class Model(NamedTuple):
+    """A row's model of one seed: the job that makes it, and the settings it is trained by."""
+
+    job: Job
+    settings: RunSettings
+
+
+class StudyPlan:
+    """The jobs of a study of runs. Making a plan computes and writes nothing.
+
+    Args:
+        study: what to measure.
+        backbones: code of the user's own that runs may import, as ``module:attribute``.
+        options: ``device`` and ``precision``.
+
+    Raises:
+        RunError: if a run is missing, of other data, or not trained to its end.
+    """
+
+    def __init__(self, study: Study, backbones: Sequence[str] = (), **options: Any) -> None:
+        assert isinstance(study.settings, StudySettings)
+        self.study, self.asked = study, study.settings
+        self._backbones, self._options = backbones, options
+        self._models: dict[str, Model] = {}
+        self.jobs = self._all_jobs()
+
+    def _all_jobs(self) -> list[Job]:
+        """Return every job once; those of one model follow one another, which loads it once."""
+        asked, seeds = self.asked, self.asked.seeds
+        others = [label for label in asked.rows if label != asked.reference]
+        inductive = [one for one in asked.conditions if one.batch_norm == "inductive"]
+        compared = inductive if asked.without_memory is not None else []
+        found = [
+            *(self.score(*k) for k in product((*others, asked.reference), asked.conditions, seeds)),
+            *(self.score(*k) for k in product(asked.baselines, inductive, seeds)),
+            *(
+                self.cut(condition, size, subset, seed)
+                for condition, size in product(inductive, sorted(set(asked.memory_sizes)))
+                for subset, seed in product(self.subsets(size), seeds)
+            ),
+            *(self.nearness(*k) for k in product(compared, seeds)),
+            *map(self.changes, compared),
+        ]
+        places = {key: n for n, key in enumerate(dict.fromkeys(j.after[0].key for j in found))}
+        return in_order(sorted(found, key=lambda job: places[job.after[0].key]))
+
+    def records(self, store: JobStore) -> list[dict[str, Any]]:
+        """Return how every run was trained, each once."""
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for key in product(self.asked.rows, self.asked.conditions, self.asked.seeds):
+            label, _, seed = key
+            job, settings = self._model(*key)
+            if (label, job.key) not in found:
+                if job.kind == "learn" and job.after and not job.after[0].is_given:
+                    settings = replace(settings, init=str(store.run_folder(job.after[0])))
+                record = training_record(store.run_folder(job), settings)
+                found[label, job.key] = {"row": label, "seed": seed, **record}
+        return list(found.values())
+
+    def score(self, label: str, condition: Condition, seed: int) -> Job:
+        """Return the evaluation of a row, or of a baseline on the features of the reference."""
+        protocol, more = self._protocol(condition), dict[str, Any](confusions=True)
+        if self.asked.split == "test":
+            episodes = self.asked.temperature_episodes
+            more["temperature"] = {**protocol, "split": "validation", "episodes": episodes}
+        is_row = label in self.asked.rows
+        if not is_row:
+            more["baseline"] = {"name": label, "settings": asdict(BaselineSettings())}
+        model = self._model(label if is_row else self.asked.reference, condition, seed)
+        return evaluate_job(model.job, f"{condition}, {label}, seed {seed}", protocol, **more)
+
+    def subsets(self, size: int) -> range:
+        """Return the numbers of the choices of ``size`` slots."""
+        return range(self.asked.memory_subsets if size else 1)
+
+    def cut(self, condition: Condition, size: int, subset: int, seed: int) -> Job:
+        """Return the evaluation of the reference with ``size`` of its slots alone."""
+        title = f"{condition}, {size} slots, subset {subset}, seed {seed}"
+        model, protocol = self._reference(condition, seed), self._protocol(condition)
+        return evaluate_job(model, title, protocol, slots=(size, subset))
+
+    def nearness(self, condition: Condition, seed: int) -> Job:
+        """Return how near classes are to the reference's slots, whatever the episodes."""
+        recipe = {"protocol": self._protocol(self.asked.conditions[0])}
+        title = f"nearness to the slots, seed {seed}"
+        return Job("nearness", title, recipe, (self._reference(condition, seed),))
+
+    def changes(self, condition: Condition) -> Job:
+        """Return the answers that the memory of the first seed changed."""
+        assert self.asked.without_memory is not None
+        seed, recipe = self.asked.seeds[0], {"protocol": self._protocol(condition)}
+        without = self._model(self.asked.without_memory, condition, seed).job
+        pair = (self._reference(condition, seed), without)
+        return Job("changes", f"{condition}, changed answers", recipe, pair)
+
+    def _reference(self, condition: Condition, seed: int) -> Job:
+        return self._model(self.asked.reference, condition, seed).job
+
+    def _model(self, label: str, condition: Condition, seed: int) -> Model:
+        """Return the model of a row; it is looked up once."""
+        row = self.asked.rows[label]
+        if isinstance(row, str):
+            name = row.format(seed=seed, **_shape(condition))
+            if name not in self._models:
+                self._models[name] = self._given(Path(name))
+        else:
+            name = f"{label}\x1f{seed}"
+            if name not in self._models:
+                make = self._learned if "encoder" in row else self._trained
+                self._models[name] = make(row, seed)
+        return self._models[name]
+
+    def _given(self, path: Path) -> Model:
+        settings = RunDirectory(path).settings()
+        if settings.data != self.asked.data:
+            raise RunError(
+                f"{path} was trained on {settings.data}, but the study is of {self.asked.data}"
+            )
+        training_record(path, settings)  # says if it is not at its end
+        return Model(run_job(path, settings, self._backbones, self._options), settings)
+
+    def _learned(self, row: Mapping[str, Any], seed: int) -> Model:
+        """Return the memory that is learned with the encoder of a row, and its settings."""
+        name, before = str(row["encoder"]).format(seed=seed), None
+        if isinstance(trained := self.asked.rows.get(name), dict):
+            before = self._trained(trained, seed).job
+        elif not is_frozen_encoder(name):
+            path = find_run(name)
+            if not path.exists():
+                raise RunError(f"rows: there is no encoder {path}; make it first")
+            before = given_job(path)
+        views = {name: row[name] for name in VIEWS if name in row}
+        changes = {key: value for key, value in row.items() if key not in ("encoder", *views)}
+        base = RunSettings(
+            data=self.asked.data,
+            init=name,
+            seed=seed,
+            model=ModelSettings(inference="gaussian"),
+        )
+        settings = with_changes(base, changes)
+        job = learn_job(settings, self._checksum, before, self._options, **views)
+        return Model(job, settings)
+
+    def _trained(self, row: Mapping[str, Any], seed: int) -> Model:
+        base = settings_from_files(*preset_paths(self.asked.base or ""))
+        changes = {"data": self.asked.data, **self.asked.changes, **row, "seed": seed}
+        if isinstance(changes.get("init"), str):
+            changes["init"] = changes["init"].format(seed=seed)
+        settings = with_changes(base, changes)
+        own, before = settings.model.own_backbone, None
+        if own is not None and own not in self._backbones:
+            raise SettingsError(
+                f"rows: the study names code that is not part of vsm, {own}; if you trust it, add "
+                f"--backbone {own}"
+            )
+        if settings.init is not None:
+            path = find_run(settings.init)
+            if not path.exists():
+                raise RunError(
+                    f"init: there is no {path}; make it with vsm pretrain --output {path}"
+                )
+            before = given_job(path)
+        options = {"backbone": own, **self._options}
+        return Model(train_job(settings, self._checksum, before, **options), settings)
+
+    @cached_property
+    def _checksum(self) -> str:
+        return data_checksum(self.asked.data, {})
+
+    def _protocol(self, condition: Condition) -> dict[str, Any]:
+        asked = self.asked
+        return {
+            "data": asked.data,
+            "split": asked.split,
+            **_shape(condition),
+            "queries": asked.queries,
+            "episodes": asked.episodes,
+            "seed": asked.episode_seed,
+            "batch_norm": condition.batch_norm,
+        }
+
+
+def _shape(condition: Condition) -> dict[str, int]:
+    return {"way": condition.way, "shot": condition.shot}
+
+
+def run_job(
+    path: Path, settings: RunSettings, backbones: Sequence[str], options: Mapping[str, Any]
+) -> Job:
+    """Return a trained run as a job, with code of the user's own if ``backbones`` allow it."""
+    own = settings.model.own_backbone
+    return given_job(path, backbone=own if own in backbones else None, **options)

@@ -1,0 +1,153 @@
+"""Generated parts of the documentation: contents, command line, Python API."""
+
+import argparse
+import inspect
+from collections.abc import Iterator
+from typing import Any, get_args, get_type_hints
+
+import vsm
+import vsm.memory
+from vsm.cli.main import COMMANDS, open_command
+from vsm.system.interruption import Interrupted
+
+START, NOTES = "index", "design/README"
+SECTIONS = {
+    "Begin": ["tutorial-practitioners", "tutorial-researchers", "memory"],
+    "Your own data": ["classifier", "serving", "models", "data", "encoders", "export"],
+    "Research": ["pretraining", "baselines", "studies", "reproduction", "scaling", "benchmarks"],
+    "Findings": ["results", "smoke/report"],
+    "Reference": ["commands", "api", "equations", "threat-model", "faults", NOTES],
+}
+"""All pages in the order of the navigation, except design notes, which are listed by folder."""
+
+
+WRAPPED = ("fget", "func", "__func__")  # of properties, cached properties and class methods
+
+
+def contents(pages: list[str], option: str) -> str:
+    """Return a hidden table of contents."""
+    listed = "\n".join(f"/{page}" for page in pages)
+    return f"```{{toctree}}\n:hidden:\n:titlesonly:\n{option}\n\n{listed}\n```\n"
+
+
+# -------------------------------------------------------------------------------- command line
+
+
+def command_reference() -> str:
+    """Return a section for each command and subcommand, read from their parsers."""
+    lines = []
+    for name, purpose in COMMANDS.items():
+        _, parser = open_command(name)
+        lines += [f"## vsm {name}", "", f"{purpose[0].upper()}{purpose[1:]}.", ""]
+        lines += _arguments(parser)
+        for subcommand, subparser in subparsers(parser).items():
+            lines += [f"### vsm {name} {subcommand}", "", str(subparser.description), ""]
+            lines += _arguments(subparser)
+    return "\n".join(lines)
+
+
+def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of subcommands by name."""
+    actions = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    return {name: subparser for action in actions for name, subparser in action.choices.items()}
+
+
+def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield a table for each titled group of arguments, and one for all others."""
+    tables: dict[str, list[str]] = {}
+    for group in parser._action_groups:
+        title = "" if group.title in ("positional arguments", "options") else group.title or ""
+        for action in group._group_actions:
+            if action.dest != "help" and not isinstance(action, argparse._SubParsersAction):
+                text = " ".join((action.help or "").split()).replace("|", r"\|").replace("<", r"\<")
+                row = f"| `{_name(action)}` | {_default(action)} | {text} |"
+                tables.setdefault(title, []).append(row)
+    for title, rows in tables.items():
+        yield from (f"**{title}**", "") if title else ()
+        yield from ("| argument | default | what it does |", "|---|---|---|", *rows, "")
+
+
+def _name(action: argparse.Action) -> str:
+    """Return the usage of an argument: ``RUN``, ``--way INT``, ``--split {train,test}``."""
+    value = _value(action) if action.option_strings else action.dest.upper()
+    repeated = {"+": f"{value} …", "*": f"[{value} …]", "?": f"[{value}]", "0": ""}
+    value = repeated.get(str(action.nargs), value)
+    option = max(action.option_strings, key=len, default="").replace("_", "-")
+    return f"{option} {value}".strip()
+
+
+def _value(action: argparse.Action) -> str:
+    """Return the choices of an option or the name of its type."""
+    if isinstance(action.metavar, str):
+        return "".join(filter(str.isascii, action.metavar))  # jsonargparse adds invisible marks
+    hint = getattr(action, "_typehint", None)
+    arguments = get_args(hint)
+    parts = [one for one in (arguments if type(None) in arguments else (hint,)) if one is not None]
+    parts = [part for part in parts if part is not type(None)]
+    choices = [choice for part in parts for choice in get_args(part)]
+    if choices and all(isinstance(choice, str) for choice in choices):
+        return "{" + ",".join(choices) + "}"
+    return "|".join(getattr(part, "__name__", "value") for part in parts).upper() or "VALUE"
+
+
+def _default(action: argparse.Action) -> str:
+    value = action.default
+    if action.required:
+        return "required"
+    if value is None or value == argparse.SUPPRESS or action.nargs == 0:
+        return ""
+    if isinstance(value, list | tuple):
+        value = " ".join(map(str, value))
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"`{text}`" if text else ""
+
+
+# ---------------------------------------------------------------------------------- Python API
+
+
+def api_reference() -> str:
+    """Return autodoc directives for the public names and for the types they mention."""
+    public = {getattr(vsm, name): f"vsm.{name}" for name in vsm.__all__}
+    found = [*public, *vsm.VsmError.__subclasses__(), Interrupted]
+    for what in found:  # grows while it is read
+        found += sorted(_own_types(what).difference(found), key=lambda one: one.__name__)
+    further = {f"{one.__module__}.{one.__name__}": one for one in found if one not in public}
+    text = ["## Public names", ""]
+    for what, path in public.items():
+        text += _entry(path, what)
+    text += ["## Further types", "", "Types that public names take, return and raise.", ""]
+    for path in sorted(further):
+        text += _entry(path, further[path])
+    return "\n".join(text)
+
+
+def _entry(path: str, what: Any) -> list[str]:
+    directive = "autoclass" if inspect.isclass(what) else "autofunction"
+    return [f"### {path}", "", "```{eval-rst}", f".. {directive}:: {path}", "```", ""]
+
+
+def _own_types(what: Any) -> set[type]:
+    """Return the types of this package in the annotations of a function or class."""
+    annotated = [what]
+    if inspect.isclass(what):
+        members = [member for name, member in vars(what).items() if not name.startswith("_")]
+        wrapped = [(one, *(getattr(one, n, None) for n in WRAPPED)) for one in members]
+        functions = [one for each in wrapped for one in each if inspect.isfunction(one)]
+        annotated += [what.__init__, *functions]
+    hints = [hint for one in annotated for hint in _type_hints(one)]
+    types = {part for hint in hints for part in _parts(hint) if inspect.isclass(part)}
+    return {one for one in types if one.__module__.split(".")[0] == "vsm"}
+
+
+def _type_hints(what: Any) -> list[Any]:
+    try:
+        return list(get_type_hints(what).values())
+    except NameError:  # imported for type checkers only
+        return list(get_type_hints(what, localns=vars(vsm.memory)).values())
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """Yield an annotation and all annotations within it."""
+    yield hint
+    for part in hint if isinstance(hint, list) else get_args(hint):
+        yield from _parts(part)
