@@ -158,7 +158,7 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(kind: str, tmp_pa
     else:
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(path))
-    with at_once(), pytest.raises(DocumentError, match=r"is no regular file"):
+    with at_once(), pytest.raises(DocumentError, match=r"is not a regular file"):
         read_yaml(path)
     if kind == "socket":
         listening.close()
@@ -276,7 +276,7 @@ def test_a_pipe_in_place_of_settings_is_refused(
     os.mkfifo(tmp_path / "pipe")
     with at_once():
         assert main(["train", "--config", str(tmp_path / "pipe"), "--output", "o"]) == 2
-    assert "pipe: is no regular file" in capsys.readouterr().err
+    assert "pipe: is not a regular file" in capsys.readouterr().err
 
 
 def test_a_damaged_measurement_is_named_by_its_line(tmp_path: Path) -> None:

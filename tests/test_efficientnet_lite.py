@@ -115,7 +115,7 @@ def test_it_names_what_labeled_photographs_show() -> None:
     with zipfile.ZipFile(shared_data("photos", "caltech101.zip")) as archive:
         for name, numbers in IMAGENET.items():
             files = sorted(f for f in archive.namelist() if f"/{name}/" in f and f.endswith("jpg"))
-            pixels = [decode(archive.read(file), file, prepared.form) for file in files[:4]]
+            pixels = [decode(archive.read(file), file, prepared) for file in files[:4]]
             images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
             with torch.no_grad():
                 answers = network.logits(network(prepared.normalize(images))).argmax(1).tolist()
@@ -132,7 +132,7 @@ def test_inputs_are_the_middle_of_a_picture_as_x_minus_127_over_128() -> None:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     for found in (
-        torch.tensor(decode(buffer.getvalue(), "it", prepared.form)).permute(2, 0, 1)[None],
+        torch.tensor(decode(buffer.getvalue(), "it", prepared)).permute(2, 0, 1)[None],
         prepared.pixels([pixels]),
     ):
         inputs = prepared.normalize(found)[0]

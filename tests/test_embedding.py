@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch import Tensor
 import vsm
 from vsm.cli import main
 from vsm.data.folder import list_classes
-from vsm.data.preprocessing import Preprocessing
 from vsm.errors import DataError, RunError
 from vsm.model import FewShotModel
 from vsm.runs.embedding import EmbeddingCache, PictureEmbedder, embedded_data, open_data
@@ -92,8 +92,7 @@ def test_a_changed_picture_and_another_way_of_preparing_are_embedded_anew(
     assert not np.array_equal(embedder_of(trained).files([file]), before)
     assert counting.count == 1
     assert trained.preprocessing is not None
-    other = Preprocessing(*vars(trained.preprocessing).values())
-    other = Preprocessing(other.side, other.channels, other.ink, other.mean, other.std, crop=0.5)
+    other = replace(trained.preprocessing, crop=0.5)
     PictureEmbedder(trained.model, other, trained.encoder.fingerprint).files([file])
     assert counting.count == 2
 

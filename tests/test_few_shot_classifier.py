@@ -199,11 +199,11 @@ def test_pictures_are_prepared_as_the_dataset_was(tiny_dataset: ImageDataset) ->
 def test_ink_is_ink_on_light_and_on_dark_paper(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     light_on_dark = (255 * (random.random((105, 105)) < 0.1)).astype(np.uint8)
-    form = Preprocessing(28, 1, True, (0.5,), (0.5,))
+    form = Preprocessing(28, 1, True, mean=(0.5,), std=(0.5,))
     one, other = form.pixels([light_on_dark, 255 - light_on_dark])
     assert torch.equal(one, other)
     assert one.float().mean() < 127
-    plain = Preprocessing(28, 1, False, (0.5,), (0.5,))
+    plain = Preprocessing(28, 1, mean=(0.5,), std=(0.5,))
     assert not torch.equal(*plain.pixels([light_on_dark, 255 - light_on_dark]))
 
 

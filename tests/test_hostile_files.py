@@ -53,23 +53,18 @@ def test_folders_may_be_nested_deeply(tmp_path: Path) -> None:
             folder.rmdir()
 
 
-def test_what_is_no_picture_is_refused_by_its_first_bytes(tmp_path: Path) -> None:
-    sparse, known, pipe = tmp_path / "a.png", tmp_path / "b.png", tmp_path / "c.png"
-    for path, begin in ((sparse, b"\0"), (known, b"\x89PNG\r\n\x1a\n")):
-        path.write_bytes(begin)
-        os.truncate(path, 6 * 2**30)
+def test_oversized_files_and_pipes_are_not_read(tmp_path: Path) -> None:
+    sparse, pipe = tmp_path / "a.png", tmp_path / "b.png"
+    sparse.write_bytes(b"\x89PNG\r\n\x1a\n")
+    os.truncate(sparse, 6 * 2**30)
     os.mkfifo(pipe)
-    for path, reason in (
-        (sparse, "no image"),
-        (known, "has 6,442"),
-        (pipe, "no regular"),
-    ):
+    for path, reason in ((sparse, "has 6,442"), (pipe, "not a regular file")):
         with pytest.raises(DataError, match=reason):
             list(decode_files([path], FORM))
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM"])
-def test_first_bytes_of_every_format_are_known(kind: str, tmp_path: Path) -> None:
+def test_files_of_every_format_are_decoded(kind: str, tmp_path: Path) -> None:
     Image.new("L", (8, 8), 200).save(tmp_path / "a", kind)
     [[pixels]] = decode_files([tmp_path / "a"], FORM)
     assert abs(int(pixels[3, 3, 0]) - 200) < 8

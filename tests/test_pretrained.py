@@ -135,7 +135,7 @@ def test_pictures_are_prepared_as_the_configuration_says() -> None:
     """Against Pillow: scaled until the shorter side is 32, and the middle 28×28 of it."""
     random = np.random.default_rng(0)
     picture = Image.fromarray(random.integers(0, 256, (64, 96, 3), np.uint8))
-    prepared = Preprocessing.of_fields(
+    prepared = Preprocessing.from_dict(
         {"channels": 3, "ink": False, **wanted_pictures(PROCESSOR, {})}
     )
     ours = prepared.normalize(prepared.pixels([picture]))[0]
@@ -355,7 +355,7 @@ def test_onnx_takes_the_configuration_beside_it(pictures: Path, tmp_path: Path) 
     stated = {"size": 10, "do_center_crop": True, "crop_size": 8, "image_mean": [0.5] * 3}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({**stated, "image_std": [2] * 3}))
     encoder = open_encoder(f"onnx:{path}")
-    assert encoder.preprocessing == Preprocessing(8, 3, False, (0.5,) * 3, (2.0,) * 3, crop=0.8)
+    assert encoder.preprocessing == Preprocessing(8, 3, crop=0.8, mean=(0.5,) * 3, std=(2.0,) * 3)
     dataset = data_for(encoder, f"folder:{pictures}", as_a_whole=True)
     assert dataset.input_shape == (5,)
 
@@ -408,7 +408,7 @@ def test_timm_is_asked_for_features_and_its_own_configuration(
     for name, part in parts.items():
         monkeypatch.setitem(sys.modules, name, part)
     encoder = open_encoder("timm:tiny")
-    wanted = Preprocessing(16, 3, False, (0.1,) * 3, (0.2,) * 3, crop=0.9, resampling="bicubic")
+    wanted = Preprocessing(16, 3, False, 0.9, "bicubic", mean=(0.1,) * 3, std=(0.2,) * 3)
     assert encoder.preprocessing == wanted
     model = gaussian_model(encoder, "features:x", (3, 16, 16), GaussianSettings(), 0)
     assert model.num_features == 3
@@ -459,7 +459,7 @@ def test_the_users_own_network_without_training(
     with pytest.raises(RunError, match="code that is not part of vsm"):
         vsm.load("run")
     trained = vsm.load("run", backbone=name)
-    assert trained.preprocessing == Preprocessing(12, 3, False, (0.5,) * 3, (0.1,) * 3)
+    assert trained.preprocessing == Preprocessing(12, 3, mean=(0.5,) * 3, std=(0.1,) * 3)
     files = sorted(pictures.rglob("*.png"))[:2]
     pixels = trained.preprocessing.normalize(trained.preprocessing.pixels(files))
     expected = pixels.mean((2, 3)) * torch.tensor([1.0, 2.0, 3.0])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vsm.data.dataset import SPLITS, ClassLists, Split, random_split
-from vsm.data.images import ImageFormat, decode_files, inspect, is_image_name
+from vsm.data.images import ImageFormat, decode_files, is_image_name, read_header, refuse_bombs
 from vsm.data.store import Preparation
 from vsm.data.tables import is_table, read_table
 from vsm.errors import DataError
@@ -192,9 +192,10 @@ def _contents(path: Path) -> list[Path]:
 
 def _common_format(images: list[Path]) -> ImageFormat:
     """Gray if every image is; as large as all of them if they agree and are small."""
-    headers = {inspect(image) for image in images}
+    with refuse_bombs():
+        headers = {read_header(image, str(image)) for image in images}
     gray = all(is_gray for is_gray, _, _ in headers)
     sizes = {(height, width) for _, height, width in headers}
     height, width = min(sizes)
     small_square = len(sizes) == 1 and height == width <= LARGEST_SIDE
-    return ImageFormat(height if small_square else LARGEST_SIDE, 1 if gray else 3, upright=True)
+    return ImageFormat(height if small_square else LARGEST_SIDE, 1 if gray else 3)

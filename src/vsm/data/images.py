@@ -1,8 +1,7 @@
-"""Turning image files into uint8 arrays of one size, many at a time."""
+"""Decoding image files to uint8 arrays of one size, many at a time."""
 
 import io
 import os
-import stat
 import struct
 import warnings
 import zlib
@@ -18,7 +17,8 @@ import numpy as np
 from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
 from vsm.data.dataset import Pixels
-from vsm.errors import DataError
+from vsm.errors import DataError, DocumentError
+from vsm.system import documents
 
 SUFFIXES = frozenset(
     (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -27,15 +27,10 @@ SUFFIXES = frozenset(
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 GRAY_MODES = frozenset(("1", "L", "LA", "I", "I;16", "I;16B", "F"))
 CHUNK = 256  # images decoded between two writes; bounds memory
-AT_ONCE = 16  # images decoded by a thread before it is given others
-DARK = 127.5  # mean of an image whose paper is dark
-MOST_NAMED = 10
-MOST_BYTES = 512 * 2**20  # of an image file
-MAGIC_BYTES = 12
-MAGICS = (
-    *(b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
-    *(b"P1", b"P2", b"P3", b"P4", b"P5", b"P6", b"Pf", b"Py"),
-)
+PER_CALL = 16  # images that a thread decodes in one call; one at a time is slower
+DARK = 127.5  # images with a smaller mean have light ink on dark paper
+MAX_NAMED = 10  # bad images in one message
+MAX_BYTES = 512 * 2**20  # of an image file
 Item = TypeVar("Item")
 
 # What Pillow and its plugins raise for files that are truncated, damaged, or not images at all.
@@ -46,20 +41,18 @@ UNREADABLE = (
 
 # Refuses images above Pillow's ``MAX_IMAGE_PIXELS``, where it would only warn. Warning filters
 # belong to the process, so this is entered around threads, not in them.
-_refuse_bombs = partial(
+refuse_bombs = partial(
     warnings.catch_warnings, action="error", category=Image.DecompressionBombWarning
 )
 
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """What every image is turned into."""
+    """What every image is turned into, upright and without transparency."""
 
     side: int  # height and width; other sizes are resized straight to it, without cropping
     channels: int  # 1 for gray, 3 for color
-    ink: bool = False  # invert dark ink on white paper: the signal is high and the paper 0
-    upright: bool = False  # turn photographs the way their camera says they were held
-    any_paper: bool = False  # with ink, leave light ink on dark paper as it is
+    ink: bool = False  # characters: ink is high and paper 0, whichever of the two is dark
     crop: float | None = None  # keep the middle square, this share of the shorter side
     resampling: str | None = None  # a name of Pillow's; unset: bicubic after a crop, else lanczos
 
@@ -76,16 +69,10 @@ def is_image_name(name: str) -> bool:
     return path.suffix.lower() in SUFFIXES and not hidden
 
 
-def inspect(path: Path) -> tuple[bool, int, int]:
-    """Return (is it gray, height, width) from the header of an image file alone."""
-    with _refuse_bombs(), _report_errors(str(path)), Image.open(path, formats=FORMATS) as image:
+def read_header(file: Path | io.BytesIO, name: str) -> tuple[bool, int, int]:
+    """Return (is it gray, height, width) from the header of an image file; decode nothing."""
+    with _report_errors(name), Image.open(file, formats=FORMATS) as image:
         return image.mode in GRAY_MODES, image.height, image.width
-
-
-def size_of(data: bytes, name: str) -> tuple[int, int]:
-    """Return (height, width) from the header of an image file's contents; nothing is decoded."""
-    with _report_errors(name), Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        return image.height, image.width
 
 
 def thumbnail(data: bytes, name: str, side: int) -> bytes:
@@ -108,12 +95,10 @@ def decode(data: bytes, name: str, form: ImageFormat) -> Pixels:
 
 
 def form_image(image: Image.Image, name: str, form: ImageFormat) -> Pixels:
-    """Turn an image in memory into what :func:`decode` makes of a file of it."""
+    """Convert an image in memory as :func:`decode` converts a file."""
     with _report_errors(name):
-        if form.upright:
-            image = ImageOps.exif_transpose(image)
-        image = _opaque(image, form.channels)
-        if form.ink and not (form.any_paper and np.asarray(image).mean() < DARK):
+        image = _opaque(ImageOps.exif_transpose(image), form.channels)
+        if form.ink and np.asarray(image).mean() >= DARK:
             image = ImageChops.invert(image)  # as ImageOps.invert, but without a table per image
         size, box = (form.side, form.side), None
         if form.crop is not None:
@@ -126,7 +111,7 @@ def form_image(image: Image.Image, name: str, form: ImageFormat) -> Pixels:
 
 
 def _opaque(image: Image.Image, channels: int) -> Image.Image:
-    """Return an image of 8 bits in gray or color; what is transparent becomes white."""
+    """Return an 8-bit image in gray or color; transparent pixels become white."""
     if image.mode.startswith("I"):  # 16 bits become 8
         image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
     if image.has_transparency_data:
@@ -136,14 +121,10 @@ def _opaque(image: Image.Image, channels: int) -> Image.Image:
 
 
 def form_pixels(pixels: Pixels, form: ImageFormat) -> Pixels:
-    """Form many images at once that have the right size and channels already, ``[n, …]``."""
-    formed = pixels.reshape(-1, *form.shape)
+    """Convert images ``[n, side, side, channels]``, which have the right size already."""
     if not form.ink:
-        return formed
-    if not form.any_paper:
-        return 255 - formed
-    is_light = formed.mean((1, 2, 3), keepdims=True) >= DARK
-    return np.where(is_light, 255 - formed, formed)
+        return pixels
+    return np.where(pixels.mean((1, 2, 3), keepdims=True) >= DARK, 255 - pixels, pixels)
 
 
 def decode_all(
@@ -170,12 +151,12 @@ def decode_all(
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for start in range(0, len(items), CHUNK):
             chunk = items[start : start + CHUNK]
-            parts = [chunk[n : n + AT_ONCE] for n in range(0, len(chunk), AT_ONCE)]
-            with _refuse_bombs():
+            parts = [chunk[n : n + PER_CALL] for n in range(0, len(chunk), PER_CALL)]
+            with refuse_bombs():
                 decoded = [one for part in pool.map(attempt, parts) for one in part]
             errors = [one for one in decoded if isinstance(one, DataError)]
             if errors:  # all are named, so that all are fixed at once
-                names = [str(error).split(": ", 1)[0] for error in errors[1 : 1 + MOST_NAMED]]
+                names = [str(error).split(": ", 1)[0] for error in errors[1 : 1 + MAX_NAMED]]
                 also = f" (and {len(errors) - 1} more: {', '.join(names)})" if names else ""
                 raise DataError(f"{errors[0]}{also}") from errors[0]
             yield np.stack([one for one in decoded if not isinstance(one, DataError)])
@@ -187,31 +168,13 @@ def decode_files(files: Sequence[Path], form: ImageFormat) -> Iterator[Pixels]:
 
 
 def read_file(file: Path) -> bytes:
-    """Return the contents of an image file.
-
-    Its first bytes are checked before the others are read, since a file may have any size.
-    """
+    """Return the contents of a regular file of at most ``MAX_BYTES``."""
     try:
-        status = file.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise _unreadable(file, "no regular file")
-        with file.open("rb") as opened:
-            begin = opened.read(MAGIC_BYTES)
-            is_webp = begin[:4] == b"RIFF" and begin[8:12] == b"WEBP"
-            if not is_webp and not begin.startswith(MAGICS):
-                raise _unreadable(file, "no image")
-            if status.st_size > MOST_BYTES:
-                raise DataError(
-                    f"{file}: has {status.st_size:,} bytes, but an image at most {MOST_BYTES:,}; "
-                    "replace it"
-                )
-            return begin + opened.read(MOST_BYTES)
+        return documents.read_file(file, MAX_BYTES)
+    except DocumentError as error:
+        raise DataError(f"{error}; replace or remove it") from error
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror}); check the path") from error
-
-
-def _unreadable(name: object, reason: object) -> DataError:
-    return DataError(f"{name}: unreadable or truncated image ({reason}); replace or remove it")
 
 
 @contextmanager
@@ -224,5 +187,7 @@ def _report_errors(name: str) -> Iterator[None]:
             "remove it or scale it down"
         ) from error
     except UNREADABLE as error:
-        reason = "no image" if isinstance(error, UnidentifiedImageError) else error
-        raise _unreadable(name, reason) from error
+        reason = "not an image" if isinstance(error, UnidentifiedImageError) else error
+        raise DataError(
+            f"{name}: unreadable or truncated image ({reason}); replace or remove it"
+        ) from error

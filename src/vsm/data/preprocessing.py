@@ -1,8 +1,8 @@
-"""Images and rows of features that users give, checked and made into a model's inputs."""
+"""Images and feature vectors given by users, validated and converted to a model's inputs."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,18 @@ ImageInput = str | Path | Image.Image | npt.NDArray[Any] | Tensor
 """A file, a Pillow image, an array ``[H, W]`` or ``[H, W, C]``, or a tensor ``[C, H, W]``.
 Numbers are uint8, or floats from 0 to 1."""
 
-INK_DATA = ("glyphs", "omniglot")
-"""Datasets of ink on paper, in which ink is high and paper 0 whatever it was before."""
-
-
+INK_DATASETS = ("glyphs", "omniglot")
+"""Datasets of characters, stored with high ink on paper of 0."""
 LARGEST_SIDE = 4096
 RESAMPLINGS = tuple(one.name.lower() for one in Image.Resampling)
 
 
 @dataclass(frozen=True)
-class Preprocessing:
-    """How the images of a model's training data were prepared."""
+class Preprocessing(ImageFormat):
+    """The format and the normalization of the images that a model was trained on."""
 
-    side: int  # height and width
-    channels: int  # 1 for gray, 3 for color
-    ink: bool  # characters: ink is made high and paper 0, whichever of the two is dark
-    mean: tuple[float, ...]  # of each channel, of pixels scaled to [0, 1]
-    std: tuple[float, ...]
-    crop: float | None = None  # the middle square alone, this share of the shorter side
-    resampling: str | None = None  # a name of Pillow's; unset: bicubic after a crop, else lanczos
+    mean: tuple[float, ...] = field(kw_only=True)  # of each channel, of pixels scaled to [0, 1]
+    std: tuple[float, ...] = field(kw_only=True)
 
     @staticmethod
     def of(dataset: Dataset) -> "Preprocessing | None":
@@ -47,18 +40,12 @@ class Preprocessing:
         if not isinstance(dataset, ImageDataset):
             return None
         channels, side, _ = dataset.image_shape
-        constants = dataset.normalization
-        is_ink = dataset.name.startswith(INK_DATA)
-        return Preprocessing(side, channels, is_ink, constants.mean, constants.std)
+        is_ink = dataset.name.startswith(INK_DATASETS)
+        return Preprocessing(side, channels, is_ink, **asdict(dataset.normalization))
 
     @staticmethod
-    def from_dict(stored: Mapping[str, Any] | None) -> "Preprocessing | None":
-        """Return what :meth:`as_dict` made of it and JSON kept; None stays None."""
-        return None if stored is None else Preprocessing.of_fields(stored)
-
-    @staticmethod
-    def of_fields(stored: Mapping[str, Any]) -> "Preprocessing":
-        """Return it with the fields that are given; raise an error if they are invalid."""
+    def from_dict(stored: Mapping[str, Any]) -> "Preprocessing":
+        """Build it from what :meth:`as_dict` returned; raise an error if that is invalid."""
         constants = {name: tuple(map(float, stored[name])) for name in ("mean", "std")}
         found = Preprocessing(**{**stored, **constants})
         numbers = {len(found.mean), len(found.std), found.channels}
@@ -75,7 +62,7 @@ class Preprocessing:
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what :meth:`from_dict` takes, without what is not used; ready for JSON."""
+        """Return the fields that are set, ready for JSON."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @property
@@ -83,24 +70,16 @@ class Preprocessing:
         """``(channels, height, width)``."""
         return self.channels, self.side, self.side
 
-    @property
-    def form(self) -> ImageFormat:
-        """What images are turned into."""
-        return ImageFormat(
-            self.side, self.channels, self.ink, True, True, self.crop, self.resampling
-        )
-
     def pixels(self, images: Sequence[ImageInput], progress: Progress = NULL_PROGRESS) -> Tensor:
         """Return ``images`` of any kinds as uint8 ``[n, C, H, W]``, channels-last in memory."""
-        form = self.form
         batches = []
         for start in range(0, len(images), CHUNK):
-            batches.append(_batch(images[start : start + CHUNK], start, form))
+            batches.append(_batch(images[start : start + CHUNK], start, self))
             progress.advance(len(batches[-1]))
         return torch.from_numpy(np.concatenate(batches)).permute(0, 3, 1, 2)
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """Turn uint8 pixels ``[n, C, H, W]`` into the floats that the model expects."""
+        """Normalize uint8 pixels ``[n, C, H, W]`` to the floats that the model expects."""
         constants = torch.tensor([self.mean, self.std], device=pixels.device) * 255  # [2, C]
         mean, std = constants.view(2, -1, 1, 1).unbind()
         return (pixels - mean) / std
@@ -122,20 +101,23 @@ def as_list(images: Any) -> list[ImageInput]:
 
 
 def _batch(images: Sequence[ImageInput], start: int, form: ImageFormat) -> Pixels:
-    """Turn images into uint8 ``[n, side, side, channels]``; the first has number ``start``."""
+    """Convert images to uint8 ``[n, side, side, channels]``; the first has number ``start``."""
     files = [Path(image) for image in images if isinstance(image, str | Path)]
     if len(files) == len(images):
         return np.concatenate(list(decode_files(files, form)))
-    arrays = [image for image in images if isinstance(image, np.ndarray)]
     shapes = (form.shape, form.shape[:2]) if form.channels == 1 else (form.shape,)
-    ready = [one for one in arrays if one.dtype == np.uint8 and one.shape in shapes]
+    ready = [
+        image.reshape(form.shape)
+        for image in images
+        if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape in shapes
+    ]
     if len(ready) == len(images) and form.crop is None:  # nothing to convert or resize
-        return form_pixels(np.stack([one.reshape(form.shape) for one in ready]), form)
-    return np.stack([_formed(one, place, form) for place, one in enumerate(images, start)])
+        return form_pixels(np.stack(ready), form)
+    return np.stack([_convert(image, place, form) for place, image in enumerate(images, start)])
 
 
-def _formed(image: ImageInput, place: int, form: ImageFormat) -> Pixels:
-    """Turn one image into uint8 ``[side, side, channels]``."""
+def _convert(image: ImageInput, place: int, form: ImageFormat) -> Pixels:
+    """Convert one image to uint8 ``[side, side, channels]``."""
     if isinstance(image, str | Path):
         [[pixels]] = decode_files([Path(image)], form)
         return np.asarray(pixels)
@@ -144,7 +126,7 @@ def _formed(image: ImageInput, place: int, form: ImageFormat) -> Pixels:
         values = image.detach().cpu()
         image = (values.permute(1, 2, 0) if values.ndim == 3 else values).numpy()
     if isinstance(image, np.ndarray):
-        image = Image.fromarray(_bytes(image, name))
+        image = Image.fromarray(_as_uint8(image, name))
     if not isinstance(image, Image.Image):
         raise DataError(
             f"{name}: expected a path, an image, an array or a tensor, got {type(image).__name__}"
@@ -152,7 +134,7 @@ def _formed(image: ImageInput, place: int, form: ImageFormat) -> Pixels:
     return form_image(image, name, form)
 
 
-def _bytes(values: npt.NDArray[Any], name: str) -> Pixels:
+def _as_uint8(values: npt.NDArray[Any], name: str) -> Pixels:
     """Return an array that Pillow takes, uint8 ``[H, W]``, ``[H, W, 3]`` or ``[H, W, 4]``."""
     if values.ndim == 3 and values.shape[-1] == 1:
         values = values[..., 0]
@@ -175,7 +157,16 @@ def _bytes(values: npt.NDArray[Any], name: str) -> Pixels:
 
 def as_features(rows: Any, width: int | None = None) -> Tensor:
     """Check features ``[n, D]`` of any array type, and return them as float32."""
-    given = _as_numbers(rows)
+    if hasattr(rows, "tocsr"):
+        raise ClassifierError(
+            "features: sparse input is not supported; give a dense array, as its toarray() makes"
+        )
+    given = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
+    expected = "expected numbers [n, D]; this classifier takes features, not images"
+    if given.dtype.kind == "c":
+        raise ClassifierError(f"features: Complex data not supported, got {given.dtype}")
+    if given.dtype.kind not in "fiuO":
+        raise ClassifierError(f"features: got {given.dtype} {list(given.shape)}, {expected}")
     if given.ndim != 2:
         raise ClassifierError(
             f"features: expected rows [n, D], got {list(given.shape)}. Reshape your data; one row "
@@ -190,8 +181,11 @@ def as_features(rows: Any, width: int | None = None) -> Tensor:
             f"features: X has {given.shape[1]} features, but FewShotClassifier is expecting "
             f"{width} features as input"
         )
-    with np.errstate(over="ignore"):  # named below
-        features = torch.from_numpy(given.astype(np.float32))
+    try:
+        with np.errstate(over="ignore"):  # named below
+            features = torch.from_numpy(given.astype(np.float32))
+    except (TypeError, ValueError) as error:
+        raise ClassifierTypeError(f"features: {expected} ({error})") from error
     finite = features.isfinite().all(1)
     if not finite.all():
         raise ClassifierError(
@@ -199,27 +193,3 @@ def as_features(rows: Any, width: int | None = None) -> Tensor:
             "large for float32; fix it"
         )
     return features
-
-
-def _as_numbers(rows: Any) -> npt.NDArray[Any]:
-    if hasattr(rows, "tocsr"):
-        raise ClassifierError(
-            "features: sparse input is not supported; give a dense array, as its toarray() makes"
-        )
-    given = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
-    if given.dtype.kind == "c":
-        raise ClassifierError(f"features: Complex data not supported, got {given.dtype}")
-    not_images = "this classifier takes features, not images"
-    if given.dtype.kind == "O":
-        try:
-            return given.astype(np.float64)
-        except (TypeError, ValueError) as error:
-            raise ClassifierTypeError(
-                f"features: expected numbers [n, D] ({error}); {not_images}"
-            ) from error
-    if given.dtype.kind not in "fiu":
-        raise ClassifierError(
-            f"features: expected numbers [n, D], got {given.dtype} {list(given.shape)}; "
-            f"{not_images}"
-        )
-    return given

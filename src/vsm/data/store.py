@@ -220,7 +220,7 @@ def open_array(path: Path) -> npt.NDArray[Any]:
         OSError: if it is missing, or cannot be opened.
     """
     if path.exists() and not path.is_file():  # opening a pipe would wait
-        raise ValueError("is no regular file")
+        raise ValueError("is not a regular file")
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.ndarray):

@@ -156,11 +156,12 @@ class PictureEmbedder:
     def _decode(
         self, files: Sequence[Path]
     ) -> Callable[[Sequence[int], Sequence[bytes]], torch.Tensor]:
-        form = self.preprocessing.form
 
         def decode(places: Sequence[int], contents: Sequence[bytes]) -> torch.Tensor:
             given = range(len(places))
-            parts = decode_all(given, contents.__getitem__, form, lambda n: str(files[places[n]]))
+            parts = decode_all(
+                given, contents.__getitem__, self.preprocessing, lambda n: str(files[places[n]])
+            )
             return torch.from_numpy(np.concatenate(list(parts))).permute(0, 3, 1, 2)
 
         return decode

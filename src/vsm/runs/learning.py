@@ -107,7 +107,8 @@ def open_encoder(
         if settings.own_backbone is None:
             prepared: Preprocessing | None = frozen_preprocessing(named)
         else:
-            prepared = Preprocessing.from_dict(own_preprocessing(named))
+            stored = own_preprocessing(named)
+            prepared = None if stored is None else Preprocessing.from_dict(stored)
         return EncoderWeights(settings, {}, None, named, prepared)
     path = find_run(source)
     if RunDirectory(path).model.is_file():
@@ -151,10 +152,10 @@ def frozen_preprocessing(name: str) -> Preprocessing:
     EfficientNet-Lite wants the middle of them, as (x − 127) / 128.
     """
     if name not in VARIANTS:
-        return Preprocessing.of_fields(pretrained_preprocessing(name))
+        return Preprocessing.from_dict(pretrained_preprocessing(name))
     side = VARIANTS[name].side
     mean, std = (127 / 255,) * 3, (128 / 255,) * 3
-    return Preprocessing(side, 3, False, mean, std, crop=side / (side + CROP_PADDING))
+    return Preprocessing(side, 3, crop=side / (side + CROP_PADDING), mean=mean, std=std)
 
 
 def gaussian_model(

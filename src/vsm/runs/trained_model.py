@@ -298,7 +298,8 @@ def restored_model(
     """Make a model again from its weights and what :func:`model_metadata` said of it."""
     try:
         shape = tuple(metadata["input_shape"])
-        preprocessing = Preprocessing.from_dict(metadata["preprocessing"])
+        stored = metadata["preprocessing"]
+        preprocessing = None if stored is None else Preprocessing.from_dict(stored)
         expected = EncoderIdentity.stored(metadata["encoder"]) if "encoder" in metadata else None
         step = metadata["step"]
         if not all(type(number) is int and number > 0 for number in (*shape, step + 1)):

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vsm.data.dataset import Pixels
 from vsm.data.glyphs import NUM_ALPHABETS, SEED, draw_alphabet
-from vsm.data.images import ImageFormat, decode, size_of, thumbnail
+from vsm.data.images import ImageFormat, decode, read_header, thumbnail
 from vsm.errors import DataError
 from vsm.serve.limits import Limits
 from vsm.serve.problems import Problem
@@ -100,7 +100,7 @@ def _check_header(upload: Upload, limits: Limits) -> None:
     if not upload.content:
         raise Problem(422, upload.field, f"{upload.name} is empty")
     try:
-        height, width = size_of(upload.content, upload.name)
+        _, height, width = read_header(io.BytesIO(upload.content), upload.name)
     except Exception as error:  # as above
         raise _unreadable(upload, error) from error
     if height * width > limits.pixels:

@@ -68,7 +68,7 @@ class Service:
         self.trained, self.store = trained, store
         self.limits = limits or Limits()
         self.keep_originals = keep_originals
-        self.form = trained.preprocessing.form
+        self.form = trained.preprocessing
         self._draws_glyphs = trained.settings.data == "glyphs"
         self.classifiers = Classifiers(trained, store, self.limits.fitted_tasks)
         self.worker = Worker(trained, self.classifiers, self.limits)

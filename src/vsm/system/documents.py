@@ -38,7 +38,7 @@ def read_file(path: Path, most_bytes: int) -> bytes:
     """Return the contents of a regular file of at most ``most_bytes``."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for somebody to write to it
-        raise DocumentError(path, "is no regular file")
+        raise DocumentError(path, "is not a regular file")
     if status.st_size > most_bytes:
         raise DocumentError(path, f"has {status.st_size:,} bytes, but at most {most_bytes:,}")
     with path.open("rb") as file:
