@@ -1,4 +1,4 @@
-"""Measuring speed: turns, pairs, a reference that computes the same, and processes that end."""
+"""Speed benchmarks: alternation, pairs, the reference, and processes that end."""
 
 import io
 import json
@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,32 +18,27 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from tiny import RecordedProgress
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
-from vsm.errors import BenchmarkError, SettingsError
+from vsm.errors import BenchmarkError
 from vsm.evaluation.evaluator import evaluate
 from vsm.model import FewShotModel
 from vsm.settings import METHODS, KanervaSettings
 from vsm.system.interruption import Interrupted, StopRequest
-from vsm_lab import speed
-from vsm_lab.benchmarking import processes, worker
+from vsm_lab.benchmarking import full, processes, worker
 from vsm_lab.benchmarking.benchmarks import (
+    Classifier,
     backbone_pass,
+    build_model,
     consolidation,
     embed_images,
     embedding,
     episode_images,
-    equal_arithmetic,
     explain,
     fit_and_predict,
-    fitted,
-    forward_pass,
     recall,
-    recall_with_gradient,
-    run_settings,
     training_step,
 )
 from vsm_lab.benchmarking.processes import Worker
@@ -54,68 +49,55 @@ from vsm_lab.benchmarking.reference import (
     reference_loss,
     reference_steps,
 )
-from vsm_lab.benchmarking.suite import (
-    CLASSIFIER_BENCHMARKS,
-    Group,
-    Plan,
-    _shares,
-    summarize,
-)
+from vsm_lab.benchmarking.suite import Group, Sizes, full_suite, summarize
 from vsm_lab.benchmarking.timing import Timed, interleave, quartiles
-from vsm_lab.benchmarking.workloads import (
-    ClassifierWorkload,
-    EvaluationWorkload,
-    LoadWorkload,
-    PretrainingWorkload,
-    StatisticsWorkload,
-    StepWorkload,
-)
+from vsm_lab.jobs import Job
 from vsm_lab.launchers import InProcess
 from vsm_lab.provenance import measured_code
 from vsm_lab.runner import run_jobs
-from vsm_lab.speed import SpeedPlan
 from vsm_lab.store import JobStore
 
-TINY = StepWorkload(
-    channels=2,
-    tasks=2,
-    way=3,
-    queries=2,
-    memory_samples=3,
-    prototype_samples=2,
-    remembered=6,
-)
-TINY_EVALUATION = EvaluationWorkload(
-    channels=2,
-    way=2,
-    queries=2,
-    memory_samples=2,
-    prototype_samples=2,
-    remembered=3,
-    episodes=3,
-    reference_episodes=2,
-)
-TINY_CLASSIFIER = ClassifierWorkload(model="glyphs-5w1s", way=2, shot=2, queries=3)
-TINY_PLAN = Plan(
-    TINY,
-    TINY_EVALUATION,
-    classifier=TINY_CLASSIFIER,
-    models=("glyphs-5w1s",),
-    queries=((3, 2),),
-    photographs=(("photos-vsm", 1),),
-    pretraining=PretrainingWorkload(channels=2, images=4, classes=3),
-    slots=(6, 9),
-    pairs=2,
-    evaluation_pairs=1,
-    memory_rounds=2,
-    warm_up=0,
-)
+TINY: dict[str, Any] = {
+    "channels": 2,
+    "tasks": 2,
+    "way": 3,
+    "queries": 2,
+    "memory_samples": 3,
+    "prototype_samples": 2,
+    "remembered": 6,
+}
+TINY_SIZES = Sizes(**TINY)
+TINY_EVALUATION = {**TINY, "way": 2, "episodes": 3}
+TINY_CLASSIFIER: dict[str, Any] = {"model": "glyphs-5w1s", "way": 2, "shot": 2, "queries": 3}
+SMALLER: dict[str, dict[str, Any]] = {
+    "evaluation": TINY_EVALUATION,
+    "reference_evaluation": TINY_EVALUATION,
+    "pretraining_step": {"channels": 2, "images": 4, "classes": 3},
+    "statistics_update": {"num_features": 6, "remembered": 4, "images": 2},
+    **dict.fromkeys(("embed_images", "fit_and_predict", "predict", "explain"), TINY_CLASSIFIER),
+}
+"""Arguments that make the benchmarks of the full suite fast."""
+
+
+def tiny(group: Group) -> Group:
+    """Return a group that takes little time, with the same names."""
+    ours, reference = (
+        {
+            name: (call, {**sizes, **SMALLER.get(call, TINY)})
+            for name, (call, sizes) in calls.items()
+        }
+        for calls in (group.ours, group.reference)
+    )
+    rounds = 1 if "evaluation" in group.title else 2
+    return replace(group, ours=ours, reference=reference, rounds=rounds, warm_up=0, processes=1)
+
+
 SIZES = (28, 32, 84)
 
 
-def reference_of(model: FewShotModel, workload: StepWorkload) -> ReferenceConv4:
+def reference_of(model: FewShotModel, sizes: Sizes) -> ReferenceConv4:
     """Return the reference backbone with the weights of ours."""
-    reference = ReferenceConv4(workload.image_shape, workload.channels)
+    reference = ReferenceConv4(sizes.image_shape, sizes.channels)
     reference.load_state_dict(model.require_backbone().state_dict())
     return reference
 
@@ -127,11 +109,11 @@ def test_benchmarks_alternate_in_every_round() -> None:
     done: list[str] = []
 
     def noting(name: str) -> Callable[[], float]:
-        def work() -> float:
+        def benchmark() -> float:
             done.append(name)
             return float(len(done))
 
-        return work
+        return benchmark
 
     times = interleave({"a": noting("a"), "b": noting("b")}, rounds=3)
     assert done == ["a", "b"] * 3
@@ -148,14 +130,14 @@ def test_no_round_begins_after_the_time_is_up_but_the_first() -> None:
 def test_no_benchmark_begins_once_the_process_was_asked_to_stop() -> None:
     stop, done = StopRequest(), list[str]()
 
-    def work() -> float:
-        done.append("work")
+    def benchmark() -> float:
+        done.append("benchmark")
         stop.signal_number = signal.SIGTERM
         return 1.0
 
     with pytest.raises(Interrupted) as stopped:
-        interleave({"a": work, "b": work}, 3, stop=stop)
-    assert (done, stopped.value.exit_code) == (["work"], 143)
+        interleave({"a": benchmark, "b": benchmark}, 3, stop=stop)
+    assert (done, stopped.value.exit_code) == (["benchmark"], 143)
 
 
 def test_quartiles_are_those_of_the_sorted_values_with_the_median() -> None:
@@ -166,7 +148,7 @@ def test_quartiles_are_those_of_the_sorted_values_with_the_median() -> None:
 
 def test_a_ratio_is_the_median_over_pairs_not_the_ratio_of_medians() -> None:
     times = {"above": [1.0, 4.0, 30.0], "below": [2.0, 1.0, 10.0]}
-    name, group = "classifying_vs_embedding", Group("group", TINY, {})
+    name, group = "classifying_vs_embedding", Group("group", {})
     one = replace(group, ratios={name: ("above", "below")}, suffix="_1")
     other = replace(group, ratios={name: ("below", "above")}, suffix="_2")
     found = summarize([(one, times), (other, times)])
@@ -182,19 +164,18 @@ def test_a_ratio_is_the_median_over_pairs_not_the_ratio_of_medians() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_the_reference_computes_the_loss_of_our_protonet_on_the_same_weights(size: int) -> None:
-    workload = replace(TINY, image_size=size)
-    model = FewShotModel(run_settings(workload, "protonet"), workload.image_shape)
-    images = episode_images(workload)
-    theirs = reference_loss(reference_of(model, workload), channels_first(images), workload.shot)
-    step: Any = training_step(workload, "protonet")
+    sizes = replace(TINY_SIZES, image_size=size)
+    model, images = build_model(sizes, "protonet"), episode_images(sizes)
+    theirs = reference_loss(reference_of(model, sizes), channels_first(images), sizes.shot)
+    step: Any = training_step("protonet", **asdict(sizes))
     torch.testing.assert_close(theirs.item(), step()["loss"], rtol=1e-4, atol=1e-5)
 
 
 def test_the_reference_trains_one_task_at_a_time_or_all_at_once() -> None:
-    one_by_one: Any = reference_steps(TINY, tasks_at_once=1)
-    together: Any = reference_steps(TINY, tasks_at_once=TINY.tasks)
+    one_by_one: Any = reference_steps(tasks_at_once=1, **TINY)
+    together: Any = reference_steps(tasks_at_once=2, **TINY)
     first = one_by_one()
-    assert len(first) == TINY.tasks
+    assert len(first) == TINY_SIZES.tasks
     assert len(together()) == 1
     for _ in range(5):
         last = one_by_one()
@@ -204,12 +185,12 @@ def test_the_reference_trains_one_task_at_a_time_or_all_at_once() -> None:
 def test_the_evaluation_of_the_reference_equals_ours_on_the_same_weights(
     tiny_dataset: ImageDataset,
 ) -> None:
-    workload = replace(TINY, channels=4)
-    model = FewShotModel(run_settings(workload, "protonet"), tiny_dataset.image_shape)
+    sizes = replace(TINY_SIZES, channels=4)
+    model = build_model(sizes, "protonet", image_shape=tiny_dataset.image_shape)
     sampler = EpisodeSampler(tiny_dataset, "test", 5, 2, 3)
     [drawn] = sampler.evaluation_episodes(8, seed=0)
     episodes = channels_first(tiny_dataset.normalize(tiny_dataset.load(drawn.image_ids)))
-    theirs = reference_accuracies(reference_of(model, workload), episodes, shot=2)
+    theirs = reference_accuracies(reference_of(model, sizes), episodes, shot=2)
     ours = evaluate(model, None, sampler, 8, seed=0).episode_accuracies
     assert theirs == pytest.approx(ours.tolist())
     assert len(set(theirs)) > 1
@@ -217,12 +198,11 @@ def test_the_evaluation_of_the_reference_equals_ours_on_the_same_weights(
 
 @pytest.mark.parametrize("size", SIZES)
 def test_the_reference_computes_in_the_default_layout_and_we_channels_last(size: int) -> None:
-    workload = replace(TINY, image_size=size)
-    model = FewShotModel(run_settings(workload, "protonet"), workload.image_shape)
-    images = episode_images(workload)
+    sizes = replace(TINY_SIZES, image_size=size)
+    model, images = build_model(sizes, "protonet"), episode_images(sizes)
     backbone: Any = model.backbone
     ours = layouts(backbone, backbone.blocks, images.flatten(0, 2))
-    reference = reference_of(model, workload)
+    reference = reference_of(model, sizes)
     theirs = layouts(reference, reference.blocks, channels_first(images).flatten(0, 2))
     assert set(ours) == {"channels last"}
     assert set(theirs) == {"default"}
@@ -246,10 +226,10 @@ def layouts(network: nn.Module, blocks: Any, images: Tensor) -> list[str]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_of_every_method_learns_and_keeps_what_is_remembered(method: Any) -> None:
-    step: Any = training_step(TINY, method)
+    step: Any = training_step(method, **TINY)
     measured = [step() for _ in range(3)]
     assert all(0 < one["loss"] < float("inf") for one in measured)
-    slots = {"kanerva": KanervaSettings().slots}.get(method, TINY.remembered)
+    slots = {"kanerva": KanervaSettings().slots}.get(method, TINY_SIZES.remembered)
     assert all(one.get("slots", slots) == slots for one in measured)
 
 
@@ -268,56 +248,36 @@ def test_the_bare_backbone_is_the_one_inside_the_step(monkeypatch: pytest.Monkey
         self.require_backbone().register_forward_pre_hook(note)
 
     monkeypatch.setattr(FewShotModel, "__init__", watched)
-    for work in (training_step(TINY, "vsm"), backbone_pass(TINY), embedding(TINY)):
-        work()
+    for benchmark in (training_step("vsm", **TINY), backbone_pass(**TINY), embedding(**TINY)):
+        benchmark()
     for images, weights, strides in met[1:]:
         torch.testing.assert_close(images, met[0][0])
         torch.testing.assert_close(weights, met[0][1])
         assert strides == met[0][2]
 
 
-def test_the_limit_has_the_arithmetic_of_the_convolutions() -> None:
-    workload = StepWorkload(channels=16, tasks=4, way=5, queries=9, remembered=5)
-    multiply = equal_arithmetic(workload, "protonet")
-    with FlopCounterMode(display=False) as counter:
-        multiply()
-    sums = 0
-    for block, size in enumerate((28, 14, 7, 4)):
-        passes, inputs = (3, 16) if block else (2, 1)  # images themselves receive no gradient
-        sums += passes * workload.num_images * size**2 * inputs * 16 * 9
-    assert counter.get_total_flops() == pytest.approx(2 * sums, rel=0.03)
-
-
 def test_recall_and_consolidation_meet_the_memory_they_are_asked_for() -> None:
-    workload = replace(TINY, remembered=50)
-    recollect: Any = recall(workload)
-    assert recollect().weights.shape == (workload.tasks, workload.way, 50)
-    consolidate: Any = consolidation(workload)
+    sizes = {**TINY, "remembered": 50}
+    recollect: Any = recall(**sizes)
+    assert recollect().weights.shape == (2, 3, 50)
+    consolidate: Any = consolidation(**sizes)
     updated = consolidate()
     assert len(updated) == 50
-    assert (updated.counts > 1).sum() <= workload.tasks * workload.way
-    recall_with_gradient(workload)()
+    assert (updated.counts > 1).sum() <= 2 * 3
+    recall(gradient=True, **sizes)()
 
 
 def test_the_benchmarks_of_a_classifier_use_the_same_images() -> None:
-    embedded = forward_pass(TINY_CLASSIFIER)()
-    assert isinstance(embedded, Tensor)
-    assert embedded.shape[0] == 2 * 2 + 3
-    classifier, support, queries, labels = fitted(TINY_CLASSIFIER)
-    assert classifier.encoder is not None
-    torch.testing.assert_close(classifier.encoder.embed([*support, *queries]), embedded)
-    parts: Any = embed_images(TINY_CLASSIFIER)()
-    torch.testing.assert_close(torch.cat(parts), embedded)
-    answers = classifier.predict(queries)
-    assert list(fit_and_predict(TINY_CLASSIFIER)()) == list(answers)  # type: ignore[call-overload]
-    told = explain(TINY_CLASSIFIER)()
-    assert [one.prediction for one in told] == list(answers)  # type: ignore[attr-defined]
-    assert labels == ["class 0", "class 0", "class 1", "class 1"]
-
-
-def test_a_task_cannot_have_more_classes_than_are_remembered() -> None:
-    with pytest.raises(SettingsError, match=r"remembered: must be at least way = 5, got 4"):
-        StepWorkload(remembered=4)
+    parts = Classifier(**TINY_CLASSIFIER)
+    embedded = parts.trained.embed([*parts.support, *parts.queries])
+    assert len(embedded) == 2 * 2 + 3
+    found: Any = embed_images(**TINY_CLASSIFIER)()
+    torch.testing.assert_close(torch.cat(found), embedded)
+    answers = list(parts.fitted.predict(parts.queries))
+    assert list(fit_and_predict(**TINY_CLASSIFIER)()) == answers  # type: ignore[call-overload]
+    explained: Any = explain(**TINY_CLASSIFIER)()
+    assert [one.prediction for one in explained] == answers
+    assert parts.labels == ["class 0", "class 0", "class 1", "class 1"]
 
 
 # Processes
@@ -333,16 +293,19 @@ def test_a_worker_times_benchmarks_and_describes_itself(process: Worker) -> None
     assert process.metadata["torch"] == torch.__version__
     assert process.metadata["threads"] == 1
     assert process.metadata["keeps_allocations"] is False
-    step = process.prepare("step", TINY, "vsm")
-    backbone = process.prepare("backbone", TINY)
-    times = interleave({"step": step, "backbone": backbone}, rounds=2)
+    calls = {
+        "step": ("training_step", {"method": "vsm", **TINY}),
+        "backbone": ("backbone_pass", TINY),
+    }
+    times = interleave(process.prepare(calls), rounds=2)
+    assert times.keys() == calls.keys()
     assert all(seconds > 0 for values in times.values() for seconds in values)
 
 
 def test_a_mistake_in_a_worker_is_one_line_and_not_its_end(process: Worker) -> None:
-    with pytest.raises(BenchmarkError, match=r"^data: unknown dataset 'cats'"):
-        process.prepare("evaluation", replace(TINY_EVALUATION, data="cats"))
-    assert process.prepare("embedding", TINY)() > 0
+    with pytest.raises(BenchmarkError, match=r"cats"):
+        process.prepare({"predict": ("predict", {"model": "cats", "queries": 1})})
+    assert process.prepare({"one": ("embedding", TINY)})["one"]() > 0
 
 
 def test_a_worker_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,10 +315,10 @@ def test_a_worker_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(processes, "COMMAND", (sys.executable, "-u", "-c", answers))
     with Worker(keep_allocations=False) as dying:
-        work = dying.prepare("embedding", TINY)
+        benchmark = dying.prepare({"one": ("embedding", TINY)})["one"]
         os.kill(dying.process_id, signal.SIGKILL)
         with pytest.raises(BenchmarkError, match=r"died \(signal 9, out of memory\?\) in run"):
-            work()
+            benchmark()
 
 
 def test_a_worker_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,7 +416,7 @@ def test_a_benchmark_that_is_stopped_leaves_no_process_behind(
 
 
 class NotingWorker:
-    """Works in this process; notes what each process would prepare, and what it does."""
+    """Runs benchmarks in this process; notes what each process would prepare and run."""
 
     made: ClassVar[list["NotingWorker"]] = []
 
@@ -467,19 +430,19 @@ class NotingWorker:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def prepare(self, work: str, *arguments: Any) -> Timed:
-        self.prepared.append(work)
-        runner = worker.BenchmarkRunner()
-        runner.prepare(work, *arguments)
+    def prepare(self, calls: Mapping[str, tuple[str, dict[str, Any]]]) -> dict[str, Timed]:
+        return {name: self.prepare_one(*call) for name, call in calls.items()}
 
-        def do() -> float:
-            self.done.append(work)
+    def prepare_one(self, name: str, arguments: dict[str, Any]) -> Timed:
+        self.prepared.append(name)
+        runner = worker.BenchmarkRunner()
+        runner.prepare(name, arguments)
+
+        def run() -> float:
+            self.done.append(name)
             return runner.run([0])[0]
 
-        return do
-
-    def prepare_all(self, works: Mapping[str, Sequence[Any]]) -> dict[str, Timed]:
-        return {name: self.prepare(*work) for name, work in works.items()}
+        return run
 
 
 @pytest.fixture(scope="module")
@@ -488,18 +451,22 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> JobStore:
 
 
 @pytest.fixture(scope="module")
-def plan() -> Iterator[SpeedPlan]:
-    with mock.patch("vsm_lab.benchmarking.suite.REFERENCE_PROCESSES", 1):
-        yield SpeedPlan(TINY_PLAN)
+def groups() -> list[Group]:
+    return [tiny(group) for group in full_suite()]
 
 
 @pytest.fixture(scope="module")
-def results(plan: SpeedPlan, store: JobStore) -> dict[str, Any]:
+def jobs(groups: list[Group]) -> list[Job]:
+    return full.speed_jobs(groups)
+
+
+@pytest.fixture(scope="module")
+def results(jobs: list[Job], store: JobStore) -> dict[str, Any]:
     NotingWorker.made.clear()
     with mock.patch("vsm_lab.benchmarking.suite.Worker", NotingWorker):
-        outcome = run_jobs(plan.jobs, store, InProcess(store.root))
+        outcome = run_jobs(jobs, store, InProcess(store.root))
     assert outcome.failed == []
-    return plan.results(store)
+    return full.collect_results(jobs, store)
 
 
 PROMISED_RATIOS = {
@@ -509,14 +476,13 @@ PROMISED_RATIOS = {
         "vsm_step_vs_reference_protonet_28",
         "vsm_step_vs_reference_protonet_32",
     ),
-    *("arithmetic_vs_vsm_step_28", "arithmetic_vs_reference_protonet_28"),
     *("backbone_vs_reference_protonet_28", "backbone_vs_reference_protonet_32"),
     *("vsm_conjugate_step_vs_reference_protonet_28", "vsm_conjugate_step_vs_reference_protonet_32"),
     *("evaluation_2k_vs_reference_600", "evaluation_2k_vs_reference_600_1shot"),
     "evaluation_2k_vs_reference_600_5shot",
-    *("classifying_vs_embedding", "classifying_vs_embedding_glyphs-5w1s_3"),
-    *("classifying_vs_forward_pass_glyphs-5w1s_3", "explaining_vs_predicting_glyphs-5w1s_3"),
-    "explaining_vs_predicting",
+    *("classifying_vs_embedding", "classifying_vs_embedding_glyphs-5w1s_100"),
+    *("explaining_vs_predicting", "explaining_vs_predicting_photos-vsm_75"),
+    *("pretraining_bfloat16_vs_float32", "vsm_step_vs_reference_protonet_batched_28"),
 }
 
 
@@ -550,9 +516,8 @@ def test_warming_up_does_not_count_and_processes_of_the_reference_share_the_roun
     made = list[NotingWorker]()
     monkeypatch.setattr(NotingWorker, "made", made)
     monkeypatch.setattr("vsm_lab.benchmarking.suite.Worker", NotingWorker)
-    reference = {"theirs": ["reference_steps", 1]}
-    ours = {"ours": ["embedding"]}
-    group = Group("group", TINY, ours, reference, rounds=3, warm_up=4, processes=2)
+    reference, ours = {"theirs": ("reference_steps", TINY)}, {"ours": ("embedding", TINY)}
+    group = Group("group", ours, reference, rounds=3, warm_up=4, processes=2)
     times = group.measure()
     assert {name: len(values) for name, values in times.items()} == {"ours": 3, "theirs": 3}
     assert [one.done for one in made] == [
@@ -560,24 +525,15 @@ def test_warming_up_does_not_count_and_processes_of_the_reference_share_the_roun
         ["reference_steps"] * (2 + 2),
         ["reference_steps"] * (2 + 1),
     ]
-    assert Group.from_recipe(json.loads(json.dumps(group.recipe()))) == group
 
 
-def test_turns_are_shared_evenly_among_processes() -> None:
-    assert _shares(20, 10) == [2] * 10
-    assert _shares(5, 3) == [2, 2, 1]
-    assert _shares(2, 10) == [1, 1]
-
-
-def test_results_tell_times_the_machine_and_the_work_but_not_whose_machine(
+def test_results_have_times_and_the_machine_but_not_whose_machine(
     results: dict[str, Any],
 ) -> None:
     assert all(one["median"] > 0 for one in results["milliseconds"].values())
-    assert [row["slots"] for row in results["memory_size"]] == [6, 9]
+    assert [row["slots"] for row in results["memory_size"]] == [100, 1_000, 10_000, 100_000]
     assert results["machine"]["torch"] == torch.__version__
     assert results["machine"]["cores"] >= 1
-    assert results["machine"]["reference_keeps_allocations"] is False
-    assert results["workload"]["evaluation"] == asdict(TINY_EVALUATION)
     written = json.dumps(results)
     assert os.uname().nodename not in written
     assert str(Path.home()) not in written
@@ -587,28 +543,28 @@ def test_results_tell_times_the_machine_and_the_work_but_not_whose_machine(
 def test_results_are_written_as_json_a_page_and_a_plot(
     results: dict[str, Any], tmp_path: Path
 ) -> None:
-    speed.write_results(results, tmp_path)
+    full.write_results(results, tmp_path)
     assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8")) == results
     page = (tmp_path / "results.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in page for name in (*results["quartiles"], *results["milliseconds"]))
     assert "≤ 1.35" in page
-    assert f"({speed.PLOT}.svg)" in page
-    assert "<svg" in (tmp_path / f"{speed.PLOT}.svg").read_text(encoding="utf-8")
+    assert f"({full.PLOT}.svg)" in page
+    assert "<svg" in (tmp_path / f"{full.PLOT}.svg").read_text(encoding="utf-8")
 
 
 def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> None:
     folder = Path(__file__).parents[1] / "benchmarks"
     stored = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    page = speed.write_results(stored, tmp_path)
-    for name in (page.name, f"{speed.PLOT}.svg"):
+    page = full.write_results(stored, tmp_path)
+    for name in (page.name, f"{full.PLOT}.svg"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 
 
 # One engine: jobs, their store, and what names them
 
 
-def rounds_of_seconds(monkeypatch: pytest.MonkeyPatch, fail_after: int = 1000) -> list[Group]:
-    """Let no work be done; return what was measured, and stop by a signal after so many."""
+def pretend_to_measure(monkeypatch: pytest.MonkeyPatch, fail_after: int = 1000) -> list[Group]:
+    """Run no benchmark; return what was measured, and stop by a signal after so many groups."""
     measured: list[Group] = []
 
     def measure(group: Group, stop: StopRequest) -> dict[str, list[float]]:
@@ -623,22 +579,21 @@ def rounds_of_seconds(monkeypatch: pytest.MonkeyPatch, fail_after: int = 1000) -
 
 
 def test_a_benchmark_that_is_stopped_goes_on_from_what_was_measured(
-    plan: SpeedPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    groups: list[Group], jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, launcher = JobStore(tmp_path), InProcess(tmp_path)
-    first = rounds_of_seconds(monkeypatch, fail_after=4)
+    first = pretend_to_measure(monkeypatch, fail_after=4)
     with pytest.raises(Interrupted, match="stopped and saved after 4 jobs; the same command goes"):
-        run_jobs(plan.jobs, store, launcher)
-    assert [store.state(job) for job in plan.jobs] == ["done"] * 4 + ["waiting"] * 10
-    kept = [store.outcome(job) for job in plan.jobs[:4]]
-    second = rounds_of_seconds(monkeypatch)
-    outcome = run_jobs(plan.jobs, store, launcher)
-    assert (len(outcome.skipped), len(outcome.done), outcome.failed) == (4, 10, [])
-    assert [one.recipe() for one in first + second] == [
-        group.recipe() for group in plan.plan.groups()
-    ]
-    assert [store.outcome(job) for job in plan.jobs[:4]] == kept
-    assert plan.results(store)["ratios"].keys() >= PROMISED_RATIOS
+        run_jobs(jobs, store, launcher)
+    left = len(jobs) - 4
+    assert [store.state(job) for job in jobs] == ["done"] * 4 + ["waiting"] * left
+    kept = [store.outcome(job) for job in jobs[:4]]
+    second = pretend_to_measure(monkeypatch)
+    outcome = run_jobs(jobs, store, launcher)
+    assert (len(outcome.skipped), len(outcome.done), outcome.failed) == (4, left, [])
+    assert first + second == groups
+    assert [store.outcome(job) for job in jobs[:4]] == kept
+    assert full.collect_results(jobs, store)["ratios"].keys() >= PROMISED_RATIOS
 
 
 @pytest.mark.parametrize(
@@ -654,44 +609,43 @@ def test_a_benchmark_that_is_stopped_goes_on_from_what_was_measured(
 )
 def test_times_of_another_machine_or_commit_are_not_reused(
     changed: dict[str, Any],
-    plan: SpeedPlan,
+    groups: list[Group],
+    jobs: list[Job],
     results: dict[str, Any],
     store: JobStore,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    here = {"commit": plan.jobs[0].recipe["commit"], "source": plan.jobs[0].recipe["source"]}
+    here = {"commit": jobs[0].recipe["commit"], "source": jobs[0].recipe["source"]}
     machine = results["machine"]
-    monkeypatch.setattr(speed, "describe_machine", lambda _: machine)
-    monkeypatch.setattr(speed, "measured_code", lambda: here)
-    with mock.patch("vsm_lab.benchmarking.suite.REFERENCE_PROCESSES", 1):
-        assert all(store.is_done(job) for job in SpeedPlan(TINY_PLAN).jobs)
-        there = {**here, **{k: v for k, v in changed.items() if k != "machine"}}
-        elsewhere = {**machine, **changed.get("machine", {})}
-        monkeypatch.setattr(speed, "describe_machine", lambda _: elsewhere)
-        monkeypatch.setattr(speed, "measured_code", lambda: there)
-        assert not any(store.is_done(job) for job in SpeedPlan(TINY_PLAN).jobs)
+    monkeypatch.setattr(full, "describe_machine", lambda _: machine)
+    monkeypatch.setattr(full, "measured_code", lambda: here)
+    assert all(store.is_done(job) for job in full.speed_jobs(groups))
+    there = {**here, **{k: v for k, v in changed.items() if k != "machine"}}
+    elsewhere = {**machine, **changed.get("machine", {})}
+    monkeypatch.setattr(full, "describe_machine", lambda _: elsewhere)
+    monkeypatch.setattr(full, "measured_code", lambda: there)
+    assert not any(store.is_done(job) for job in full.speed_jobs(groups))
 
 
-def test_nothing_is_timed_while_another_process_times(plan: SpeedPlan, tmp_path: Path) -> None:
+def test_nothing_is_timed_while_another_process_times(jobs: list[Job], tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     with store.timing_lock():
-        outcome = run_jobs(plan.jobs[:1], store, InProcess(tmp_path))
+        outcome = run_jobs(jobs[:1], store, InProcess(tmp_path))
     [(_, why)] = outcome.failed
     assert why.startswith("another process is timing for")
 
 
 def test_bench_full_writes_a_page_and_measures_again_only_when_asked(
-    plan: SpeedPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_folder: Path
+    jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speed, "describe_machine", lambda _: plan.machine)
-    measured = rounds_of_seconds(monkeypatch)
-    for words, total in (([], 22), ([], 22), (["--again"], 44)):
+    monkeypatch.setattr(full, "describe_machine", lambda _: jobs[0].recipe["machine"])
+    measured = pretend_to_measure(monkeypatch)
+    for words, total in (([], 1), ([], 1), (["--again"], 2)):
         with redirect_stdout(io.StringIO()) as output:
             assert main(["bench", "--full", "--output", str(tmp_path), "--json", *words]) == 0
-        assert len(measured) == total
+        assert len(measured) == total * len(jobs)
         assert json.loads(output.getvalue()).keys() == {
-            *("ratios", "quartiles", "milliseconds", "memory_size"),
-            *("machine", "workload", "commit"),
+            *("ratios", "quartiles", "milliseconds", "memory_size", "machine", "commit"),
         }
     assert (tmp_path / "results.md").is_file()
 
@@ -703,7 +657,7 @@ def test_the_measured_code_is_known_by_its_commit_and_a_hash() -> None:
 
 
 def test_every_target_is_a_promised_ratio() -> None:
-    assert set(speed.TARGETS) <= PROMISED_RATIOS
+    assert set(full.TARGETS) <= PROMISED_RATIOS
 
 
 @pytest.fixture(scope="module")
@@ -729,7 +683,7 @@ def test_bench_prints_one_json_object(printed_json: str) -> None:
         640_000 / printed["milliseconds"]["embedding"]["median"]
     )
     assert printed["machine"]["threads"] == 1
-    assert printed["workload"] == asdict(StepWorkload(channels=2))
+    assert printed["workload"] == asdict(Sizes(channels=2))
 
 
 def test_bench_prints_a_table_for_people(
@@ -774,46 +728,33 @@ def test_asking_for_help_or_planning_needs_no_torch() -> None:
     assert b"--repeats" in done.stdout
 
 
-def test_every_benchmark_of_the_worker_runs(data_folder: Path, tmp_path: Path) -> None:
-    load = LoadWorkload(model="glyphs-5w1s", way=2, shot=1, pictures=2)
-    arguments: dict[str, tuple[Any, ...]] = {
-        "step": (TINY, "vpn"),
-        "arithmetic": (TINY, "vpn"),
-        "reference_steps": (TINY, 1),
-        "pretraining_step": (PretrainingWorkload(channels=2, images=4, classes=3), "bfloat16"),
-        "evaluation": (TINY_EVALUATION,),
-        "reference_evaluation": (TINY_EVALUATION,),
-        "statistics_update": (StatisticsWorkload(num_features=6, remembered=4, images=2),),
-        **dict.fromkeys(CLASSIFIER_BENCHMARKS, (TINY_CLASSIFIER,)),
-        "classify_files": (load, tmp_path, 1),
-    }
-    runner = worker.BenchmarkRunner()
-    runner.write_images(load, tmp_path)
-    assert len(runner.expected_answers(load, tmp_path)) == 2
-    for name in worker.BENCHMARKS:
-        place = runner.prepare(name, *arguments.get(name, (TINY,)))
-        assert runner.run([place])[0] > 0
+def test_every_benchmark_of_the_worker_is_measured(groups: list[Group]) -> None:
+    used = {call for one in groups for call, _ in (*one.ours.values(), *one.reference.values())}
+    assert used | {"embedding", "classify_files"} == set(worker.BENCHMARKS)
 
 
 def test_benchmarks_of_one_process_alternate_call_by_call() -> None:
     runner, calls = worker.BenchmarkRunner(), list[str]()
 
     def noting(name: str, seconds: float) -> Callable[[], None]:
-        def work() -> None:
+        def benchmark() -> None:
             calls.append(name)
             time.sleep(seconds)
 
-        return work
+        return benchmark
 
     with mock.patch.dict(worker.BENCHMARKS, {"noting": noting}):
-        places = [runner.prepare("noting", "slow", 0.02), runner.prepare("noting", "fast", 0.005)]
+        places = [
+            runner.prepare("noting", {"name": name, "seconds": seconds})
+            for name, seconds in (("slow", 0.02), ("fast", 0.005))
+        ]
     slow, fast = runner.run(places)
     assert calls == ["slow", "fast"] * (len(calls) // 2)
     assert len(calls) > 2
     assert slow >= 0.02 > fast >= 0.005
 
 
-def test_times_of_one_moment_are_told_one_after_the_other(process: Worker) -> None:
+def test_benchmarks_of_one_process_are_measured_in_one_call(process: Worker) -> None:
     asked: list[str] = []
 
     def call(method: str, *arguments: Any) -> Any:
@@ -821,13 +762,13 @@ def test_times_of_one_moment_are_told_one_after_the_other(process: Worker) -> No
         return [float(len(asked)), -1.0] if method == "run" else 0
 
     with mock.patch.object(process, "call", call):
-        timed = process.prepare_all({"a": ("step", TINY), "b": ("backbone", TINY)})
+        timed = process.prepare({"a": ("training_step", TINY), "b": ("backbone_pass", TINY)})
         times = interleave(timed, rounds=2)
     assert asked == ["prepare", "prepare", "run", "run"]
     assert times == {"a": [3.0, 4.0], "b": [-1.0, -1.0]}
 
 
 def test_benchmarks_draw_memories_with_the_network_alone() -> None:
-    workload = StepWorkload(memory_samples=7)
-    assert run_settings(workload, "vsm").sampling.num_memories(training=True) == 7
-    assert run_settings(workload, "vsm", "conjugate").sampling.train_memory is None
+    sizes = replace(TINY_SIZES, memory_samples=7)
+    assert build_model(sizes, "vsm").settings.sampling.num_memories(training=True) == 7
+    assert build_model(sizes, "vsm", "conjugate").settings.sampling.train_memory is None

@@ -19,14 +19,11 @@ import pytest
 
 from vsm.cli import main
 from vsm.errors import BenchmarkError
-from vsm_lab import load
-from vsm_lab.benchmarking import load as clients
-from vsm_lab.benchmarking import processes
-from vsm_lab.benchmarking.load import Answers, Query, send_requests
+from vsm_lab.benchmarking import load, processes
+from vsm_lab.benchmarking.load import Answers, Load, Query, send_requests
 from vsm_lab.benchmarking.processes import Server, usage
-from vsm_lab.benchmarking.workloads import LoadWorkload
 
-TINY = ["--requests", "60", "--repeats", "2", "--pictures", "8", "--clients", "4", "--threads", "1"]
+TINY = ["--requests", "60", "--repeats", "2", "--images", "8", "--clients", "4", "--threads", "1"]
 RIGHT = {"file": "a.png", "label": "bow", "probability": 0.75}
 QUERY = Query("a.png", b"pixels", {"anchor": (0.2, 0.25), "bow": (0.75, 0.8)})
 
@@ -42,15 +39,15 @@ def test_a_server_is_measured_beside_the_classifier(
         "deviation": pytest.approx(0, abs=2e-5)
     }
     assert result["quartiles"]["server_vs_classifier"]["count"] == 2
-    assert all(one["median"] > 0 for one in result["pictures_per_second"].values())
-    half, rate = result["half_load"], result["pictures_per_second"]["server"]["median"]
+    assert all(one["median"] > 0 for one in result["images_per_second"].values())
+    half, rate = result["half_load"], result["images_per_second"]["server"]["median"]
     assert half["requests_per_second"] == pytest.approx(rate / 2)
     assert 0 < half["p50_milliseconds"] <= half["p99_milliseconds"]
     assert half["p99_vs_p50"] == pytest.approx(half["p99_milliseconds"] / half["p50_milliseconds"])
-    assert 1 <= result["pictures_per_batch"] <= 4
+    assert 1 <= result["images_per_batch"] <= 4
     if usage(os.getpid()) is not None:
-        assert [one["requests"] for one in result["memory"]["readings"]] == [6, 24, 42, 48, 60]
-        assert result["cpu_milliseconds_per_picture"]["server"] > 0
+        assert [one["requests"] for one in result["memory"]] == [6, 60]
+        assert result["cpu_milliseconds_per_image"]["server"] > 0
     assert json.loads((tmp_path / "load.json").read_text(encoding="utf-8")) == printed
     page = (tmp_path / "load.md").read_text(encoding="utf-8")
     assert "| wrong answers | 0 | 0 | yes |" in page
@@ -151,7 +148,7 @@ def test_a_server_that_hangs_up_or_is_gone_loses_everything_at_once() -> None:
 
 
 def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(load, "TIMEOUT_SECONDS", 0.1)
     with pretending(lambda number: body() if number == 1 else b"") as port:
         assert ask(port, 4).wrong == 3  # empty bodies are answers of no use
     with socket.create_server(("127.0.0.1", 0)) as silent:  # which accepts and says nothing
@@ -173,14 +170,14 @@ def test_a_latency_begins_when_a_request_is_due() -> None:
 
 
 def test_requests_are_shared_among_the_parts() -> None:
-    load = LoadWorkload()
-    assert (load.warm_up, load.burst, load.paced, load.rest) == (1000, 600, 1000, 2000)
+    assert Load("photos-vsm").parts() == (1000, 600, 1000, 2000)
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--load", "--requests", "99"], "requests: must be at least 100, got 99"),
+        (["--load", "--pictures", "0"], "images: must be at least 1, got 0"),
         (["--load", "--clients", "0"], "clients: must be at least 1, got 0"),
         (["--load", "--repeats", "0"], "repeats: must be at least 1, got 0"),
         (["--load", "--channels", "2"], "channels: has no meaning with --load"),

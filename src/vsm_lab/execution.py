@@ -203,7 +203,7 @@ def _uncertainty(store: JobStore, job: Job) -> Outcome:
 
 def _speed(store: JobStore, job: Job) -> Outcome:
     with store.timing_lock(), stop_request() as stop:
-        return {"seconds": Group.from_recipe(job.recipe).measure(stop=stop)}
+        return {"seconds": Group(**job.recipe["group"]).measure(stop=stop)}
 
 
 def _num_slots(model: ModelOnData) -> int:

@@ -1,5 +1,7 @@
-"""Speed benchmarks: training steps, evaluation, memory and classifier beside reference code.
+"""Speed benchmarks: training steps, evaluation, memory, classifier and server.
 
-Benchmarks run in separate processes (:mod:`.processes`), because the allocator is configured per
-process. They alternate and never run at the same time; ratios are taken pair by pair.
+A benchmark is a function of :mod:`.benchmarks` or :mod:`.reference` that sets something up and
+returns the code to be timed. :mod:`.suite` lists which are compared, with which arguments. They run
+alternately in separate processes (:mod:`.processes`), never at the same time, because the allocator
+is configured per process; ratios are taken pair by pair.
 """

@@ -1,15 +1,15 @@
-"""Benchmarks of training steps, evaluations, the memory and the classifier.
+"""Benchmarks of training steps, evaluation, memory and classifier.
 
-Each function sets up a benchmark and returns it.
+Each function sets up a benchmark and returns it. ``sizes`` are fields of :class:`.suite.Sizes`.
 """
 
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from vsm import training
 from vsm.classify import FewShotClassifier
@@ -30,7 +30,7 @@ from vsm.model import FewShotModel
 from vsm.pretraining import learner
 from vsm.pretraining.supervised import Batch, SupervisedNetwork
 from vsm.runs.checkpoints import TrainingState
-from vsm.runs.trained_model import TrainedModel, load
+from vsm.runs.trained_model import load
 from vsm.seeding import generator, normal, uniform
 from vsm.settings import (
     Inference,
@@ -42,49 +42,44 @@ from vsm.settings import (
     SamplingSettings,
 )
 from vsm.system.devices import Precision, choose_placement
+from vsm_lab.benchmarking.suite import Sizes
 from vsm_lab.benchmarking.timing import Benchmark
-from vsm_lab.benchmarking.workloads import (
-    ClassifierWorkload,
-    EpisodeWorkload,
-    EvaluationWorkload,
-    PretrainingWorkload,
-    StatisticsWorkload,
-    StepWorkload,
-)
 
-IMAGE_SHAPE = (3, 32, 32)  # of pre-training
 NUM_BATCHES = 8  # different classes in as many steps
-PRODUCT_WIDTH = 1024  # of matrices so large that arithmetic alone decides how long they take
-EVALUATION_SEED = 0  # of the list of episodes; the reference's are the first of the same list
+EVALUATION_DATA, EVALUATION_SEED = "glyphs", 0  # the reference's episodes are the first of the same
 Pixels = npt.NDArray[np.uint8]
 
 
-def run_settings(
-    workload: EpisodeWorkload, method: Method, inference: Inference = "network"
-) -> RunSettings:
-    """Return default settings with the sizes of ``workload``; only the network samples memories."""
-    num_memories = workload.memory_samples if inference == "network" else None
-    samples = (num_memories, workload.prototype_samples)
-    return RunSettings(
+def build_model(
+    sizes: Sizes,
+    method: Method,
+    inference: Inference = "network",
+    image_shape: tuple[int, int, int] | None = None,
+) -> FewShotModel:
+    """Build a model with default settings; only the network samples memories."""
+    num_memories = sizes.memory_samples if inference == "network" else None
+    samples = (num_memories, sizes.prototype_samples)
+    settings = RunSettings(
         method=method,
-        way=workload.way,
-        shot=workload.shot,
-        queries=workload.queries,
-        model=ModelSettings(inference=inference, channels=workload.channels),
+        way=sizes.way,
+        shot=sizes.shot,
+        queries=sizes.queries,
+        model=ModelSettings(inference=inference, channels=sizes.channels),
         sampling=SamplingSettings(*samples, *samples),
         optimizer=OptimizerSettings(schedule="constant"),
     )
+    return FewShotModel(settings, image_shape or sizes.image_shape)
 
 
-def episode_images(workload: StepWorkload) -> Tensor:
+def episode_images(sizes: Sizes) -> Tensor:
     """Return noise ``[T, N, K + Q, C, H, W]``, channels-last in memory as datasets are."""
-    channels, height, width = workload.image_shape
-    shape = (workload.tasks, workload.way, workload.shot + workload.queries)
+    channels, height, width = sizes.image_shape
+    shape = (sizes.tasks, sizes.way, sizes.shot + sizes.queries)
     pixels = normal(generator(0, "images"), *shape, height, width, channels)
     return pixels.movedim(-1, -3)
 
 
-def remembered(model: FewShotModel, num_classes: int) -> Memory | None:
+def fill_memory(model: FewShotModel, num_classes: int) -> Memory | None:
     """Return a memory of ``num_classes`` random classes; None if the model has no memory."""
     features = uniform(generator(0, "memory"), num_classes, model.num_features)
     observations = Observations(features, torch.arange(num_classes))
@@ -92,22 +87,20 @@ def remembered(model: FewShotModel, num_classes: int) -> Memory | None:
         return model.consolidate(model.empty_memory(), observations, 0)
 
 
-def episode_classes(workload: StepWorkload, batch: int) -> Tensor:
+def episode_classes(sizes: Sizes, batch: int) -> Tensor:
     """Draw the classes of a batch ``[T, N]`` from the remembered ones, distinct within a task."""
-    chances = uniform(generator(0, "classes", batch), workload.tasks, workload.remembered)
-    return chances.topk(workload.way).indices
+    chances = uniform(generator(0, "classes", batch), sizes.tasks, sizes.remembered)
+    return chances.topk(sizes.way).indices
 
 
-def training_step(
-    workload: StepWorkload, method: Method, inference: Inference = "network"
-) -> Benchmark:
+def training_step(method: Method, inference: Inference = "network", **sizes: int) -> Benchmark:
     """One training step on tensors, including Adam and the update of the memory."""
-    settings = run_settings(workload, method, inference)
-    model = FewShotModel(settings, workload.image_shape)
-    optimizer = training.build_optimizer(model, settings.optimizer)
-    inputs = episode_images(workload)
-    state = TrainingState(step=0, memory=remembered(model, workload.remembered), pending=None)
-    batches = cycle([episode_classes(workload, batch) for batch in range(NUM_BATCHES)])
+    size = Sizes(**sizes)
+    model = build_model(size, method, inference)
+    optimizer = training.build_optimizer(model, model.settings.optimizer)
+    inputs = episode_images(size)
+    state = TrainingState(step=0, memory=fill_memory(model, size.remembered), pending=None)
+    batches = cycle([episode_classes(size, batch) for batch in range(NUM_BATCHES)])
 
     def step() -> dict[str, float]:
         state.step += 1
@@ -116,24 +109,25 @@ def training_step(
     return step
 
 
-def pretraining_step(workload: PretrainingWorkload, precision: Precision) -> Benchmark:
-    """One step of pre-training on normalized images, including SGD."""
+def pretraining_step(
+    precision: Precision, channels: int = 32, images: int = 128, classes: int = 64
+) -> Benchmark:
+    """One step of pre-training a ResNet-12 on RGB images of 32×32, including SGD."""
     placement = choose_placement("cpu", precision)
-    settings = PretrainSettings(backbone="resnet12", channels=workload.channels)
-    judge = FewShotModel(learner.judge_settings(settings), IMAGE_SHAPE).place(placement)
-    network = SupervisedNetwork(judge.require_backbone(), workload.classes, settings, placement)
+    settings = PretrainSettings(backbone="resnet12", channels=channels)
+    judge = FewShotModel(learner.judge_settings(settings), (3, 32, 32)).place(placement)
+    network = SupervisedNetwork(judge.require_backbone(), classes, settings, placement)
     optimizer = learner.build_optimizer(network, settings.optimizer)
-    channels, height, width = IMAGE_SHAPE
-    pixels = normal(generator(0, "images"), workload.images, height, width, channels)
-    labels = torch.arange(workload.images) % workload.classes
+    pixels = normal(generator(0, "images"), images, 32, 32, 3)
+    labels = torch.arange(images) % classes
     batch = Batch(pixels.movedim(-1, 1), labels, torch.empty(0, dtype=torch.int64))
     rate = settings.optimizer.learning_rate
     return lambda: learner.pretraining_step(network, optimizer, batch, rate, settings, 1)
 
 
-def backbone_pass(workload: StepWorkload) -> Benchmark:
+def backbone_pass(**sizes: int) -> Benchmark:
     """Forward and backward pass of the backbone alone, on the images of a training step."""
-    backbone, images = _backbone_and_images(workload)
+    backbone, images = _backbone_and_images(Sizes(**sizes))
     backbone.train()
 
     def forward_and_backward() -> None:
@@ -143,175 +137,130 @@ def backbone_pass(workload: StepWorkload) -> Benchmark:
     return forward_and_backward
 
 
-def equal_arithmetic(workload: StepWorkload, method: Method) -> Benchmark:
-    """Products of large matrices with as many operations as a training step: its lower limit."""
-    step = training_step(workload, method)
-    step()  # leaves something to consolidate
-    with FlopCounterMode(display=False) as counter:
-        step()
-    num_rows = counter.get_total_flops() / (2 * PRODUCT_WIDTH**2)
-    repeats = max(1, round(num_rows / PRODUCT_WIDTH))
-    rows = max(1, round(num_rows / repeats))
-    left = normal(generator(0, "left"), rows, PRODUCT_WIDTH)
-    right = normal(generator(0, "right"), PRODUCT_WIDTH, PRODUCT_WIDTH)
-    product = torch.empty_like(left)
-
-    def multiply() -> None:
-        for _ in range(repeats):
-            torch.mm(left, right, out=product)
-
-    return multiply
-
-
-def embedding(workload: StepWorkload) -> Benchmark:
+def embedding(**sizes: int) -> Benchmark:
     """Embed the images of a training step in evaluation mode."""
-    backbone, images = _backbone_and_images(workload)
+    backbone, images = _backbone_and_images(Sizes(**sizes))
     backbone.eval()
     return torch.no_grad()(lambda: backbone(images))
 
 
-def _backbone_and_images(workload: StepWorkload) -> tuple[Backbone, Tensor]:
-    model = FewShotModel(run_settings(workload, "protonet"), workload.image_shape)
-    return model.require_backbone(), episode_images(workload).flatten(0, 2)
+def _backbone_and_images(sizes: Sizes) -> tuple[Backbone, Tensor]:
+    model = build_model(sizes, "protonet")
+    return model.require_backbone(), episode_images(sizes).flatten(0, 2)
 
 
-def evaluation(workload: EvaluationWorkload) -> Benchmark:
+def evaluation(episodes: int, **sizes: int) -> Benchmark:
     """Evaluate VSM, including embedding the test set and sampling the episodes."""
-    dataset, sampler = held_out_classes(workload)
-    model = FewShotModel(run_settings(workload, "vsm"), dataset.image_shape)
-    memory = remembered(model, workload.remembered)
-    return lambda: evaluate(model, memory, sampler, workload.episodes, EVALUATION_SEED)
+    size = Sizes(**sizes)
+    dataset, sampler = evaluation_episodes(size)
+    model = build_model(size, "vsm", image_shape=dataset.image_shape)
+    memory = fill_memory(model, size.remembered)
+    return lambda: evaluate(model, memory, sampler, episodes, EVALUATION_SEED)
 
 
-def held_out_classes(workload: EvaluationWorkload) -> tuple[ImageDataset, EpisodeSampler]:
+def evaluation_episodes(sizes: Sizes) -> tuple[ImageDataset, EpisodeSampler]:
     """Return the dataset of an evaluation and the sampler of its test episodes."""
-    dataset = open_images(workload.data)
-    shape = (workload.way, workload.shot, workload.queries)
-    return dataset, EpisodeSampler(dataset, "test", *shape)
+    dataset = open_images(EVALUATION_DATA)
+    return dataset, EpisodeSampler(dataset, "test", sizes.way, sizes.shot, sizes.queries)
 
 
-def recall(workload: StepWorkload) -> Benchmark:
-    """Recall for the classes of one batch, without gradient."""
-    model, memory, class_ids = _parts(workload)
-    support, random = _support(model, class_ids), generator(0, "noise")
-    recall = model.recall
-    assert recall is not None
-    return torch.no_grad()(lambda: recall(support, memory, None, workload.memory_samples, random))
+def recall(gradient: bool = False, **sizes: int) -> Benchmark:
+    """Recall for the classes of one batch.
 
-
-def recall_with_gradient(workload: StepWorkload) -> Benchmark:
-    """Recall as in training: own classes masked, forward and backward."""
-    model, memory, class_ids = _parts(workload)
-    support, random = _support(model, class_ids), generator(0, "noise")
-    support.mean.requires_grad_()
+    With ``gradient`` as in training: own classes masked, forward and backward.
+    """
+    size = Sizes(**sizes)
+    model, memory, class_ids = _memory_parts(size)
+    mean = uniform(generator(0, "support"), *class_ids.shape, model.num_features)
+    support, random = SupportSet(mean.unsqueeze(2), mean), generator(0, "noise")
+    read = model.recall
+    assert read is not None
+    if not gradient:
+        return torch.no_grad()(lambda: read(support, memory, None, size.memory_samples, random))
+    mean.requires_grad_()
     content = memory.content.requires_grad_()  # consolidation makes it part of the graph
-    recall = model.recall
-    assert recall is not None
 
     def recall_and_differentiate() -> None:
         model.zero_grad(set_to_none=True)
-        support.mean.grad = content.grad = None
+        mean.grad = content.grad = None
         slot_mask = memory.slot_mask(class_ids, model.settings.memory.mask)
-        recollection: Recollection = recall(
-            support, memory, slot_mask, workload.memory_samples, random
-        )
-        (recollection.samples.sum() + recollection.divergence.sum()).backward()
+        found: Recollection = read(support, memory, slot_mask, size.memory_samples, random)
+        (found.samples.sum() + found.divergence.sum()).backward()
 
     return recall_and_differentiate
 
 
-def consolidation(workload: StepWorkload) -> Benchmark:
+def consolidation(**sizes: int) -> Benchmark:
     """Update the memory by one batch, forward and backward."""
-    model, memory, class_ids = _parts(workload)
-    consolidation = model.consolidation
-    assert isinstance(consolidation, SlotConsolidation)
-    nodes = class_ids.flatten().repeat_interleave(workload.shot + workload.queries)
+    size = Sizes(**sizes)
+    model, memory, class_ids = _memory_parts(size)
+    update = model.consolidation
+    assert isinstance(update, SlotConsolidation)
+    nodes = class_ids.flatten().repeat_interleave(size.shot + size.queries)
     features = uniform(generator(0, "features"), len(nodes), model.num_features)
     observations = Observations(features, nodes)
 
     def consolidate() -> SlotMemory:
         model.zero_grad(set_to_none=True)
-        updated: SlotMemory = consolidation(memory, observations, 1)
+        updated: SlotMemory = update(memory, observations, 1)
         updated.content.sum().backward()
         return updated
 
     return consolidate
 
 
-def _parts(workload: StepWorkload) -> tuple[FewShotModel, SlotMemory, Tensor]:
+def _memory_parts(sizes: Sizes) -> tuple[FewShotModel, SlotMemory, Tensor]:
     """Return a model, its memory, and the classes of a batch ``[T, N]``."""
-    model = FewShotModel(run_settings(workload, "vsm"), workload.image_shape)
-    memory = remembered(model, workload.remembered)
+    model = build_model(sizes, "vsm")
+    memory = fill_memory(model, sizes.remembered)
     assert isinstance(memory, SlotMemory)
-    return model, memory, episode_classes(workload, 0)
+    return model, memory, episode_classes(sizes, 0)
 
 
-def _support(model: FewShotModel, class_ids: Tensor) -> SupportSet:
-    mean = uniform(generator(0, "support"), *class_ids.shape, model.num_features)
-    return SupportSet(mean.unsqueeze(2), mean)
-
-
-def statistics_update(workload: StatisticsWorkload) -> Benchmark:
-    """Add one class to a Gaussian memory and prepare its reader."""
-    per_class, width = 2 * workload.num_features // workload.remembered + 2, workload.num_features
-    rows = uniform(generator(0, "statistics"), workload.remembered * per_class, width)
-    class_ids = torch.arange(workload.remembered).repeat_interleave(per_class)
+def statistics_update(num_features: int, remembered: int = 100, images: int = 20) -> Benchmark:
+    """Add a class of ``images`` to a Gaussian memory of other classes and prepare its reader."""
+    per_class = 2 * num_features // remembered + 2
+    rows = uniform(generator(0, "statistics"), remembered * per_class, num_features)
+    class_ids = torch.arange(remembered).repeat_interleave(per_class)
     memory = GaussianMemory.fit(rows, class_ids, rows.mean(0), ReadSettings("cl2n", 3.0, 1.0, 0.5))
-    new = memory.normalize(uniform(generator(0, "new"), workload.images, width))
-    new_ids = torch.full((workload.images,), workload.remembered)
+    new = memory.normalize(uniform(generator(0, "new"), images, num_features))
+    new_ids = torch.full((images,), remembered)
     return lambda: memory.add(new, new_ids, 1).reader
 
 
-def forward_pass(workload: ClassifierWorkload) -> Benchmark:
-    """Embed examples and queries as one prepared batch."""
-    trained = load(workload.model)
-    assert trained.preprocessing is not None
-    support, queries = images(workload, trained)
-    prepared = trained.preprocessing.normalize(trained.preprocessing.pixels([*support, *queries]))
-    return torch.no_grad()(lambda: trained.model.embed(prepared))
+class Classifier:
+    """A shipped model fitted to N classes of K images, and images to classify, all of noise."""
+
+    def __init__(self, model: str, queries: int, way: int = 5, shot: int = 5) -> None:
+        self.trained = load(model)
+        channels, height, width = self.trained.input_shape
+        shape = (way * shot + queries, height, width, channels)
+        noise = list(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+        self.support: list[Pixels] = noise[: way * shot]
+        self.queries: list[Pixels] = noise[way * shot :]
+        self.labels = [f"class {number}" for number in range(way) for _ in range(shot)]
+        self.fitted = FewShotClassifier(self.trained).fit(self.support, self.labels)
 
 
-def embed_images(workload: ClassifierWorkload) -> Benchmark:
+def embed_images(**sizes: Any) -> Benchmark:
     """Embed examples, then queries, from pixels."""
-    trained = load(workload.model)
-    support, queries = images(workload, trained)
-    return lambda: (trained.embed(support), trained.embed(queries))
+    parts = Classifier(**sizes)
+    return lambda: (parts.trained.embed(parts.support), parts.trained.embed(parts.queries))
 
 
-def fit_and_predict(workload: ClassifierWorkload) -> Benchmark:
+def fit_and_predict(**sizes: Any) -> Benchmark:
     """Fit and predict, from pixels to labels."""
-    classifier, support, queries, labels = fitted(workload)
-    return lambda: classifier.fit(support, labels).predict(queries)
+    parts = Classifier(**sizes)
+    return lambda: parts.fitted.fit(parts.support, parts.labels).predict(parts.queries)
 
 
-def predict(workload: ClassifierWorkload) -> Benchmark:
+def predict(**sizes: Any) -> Benchmark:
     """Predict probabilities with a fitted classifier."""
-    classifier, _, queries, _ = fitted(workload)
-    return lambda: classifier.predict_proba(queries)
+    parts = Classifier(**sizes)
+    return lambda: parts.fitted.predict_proba(parts.queries)
 
 
-def explain(workload: ClassifierWorkload) -> Benchmark:
+def explain(**sizes: Any) -> Benchmark:
     """Explain the predictions of a fitted classifier."""
-    classifier, _, queries, _ = fitted(workload)
-    return lambda: classifier.explain_all(queries)
-
-
-def images(
-    workload: ClassifierWorkload, trained: TrainedModel
-) -> tuple[list[Pixels], list[Pixels]]:
-    """Return noise for examples and queries, uint8 arrays ``[H, W, C]``."""
-    channels, height, width = trained.input_shape
-    examples = workload.way * workload.shot
-    shape = (examples + workload.queries, height, width, channels)
-    noise = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    return list(noise[:examples]), list(noise[examples:])
-
-
-def fitted(
-    workload: ClassifierWorkload,
-) -> tuple[FewShotClassifier, list[Pixels], list[Pixels], list[str]]:
-    """Return a fitted classifier, its examples, queries, and the labels of the examples."""
-    trained = load(workload.model)
-    support, queries = images(workload, trained)
-    labels = [f"class {number}" for number in range(workload.way) for _ in range(workload.shot)]
-    return FewShotClassifier(trained).fit(support, labels), support, queries, labels
+    parts = Classifier(**sizes)
+    return lambda: parts.fitted.explain_all(parts.queries)

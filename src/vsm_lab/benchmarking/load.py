@@ -18,11 +18,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vsm.errors import SettingsError
+from vsm.system.files import write_text
 from vsm.system.interruption import StopRequest
 from vsm.system.progress import NULL_PROGRESS, Progress
-from vsm_lab.benchmarking.processes import HOST, SETTLE_SECONDS, Server, Usage, Worker, usage
-from vsm_lab.benchmarking.timing import interleave, quartiles
-from vsm_lab.benchmarking.workloads import LoadWorkload
+from vsm_lab.benchmarking.processes import HOST, SETTLE_SECONDS, Server, Worker, usage
+from vsm_lab.benchmarking.suite import describe_conditions, describe_machine
+from vsm_lab.benchmarking.timing import Quartiles, interleave, quartiles
+from vsm_lab.document import Block, Heading, Table, Text, write_markdown
+from vsm_lab.provenance import measured_code
+from vsm_lab.store import JobStore
 
 SPEED_PACKAGES = ("uvloop", "httptools")  # uvicorn uses them if they are installed
 TOLERANCE = 1e-4  # of probabilities: batches of other sizes are rounded differently
@@ -31,6 +36,46 @@ BOUNDARY = "benchmark-image-boundary"
 FORM = f"multipart/form-data; boundary={BOUNDARY}"
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 HEAD_END = b"\r\n\r\n"
+LEAST_RATIO, MOST_LATENCY, MOST_GROWTH = 0.7, 5.0, 5.0
+COLUMNS = ["", "measured", "target", "reached"]
+
+
+@dataclass(frozen=True)
+class Load:
+    """Concurrent requests to a server whose task has N classes of K images.
+
+    Attributes:
+        model: the served model.
+        way: N.
+        shot: K.
+        images: number of different images; the Python classifier gets them as one batch.
+        clients: number of concurrent clients, each with one image per request.
+        requests: in total.
+        pairs: number of alternations of classifier and clients.
+    """
+
+    model: str
+    way: int = 5
+    shot: int = 5
+    images: int = 320
+    clients: int = 32
+    requests: int = 10_000
+    pairs: int = 10
+
+    def __post_init__(self) -> None:
+        least = {"images": 1, "clients": 1, "pairs": 1, "requests": 10 * self.pairs}
+        for name, smallest in least.items():
+            if (value := getattr(self, name)) < smallest:
+                option = "repeats" if name == "pairs" else name
+                raise SettingsError(f"{option}: must be at least {smallest}, got {value}")
+
+    def parts(self) -> tuple[int, int, int, int]:
+        """Return the requests of the warm-up, of a burst, of the paced part, and the rest.
+
+        Warm-up and the paced part have a tenth each, all bursts together six tenths.
+        """
+        tenth, burst = self.requests // 10, 6 * self.requests // 10 // self.pairs
+        return tenth, burst, tenth, self.requests - 2 * tenth - self.pairs * burst
 
 
 class Query(NamedTuple):
@@ -180,33 +225,39 @@ def _request(host: str, path: str, body: bytes) -> bytes:
     return head.encode() + body
 
 
-@dataclass
-class _Load:
-    """A task of a server, with the counts of all requests and the server's memory after each."""
+@dataclass(frozen=True)
+class _Task:
+    """A task of a server and images to classify; keeps the answers to all requests."""
 
-    workload: LoadWorkload
     server: Server
     path: str
     queries: list[Query]
-    total: Answers = field(default_factory=Answers)
-    memory: list[tuple[int, int]] = field(default_factory=list)
+    clients: int
+    answers: list[Answers] = field(default_factory=list)
 
     def send(self, count: int, per_second: float | None = None) -> Answers:
         time.sleep(SETTLE_SECONDS)
-        clients, total = self.workload.clients, self.total
-        found = send_requests(self.server.port, self.path, self.queries, count, clients, per_second)
-        total.requests += found.requests
-        total.wrong += found.wrong
-        total.lost += found.lost
-        total.deviation = max(total.deviation, found.deviation)
-        total.cpu_seconds += found.cpu_seconds
-        if taken := usage(self.server.process_id):
-            self.memory.append((total.requests, taken.resident_bytes))
-        return found
+        arguments = (self.server.port, self.path, self.queries, count, self.clients)
+        self.answers.append(send_requests(*arguments, per_second))
+        return self.answers[-1]
+
+    def memory(self) -> dict[str, float] | None:
+        """Return the server's memory and the number of requests so far."""
+        taken = usage(self.server.process_id)
+        requests = sum(one.requests for one in self.answers)
+        return taken and {"requests": requests, "megabytes": taken.resident_bytes / 1e6}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the counts and the largest deviation of all answers."""
+        found = self.answers
+        total = {
+            name: sum(getattr(one, name) for one in found) for name in ("requests", "wrong", "lost")
+        }
+        return total | {"deviation": max(one.deviation for one in found)}
 
 
 def measure_load(
-    workload: LoadWorkload,
+    load: Load,
     threads: int | None = None,
     progress: Progress = NULL_PROGRESS,
     stop: StopRequest | None = None,
@@ -214,27 +265,26 @@ def measure_load(
     """Return the throughput, latency and memory of a server, and the number of wrong answers.
 
     Args:
-        workload: number of requests, clients and images.
+        load: number of requests, clients and images.
         threads: of torch, in the server and in the classifier; None: torch's default.
         progress: advanced after every part.
         stop: checked between parts.
     """
-    progress.start(f"load, {workload.model}", workload.pairs + 4)
+    progress.start(f"load, {load.model}", load.pairs + 4)
     with tempfile.TemporaryDirectory(prefix="vsm-load-") as name, Worker(True, threads) as python:
         folder = Path(name)
-        python.call("write_images", workload, folder)
-        expected = python.call("expected_answers", workload, folder)
+        python.call("write_images", load.model, folder, load.way, load.shot, load.images)
+        expected = python.call("expected_answers", load.model, folder)
         progress.advance()
-        with Server(workload.model, folder, threads) as server:
+        with Server(load.model, folder, threads) as server:
+            paths = sorted((folder / "queries").iterdir())
             queries = [
                 Query(path.name, path.read_bytes(), ranges)
-                for path, ranges in zip(
-                    sorted((folder / "queries").iterdir()), expected, strict=True
-                )
+                for path, ranges in zip(paths, expected, strict=True)
             ]
             path = f"/v1/tasks/{_create_task(server, folder / 'support')}/classify"
-            load = _Load(workload, server, path, queries)
-            return _measure(load, python, folder, progress, stop)
+            task = _Task(server, path, queries, load.clients)
+            return _measure(load, task, python, folder, progress, stop)
 
 
 def _create_task(server: Server, support: Path) -> str:
@@ -248,54 +298,52 @@ def _create_task(server: Server, support: Path) -> str:
 
 
 def _measure(
-    load: _Load, python: Worker, folder: Path, progress: Progress, stop: StopRequest | None
+    load: Load,
+    task: _Task,
+    python: Worker,
+    folder: Path,
+    progress: Progress,
+    stop: StopRequest | None,
 ) -> dict[str, Any]:
-    workload, server = load.workload, load.server
-    load.send(workload.warm_up)
+    warm_up, burst, paced, rest = load.parts()
+    task.send(warm_up)
+    memory = [task.memory()]
     progress.advance()
-    batches = max(1, round(workload.burst / workload.pictures))
-    classify = python.prepare("classify_files", workload, folder, batches)
-    classify()  # warm up
-    turns = {"classifier": classify, "server": lambda: load.send(workload.burst).seconds}
-    images = {"classifier": batches * workload.pictures, "server": workload.burst}
-    process_ids = {"classifier": python.process_id, "server": server.process_id}
+    batches = max(1, round(burst / load.images))
+    arguments = {"model": load.model, "folder": folder, "times": batches}
+    turns = python.prepare({"classifier": ("classify_files", arguments)})
+    turns["classifier"]()  # warm up
+    turns["server"] = lambda: task.send(burst).seconds
+    images = {"classifier": batches * load.images, "server": burst}
+    process_ids = {"classifier": python.process_id, "server": task.server.process_id}
     before = {name: usage(number) for name, number in process_ids.items()}
-    batches_before = server.counters()["vsm_batches_total"]
-    times = interleave(turns, workload.pairs, progress=progress, stop=stop)
-    batches_served = server.counters()["vsm_batches_total"] - batches_before
-    cpu = {
-        name: _cpu_milliseconds(before[name], usage(number), workload.pairs * images[name])
-        for name, number in process_ids.items()
-    }
+    batches_before = task.server.counters()["vsm_batches_total"]
+    times = interleave(turns, load.pairs, progress=progress, stop=stop)
+    batches_served = task.server.counters()["vsm_batches_total"] - batches_before
+    cpu: dict[str, float | None] = {}
+    for name, number in process_ids.items():
+        first, last = before[name], usage(number)
+        spent = None if first is None or last is None else last.cpu_seconds - first.cpu_seconds
+        cpu[name] = None if spent is None else 1000 * spent / (load.pairs * images[name])
     rates = {name: [images[name] / seconds for seconds in times[name]] for name in times}
     half = quartiles(rates["server"]).median / 2
-    paced = load.send(workload.paced, half)
+    latencies = _latencies(task.send(paced, half).latencies)
     progress.advance()
-    load.send(workload.rest)
+    task.send(rest)
+    memory.append(task.memory())
     progress.advance()
+    cpu["clients"] = 1000 * sum(one.cpu_seconds for one in task.answers) / load.requests
     ratios = [a / b for a, b in zip(rates["server"], rates["classifier"], strict=True)]
-    total = load.total
     return {
         "quartiles": {"server_vs_classifier": asdict(quartiles(ratios))},
-        "pictures_per_second": {name: asdict(quartiles(found)) for name, found in rates.items()},
-        "half_load": _latencies(paced.latencies) | {"requests_per_second": half},
-        "memory": _growth(load.memory),
-        "answers": {
-            name: getattr(total, name) for name in ("requests", "wrong", "lost", "deviation")
-        },
-        "cpu_milliseconds_per_picture": {
-            **cpu,
-            "clients": 1000 * total.cpu_seconds / total.requests,
-        },
-        "pictures_per_batch": workload.pairs * workload.burst / max(1, batches_served),
-        "workload": asdict(workload),
+        "images_per_second": {name: asdict(quartiles(found)) for name, found in rates.items()},
+        "half_load": latencies | {"requests_per_second": half},
+        "memory": memory,
+        "answers": task.summary(),
+        "cpu_milliseconds_per_image": cpu,
+        "images_per_batch": load.pairs * burst / max(1, batches_served),
+        "workload": asdict(load),
     }
-
-
-def _cpu_milliseconds(before: Usage | None, after: Usage | None, images: int) -> float | None:
-    if before is None or after is None:
-        return None
-    return 1000 * (after.cpu_seconds - before.cpu_seconds) / images
 
 
 def _latencies(seconds: Sequence[float]) -> dict[str, float | None]:
@@ -311,13 +359,104 @@ def _latencies(seconds: Sequence[float]) -> dict[str, float | None]:
     }
 
 
-def _growth(memory: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Return the server's memory after each part, and its growth from the first to the last."""
-    readings = [{"requests": count, "megabytes": size / 1e6} for count, size in memory]
-    growth = 100 * (memory[-1][1] / memory[0][1] - 1) if memory else None
-    return {"growth_percent": growth, "readings": readings}
+# ------------------------------------------------------------------------------- the result page
 
 
-def speed_packages() -> list[str]:
-    """Return which of the packages that make uvicorn faster are installed."""
-    return [name for name in SPEED_PACKAGES if importlib.util.find_spec(name)]
+def measure_all(
+    loads: Sequence[Load],
+    folder: Path,
+    threads: int | None = None,
+    progress: Progress = NULL_PROGRESS,
+    stop: StopRequest | None = None,
+) -> dict[str, Any]:
+    """Return the content of ``load.json``; holds the timing lock of ``folder`` meanwhile."""
+    with JobStore(folder).timing_lock():
+        machine = describe_machine(threads)
+        models = [measure_load(load, threads, progress, stop) for load in loads]
+    packages = [name for name in SPEED_PACKAGES if importlib.util.find_spec(name)]
+    return {
+        "models": models,
+        "machine": machine | {"speed_packages": packages},
+        "commit": measured_code()["commit"],
+    }
+
+
+def write_load(results: dict[str, Any], folder: Path) -> Path:
+    """Write ``load.json`` and ``load.md``; return the page."""
+    write_text(folder / "load.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    packages = ", ".join(results["machine"]["speed_packages"]) or "neither uvloop nor httptools"
+    conditions = [
+        *describe_conditions(results, packages),
+        "classifier, server and clients share the machine, over loopback",
+    ]
+    blocks: list[Block] = [
+        Heading(1, "Load"),
+        Text(
+            "Written by `vsm bench --load --output benchmarks`; what each line means: "
+            "[benchmarks](../docs/benchmarks.md#a-server-under-load)."
+        ),
+        Text("\n".join(f"- {line}" for line in conditions)),
+    ]
+    for result in results["models"]:
+        title, columns, rows = table(result)
+        name, _, rest = title.partition(": ")
+        blocks += [Heading(2, name), Text(f"{rest}."), Table(columns, rows)]
+    write_markdown(folder / "load.md", blocks)
+    return folder / "load.md"
+
+
+def table(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    """Return title, columns and rows of the results of one model."""
+    sizes, answers, half = result["workload"], result["answers"], result["half_load"]
+    title = (
+        f"{sizes['model']}: {sizes['requests']:,} requests of one image each by "
+        f"{sizes['clients']} clients; {sizes['way']} classes of {sizes['shot']} examples"
+    )
+    ratio = Quartiles(**result["quartiles"]["server_vs_classifier"])
+    latency, (first, last) = half["p99_vs_p50"], result["memory"]
+    growth = None if first is None else 100 * (last["megabytes"] / first["megabytes"] - 1)
+    rates = {n: Quartiles(**found).describe(1) for n, found in result["images_per_second"].items()}
+    targets: list[tuple[str, str, str, bool]] = [
+        (
+            "server ÷ classifier, images per second",
+            ratio.describe(),
+            f"≥ {LEAST_RATIO:.2f}",
+            ratio.median >= LEAST_RATIO,
+        ),
+        (
+            "p99 ÷ median of the latency at half the load",
+            _number(latency, 2),
+            f"< {MOST_LATENCY:g}",
+            latency is not None and latency < MOST_LATENCY,
+        ),
+        (
+            "growth of the server's memory, %",
+            _number(growth, 2),
+            f"< {MOST_GROWTH:g}",
+            growth is not None and growth < MOST_GROWTH,
+        ),
+        *((f"{n} answers", f"{answers[n]:,}", "0", answers[n] == 0) for n in ("wrong", "lost")),
+    ]
+    others = [
+        ("largest deviation of a probability", f"{answers['deviation']:.0e}"),
+        *((f"images per second, {who}", rate) for who, rate in rates.items()),
+        ("images per batch of the model", _number(result["images_per_batch"], 1)),
+        ("requests per second at half the load", _number(half["requests_per_second"], 1)),
+        ("median latency at half the load, ms", _number(half["p50_milliseconds"], 1)),
+        ("99th percentile of it, ms", _number(half["p99_milliseconds"], 1)),
+        *(
+            (f"memory after {one['requests']:,} requests, MB", _number(one["megabytes"], 1))
+            for one in (first, last)
+            if one is not None
+        ),
+        *(
+            (f"processor time per image, {who}, ms", _number(cpu, 2))
+            for who, cpu in result["cpu_milliseconds_per_image"].items()
+        ),
+    ]
+    rows = [[*cells, "yes" if reached else "no"] for *cells, reached in targets]
+    return title, COLUMNS, [*rows, *([*row, "", ""] for row in others)]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"

@@ -107,17 +107,13 @@ class Worker(_Process):
             raise answer
         return answer
 
-    def prepare(self, benchmark: str, *arguments: object) -> Timed:
-        """Set up one of ``worker.BENCHMARKS``; return a function that times it there."""
-        return self.prepare_all({benchmark: (benchmark, *arguments)})[benchmark]
+    def prepare(self, benchmarks: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, Timed]:
+        """Set up benchmarks, each given by its name in ``worker.BENCHMARKS`` and its arguments.
 
-    def prepare_all(self, benchmarks: Mapping[str, Sequence[Any]]) -> dict[str, Timed]:
-        """Set up several benchmarks, each given by its name in the worker and its arguments.
-
-        The worker runs them alternately: the first one asked for triggers a measurement of all,
-        and the others return their time of the same round.
+        Returns functions that time them. The worker runs them alternately: the first one asked for
+        triggers a measurement of all, and the others return their time of the same round.
         """
-        places = [self.call("prepare", *one) for one in benchmarks.values()]
+        places = [self.call("prepare", *call) for call in benchmarks.values()]
         measured: dict[str, float] = {}
 
         def take(name: str) -> float:

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from vsm.encoders import Conv4
 from vsm.seeding import default_generator
-from vsm_lab.benchmarking.benchmarks import EVALUATION_SEED, episode_images, held_out_classes
+from vsm_lab.benchmarking.benchmarks import EVALUATION_SEED, episode_images, evaluation_episodes
+from vsm_lab.benchmarking.suite import Sizes
 from vsm_lab.benchmarking.timing import Benchmark
-from vsm_lab.benchmarking.workloads import EvaluationWorkload, StepWorkload
 
 LEARNING_RATE = 1e-3
 
@@ -79,24 +79,20 @@ def reference_accuracies(backbone: nn.Module, episodes: Iterable[Tensor], shot: 
     return accuracies
 
 
-def build_reference(image_shape: tuple[int, int, int], channels: int) -> ReferenceConv4:
-    """Build the reference backbone with seeded weights."""
-    with default_generator(0, "peer"):
-        return ReferenceConv4(image_shape, channels)
-
-
-def reference_steps(workload: StepWorkload, tasks_at_once: int) -> Benchmark:
+def reference_steps(tasks_at_once: int = 1, **sizes: int) -> Benchmark:
     """Train the reference on all tasks of a step, ``tasks_at_once`` per update."""
-    backbone = build_reference(workload.image_shape, workload.channels)
+    size = Sizes(**sizes)
+    with default_generator(0, "peer"):
+        backbone = ReferenceConv4(size.image_shape, size.channels)
     optimizer = torch.optim.Adam(backbone.parameters(), lr=LEARNING_RATE)
-    batches = channels_first(episode_images(workload)).split(tasks_at_once)
+    batches = channels_first(episode_images(size)).split(tasks_at_once)
 
     def train() -> list[float]:
         losses = []
         backbone.train()
         for batch in batches:
             optimizer.zero_grad()
-            loss = reference_loss(backbone, batch, workload.shot)
+            loss = reference_loss(backbone, batch, size.shot)
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -105,17 +101,19 @@ def reference_steps(workload: StepWorkload, tasks_at_once: int) -> Benchmark:
     return train
 
 
-def reference_evaluation(workload: EvaluationWorkload) -> Benchmark:
+def reference_evaluation(episodes: int, **sizes: int) -> Benchmark:
     """Evaluate the reference on episodes sampled beforehand."""
-    dataset, sampler = held_out_classes(workload)
-    backbone = build_reference(dataset.image_shape, workload.channels)
-    batches = sampler.evaluation_episodes(workload.reference_episodes, EVALUATION_SEED)
+    size = Sizes(**sizes)
+    dataset, sampler = evaluation_episodes(size)
+    with default_generator(0, "peer"):
+        backbone = ReferenceConv4(dataset.image_shape, size.channels)
+    batches = sampler.evaluation_episodes(episodes, EVALUATION_SEED)
     drawn = torch.cat([batch.image_ids for batch in batches])
 
     def measure() -> list[float]:
         # Copies each episode into its own batch, as data loaders of public libraries do.
-        episodes = (channels_first(dataset.normalize(dataset.load(ids))) for ids in drawn)
-        return reference_accuracies(backbone, episodes, workload.shot)
+        images = (channels_first(dataset.normalize(dataset.load(ids))) for ids in drawn)
+        return reference_accuracies(backbone, images, size.shot)
 
     return measure
 

@@ -1,4 +1,4 @@
-"""Groups of benchmarks that are compared: the short comparison, and the full suite.
+"""Which benchmarks are compared: the short comparison and the full suite.
 
 Nothing here imports torch: benchmarks run in separate processes, ours with the allocator as
 ``vsm train`` configures it and the reference with the default one.
@@ -7,59 +7,36 @@ Nothing here imports torch: benchmarks run in separate processes, ours with the 
 import os
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from vsm.errors import SettingsError
 from vsm.system.interruption import StopRequest
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm_lab.benchmarking.processes import Worker
-from vsm_lab.benchmarking.timing import Quartiles, interleave, quartiles
-from vsm_lab.benchmarking.workloads import (
-    WORKLOADS,
-    ClassifierWorkload,
-    EvaluationWorkload,
-    PretrainingWorkload,
-    StatisticsWorkload,
-    StepWorkload,
-    Workload,
-)
+from vsm_lab.benchmarking.timing import Quartiles, Timed, interleave, quartiles
 
-Benchmarks = Mapping[str, Sequence[Any]]
-"""Name in the results → name in ``worker.BENCHMARKS``, and arguments after the workload."""
+Call = tuple[str, dict[str, Any]]
+"""Name in ``worker.BENCHMARKS``, and keyword arguments."""
 Times = Mapping[str, Sequence[float]]
 """Seconds of each benchmark, one value per round."""
-Ratios = Mapping[str, tuple[str, str]]
-"""Name of a ratio → names of the two benchmarks."""
-STEPS: Benchmarks = {
-    "protonet_step": ("step", "protonet"),
-    "vpn_step": ("step", "vpn"),
-    "vsm_conjugate_step": ("step", "vsm", "conjugate"),
-    "vsm_step": ("step", "vsm"),
+IMAGE_SIZES, REFERENCE_IMAGE_SIZES = (28, 32, 84), (28, 32)
+SMALL_ENCODERS = ("cifar-fs-vsm", "glyphs-5w1s", "omniglot-vsm")
+LARGE_ENCODERS = ("cifar-fs-resnet12-vsm", "photos-vsm")
+SLOTS = (100, 1_000, 10_000, 100_000)
+MEMORY_BENCHMARKS: dict[str, Call] = {
+    "recall": ("recall", {}),
+    "recall_with_gradient": ("recall", {"gradient": True}),
+    "consolidation": ("consolidation", {}),
 }
-MEMORY_BENCHMARKS = ("recall", "recall_with_gradient", "consolidation")
-CLASSIFIER_BENCHMARKS = (
-    *("forward_pass", "embedding_pictures", "fit_and_predict", "predict", "explain"),
+WORST = (
+    "evaluation_2k_vs_reference_600",
+    "vsm_step_vs_reference_protonet",
+    "classifying_vs_embedding",
+    "explaining_vs_predicting",
 )
-CLASSIFIER_RATIOS: Ratios = {
-    "classifying_vs_embedding": ("fit_and_predict", "embedding_pictures"),
-    "classifying_vs_forward_pass": ("fit_and_predict", "forward_pass"),
-    "explaining_vs_predicting": ("explain", "predict"),
-}
-EVALUATION_RATIO = "evaluation_2k_vs_reference_600"
-OUR_STEP, CONJUGATE_STEP = "vsm_step_beside_reference", "vsm_conjugate_step_beside_reference"
-REFERENCE_STEPS, ARITHMETIC = "reference_protonet", "arithmetic_of_a_step"
-REFERENCE_RATIOS: Ratios = {
-    "vsm_step_vs_reference_protonet": (OUR_STEP, REFERENCE_STEPS),
-    "vsm_step_vs_reference_protonet_batched": (OUR_STEP, "reference_protonet_batched"),
-    "vsm_conjugate_step_vs_reference_protonet": (CONJUGATE_STEP, REFERENCE_STEPS),
-    "backbone_vs_reference_protonet": ("backbone_beside_reference", REFERENCE_STEPS),
-    "arithmetic_vs_vsm_step": (ARITHMETIC, OUR_STEP),
-    "arithmetic_vs_reference_protonet": (ARITHMETIC, REFERENCE_STEPS),
-}
-WORST = (EVALUATION_RATIO, "vsm_step_vs_reference_protonet", *CLASSIFIER_RATIOS)
 """Ratios whose largest median is also reported without suffix."""
 REFERENCE_PROCESSES = 10
 """Processes that share the rounds of a reference step: how much memory glibc returns to the system
@@ -67,15 +44,42 @@ and requests again differs between processes."""
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """8 tasks of the paper, 5-way 1-shot with J = 150 and L = 100, and a memory of 512 classes.
+
+    Images of 28×28 are gray, other sizes RGB.
+    """
+
+    way: int = 5
+    shot: int = 1
+    queries: int = 15
+    tasks: int = 8
+    image_size: int = 28
+    channels: int = 64
+    memory_samples: int = 150
+    prototype_samples: int = 100
+    remembered: int = 512
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """``(channels, height, width)``."""
+        return (1 if self.image_size == 28 else 3), self.image_size, self.image_size
+
+    @property
+    def num_images(self) -> int:
+        """T · N · (K + Q)."""
+        return self.tasks * self.way * (self.shot + self.queries)
+
+
+@dataclass(frozen=True)
 class Group:
-    """Benchmarks of one workload that are run alternately.
+    """Benchmarks that are run alternately.
 
     Attributes:
         title: shown to users.
-        workload: sizes.
         ours: benchmarks that share one process.
         reference: benchmarks with a process each.
-        ratios: of these benchmarks.
+        ratios: name of a ratio → names of the two benchmarks.
         suffix: of the names of times and ratios.
         rounds: how often each benchmark is timed.
         warm_up: rounds of ours that do not count; the reference has half as many.
@@ -84,13 +88,12 @@ class Group:
     """
 
     title: str
-    workload: Workload
-    ours: Benchmarks
-    reference: Benchmarks = field(default_factory=dict)
-    ratios: Ratios = field(default_factory=dict)
+    ours: Mapping[str, Call]
+    reference: Mapping[str, Call] = field(default_factory=dict)
+    ratios: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     suffix: str = ""
     rounds: int = 20
-    warm_up: int = 0
+    warm_up: int = 4
     processes: int = 1
     threads: int | None = None
 
@@ -98,17 +101,6 @@ class Group:
         for name, value in (("repeats", self.rounds), ("threads", self.threads)):
             if value is not None and value < 1:
                 raise SettingsError(f"{name}: must be at least 1, got {value}")
-
-    def recipe(self) -> dict[str, Any]:
-        """Return the group as JSON values."""
-        return {**asdict(self), "kind_of_workload": type(self.workload).__name__}
-
-    @staticmethod
-    def from_recipe(recipe: Mapping[str, Any]) -> "Group":
-        """Inverse of :meth:`recipe`."""
-        values = {one.name: recipe[one.name] for one in fields(Group)}
-        values["workload"] = WORKLOADS[recipe["kind_of_workload"]](**recipe["workload"])
-        return Group(**values)
 
     def measure(
         self,
@@ -121,33 +113,140 @@ class Group:
         ``progress`` and ``stop`` are as in :func:`vsm_lab.benchmarking.timing.interleave`.
         """
         times: dict[str, list[float]] = {name: [] for name in (*self.ours, *self.reference)}
+        shares = min(self.rounds, self.processes)
         with Worker(True, self.threads) as process:
-            own = process.prepare_all({name: self._call(b) for name, b in self.ours.items()})
+            own = process.prepare(self.ours)
             deadline = None if seconds is None else time.monotonic() + seconds
             interleave(own, self.warm_up, stop=stop)
-            for rounds in _shares(self.rounds, self.processes):
+            for share in range(shares):
                 with ExitStack() as opened:
-                    others = {
-                        name: opened.enter_context(Worker(False, self.threads)).prepare(
-                            *self._call(benchmark)
-                        )
-                        for name, benchmark in self.reference.items()
-                    }
+                    others: dict[str, Timed] = {}
+                    for name, call in self.reference.items():
+                        worker = opened.enter_context(Worker(False, self.threads))
+                        others |= worker.prepare({name: call})
                     interleave(others, (self.warm_up + 1) // 2, stop=stop)
+                    rounds = self.rounds // shares + (share < self.rounds % shares)
                     measured = interleave(own | others, rounds, deadline, progress, stop)
                 for name, values in measured.items():
                     times[name] += values
         return times
 
-    def _call(self, benchmark: Sequence[Any]) -> tuple[Any, ...]:
-        name, *arguments = benchmark
-        return name, self.workload, *arguments
+
+def full_suite(threads: int | None = None) -> list[Group]:
+    """Return all groups of ``vsm bench --full`` in the order of measurement."""
+    precisions = {
+        f"pretraining_step_{precision}": ("pretraining_step", {"precision": precision})
+        for precision in ("float32", "bfloat16")
+    }
+    groups = [
+        *(_evaluation(shot) for shot in (1, 5)),
+        *(_step_beside_reference(size) for size in REFERENCE_IMAGE_SIZES),
+        Group(
+            "pre-training step in float32 and bfloat16",
+            precisions,
+            ratios={
+                "pretraining_bfloat16_vs_float32": (
+                    "pretraining_step_bfloat16",
+                    "pretraining_step_float32",
+                )
+            },
+            rounds=7,
+        ),
+        *(_classifier(model, 100, rounds=100) for model in SMALL_ENCODERS),
+        *(_classifier(model, 75, rounds=7, warm_up=1) for model in LARGE_ENCODERS),
+        *(
+            Group(
+                f"update of class statistics, {width} features",
+                {"statistics_update": ("statistics_update", {"num_features": width})},
+                suffix=f"_{width}",
+            )
+            for width in (256, 1280)
+        ),
+        *(
+            Group(
+                f"recall and consolidation, {slots:,} slots",
+                {
+                    name: (function, {**arguments, "remembered": slots})
+                    for name, (function, arguments) in MEMORY_BENCHMARKS.items()
+                },
+                suffix=f" {slots}",
+                rounds=7,
+            )
+            for slots in SLOTS
+        ),
+        *(
+            Group(
+                f"training step and bare backbone, {size}×{size}",
+                {
+                    "vsm_step": ("training_step", {"method": "vsm", "image_size": size}),
+                    "backbone": ("backbone_pass", {"image_size": size}),
+                },
+                ratios={"vsm_step_vs_backbone": ("vsm_step", "backbone")},
+                suffix=f"_{size}",
+            )
+            for size in IMAGE_SIZES
+        ),
+    ]
+    return [replace(group, threads=threads) for group in groups]
 
 
-def _shares(total: int, most: int) -> list[int]:
-    """Split ``total`` rounds as evenly as possible among at most ``most`` processes."""
-    number = min(total, most)
-    return [total // number + (place < total % number) for place in range(number)]
+def _evaluation(shot: int) -> Group:
+    """2,000 episodes of VSM with J = 100, and 600 of the reference."""
+    ours = {"episodes": 2000, "shot": shot, "memory_samples": 100}
+    return Group(
+        f"evaluation, {shot}-shot",
+        {"evaluation_2k": ("evaluation", ours)},
+        {"reference_evaluation_600": ("reference_evaluation", {"episodes": 600, "shot": shot})},
+        {"evaluation_2k_vs_reference_600": ("evaluation_2k", "reference_evaluation_600")},
+        f"_{shot}shot",
+        rounds=3,
+        warm_up=0,
+    )
+
+
+def _step_beside_reference(size: int) -> Group:
+    """A VSM step and the reference on the same tasks, one or all of them per update."""
+    step = {"method": "vsm", "image_size": size}
+    ours, conjugate = "vsm_step_beside_reference", "vsm_conjugate_step_beside_reference"
+    return Group(
+        f"training step and reference ProtoNet, {size}×{size}",
+        {
+            ours: ("training_step", step),
+            conjugate: ("training_step", {**step, "inference": "conjugate"}),
+            "backbone_beside_reference": ("backbone_pass", {"image_size": size}),
+        },
+        {
+            "reference_protonet": ("reference_steps", {"image_size": size}),
+            "reference_protonet_batched": (
+                "reference_steps",
+                {"tasks_at_once": Sizes.tasks, "image_size": size},
+            ),
+        },
+        {
+            "vsm_step_vs_reference_protonet": (ours, "reference_protonet"),
+            "vsm_step_vs_reference_protonet_batched": (ours, "reference_protonet_batched"),
+            "vsm_conjugate_step_vs_reference_protonet": (conjugate, "reference_protonet"),
+            "backbone_vs_reference_protonet": ("backbone_beside_reference", "reference_protonet"),
+        },
+        f"_{size}",
+        processes=REFERENCE_PROCESSES,
+    )
+
+
+def _classifier(model: str, queries: int, rounds: int, warm_up: int = 4) -> Group:
+    """A classifier of ``queries`` images; short benchmarks need many rounds."""
+    names = ("embed_images", "fit_and_predict", "predict", "explain")
+    return Group(
+        f"classifier, {model}, {queries:,} images",
+        {name: (name, {"model": model, "queries": queries}) for name in names},
+        ratios={
+            "classifying_vs_embedding": ("fit_and_predict", "embed_images"),
+            "explaining_vs_predicting": ("explain", "predict"),
+        },
+        suffix=f"_{model}_{queries}",
+        rounds=rounds,
+        warm_up=warm_up,
+    )
 
 
 def summarize(measured: Sequence[tuple[Group, Times]]) -> dict[str, Any]:
@@ -171,161 +270,9 @@ def summarize(measured: Sequence[tuple[Group, Times]]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The full suite.
-
-    Attributes:
-        step: one training step, for every image size.
-        evaluation: episodes, for 1 and 5 shots.
-        classifier: examples of a classifier of each of the ``models``.
-        models: shipped models with small encoders.
-        queries: pairs of a number of images to classify and rounds; short benchmarks need many.
-        photographs: pairs of a model with a large encoder and a number of images.
-        pretraining: one step, in float32 and bfloat16.
-        slots: sizes of the memory.
-        pairs: rounds of a training step.
-        evaluation_pairs: rounds of an evaluation.
-        memory_rounds: rounds of the memory and of large encoders.
-        warm_up: rounds that do not count.
-        threads: of torch; None: torch's default.
-    """
-
-    step: StepWorkload = field(default_factory=StepWorkload)
-    evaluation: EvaluationWorkload = field(default_factory=EvaluationWorkload)
-    classifier: ClassifierWorkload = field(default_factory=ClassifierWorkload)
-    models: tuple[str, ...] = ("cifar-fs-vsm", "glyphs-5w1s", "omniglot-vsm")
-    queries: tuple[tuple[int, int], ...] = ((100, 100), (1_000, 20))
-    photographs: tuple[tuple[str, int], ...] = (("cifar-fs-resnet12-vsm", 75), ("photos-vsm", 75))
-    pretraining: PretrainingWorkload = field(default_factory=PretrainingWorkload)
-    slots: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
-    pairs: int = 20
-    evaluation_pairs: int = 3
-    memory_rounds: int = 7
-    warm_up: int = 4
-    threads: int | None = None
-
-    def groups(self) -> list[Group]:
-        """Return all groups in the order of measurement."""
-        usual: Any = {"rounds": self.pairs, "warm_up": self.warm_up, "threads": self.threads}
-        evaluations = usual | {"rounds": self.evaluation_pairs, "warm_up": 0}
-        fewer = usual | {"rounds": self.memory_rounds}
-        photographs = fewer | {"warm_up": min(1, self.warm_up)}
-        return [
-            *(self._evaluation(shot, evaluations) for shot in (1, 5)),
-            *(self._beside_reference(size, usual) for size in (28, 32)),
-            Group(
-                "pre-training step in float32 and bfloat16",
-                self.pretraining,
-                {
-                    f"pretraining_step_{precision}": ["pretraining_step", precision]
-                    for precision in ("float32", "bfloat16")
-                },
-                ratios={
-                    "pretraining_bfloat16_vs_float32": (
-                        "pretraining_step_bfloat16",
-                        "pretraining_step_float32",
-                    )
-                },
-                **fewer,
-            ),
-            *(
-                self._classifier(model, queries, usual | {"rounds": rounds})
-                for queries, rounds in self.queries
-                for model in self.models
-            ),
-            *(self._classifier(model, count, photographs) for model, count in self.photographs),
-            *(
-                Group(
-                    f"update of class statistics, {width} features",
-                    StatisticsWorkload(num_features=width),
-                    {"statistics_update": ["statistics_update"]},
-                    suffix=f"_{width}",
-                    **usual,
-                )
-                for width in (256, 1280)
-            ),
-            *(
-                Group(
-                    f"recall and consolidation, {slots:,} slots",
-                    replace(self.step, remembered=slots),
-                    {name: [name] for name in MEMORY_BENCHMARKS},
-                    suffix=f" {slots}",
-                    **fewer,
-                )
-                for slots in self.slots
-            ),
-            *(
-                Group(
-                    f"training step and bare backbone, {size}×{size}",
-                    replace(self.step, image_size=size),
-                    {"vsm_step": ["step", "vsm"], "backbone": ["backbone"]},
-                    ratios={"vsm_step_vs_backbone": ("vsm_step", "backbone")},
-                    suffix=f"_{size}",
-                    **usual,
-                )
-                for size in (28, 32, 84)
-            ),
-        ]
-
-    def _evaluation(self, shot: int, usual: Any) -> Group:
-        return Group(
-            f"evaluation, {shot}-shot",
-            replace(self.evaluation, shot=shot),
-            {"evaluation_2k": ["evaluation"]},
-            {"reference_evaluation_600": ["reference_evaluation"]},
-            {EVALUATION_RATIO: ("evaluation_2k", "reference_evaluation_600")},
-            f"_{shot}shot",
-            **usual,
-        )
-
-    def _beside_reference(self, size: int, usual: Any) -> Group:
-        """A VSM step and the reference on the same tasks, one or all of them per update."""
-        return Group(
-            f"training step and reference ProtoNet, {size}×{size}",
-            replace(self.step, image_size=size),
-            {
-                OUR_STEP: ["step", "vsm"],
-                ARITHMETIC: ["arithmetic", "vsm"],
-                CONJUGATE_STEP: ["step", "vsm", "conjugate"],
-                "backbone_beside_reference": ["backbone"],
-            },
-            {
-                REFERENCE_STEPS: ["reference_steps", 1],
-                "reference_protonet_batched": ["reference_steps", self.step.tasks],
-            },
-            REFERENCE_RATIOS,
-            f"_{size}",
-            processes=REFERENCE_PROCESSES,
-            **usual,
-        )
-
-    def _classifier(self, model: str, queries: int, usual: Any) -> Group:
-        return Group(
-            f"classifier, {model}, {queries:,} images",
-            replace(self.classifier, model=model, queries=queries),
-            {name: [name] for name in CLASSIFIER_BENCHMARKS},
-            ratios=CLASSIFIER_RATIOS,
-            suffix=f"_{model}_{queries}",
-            **usual,
-        )
-
-    def results(self, measured: Iterable[Times]) -> dict[str, Any]:
-        """Return the content of ``benchmarks/results.json`` for the times of all groups."""
-        found = summarize(list(zip(self.groups(), measured, strict=True)))
-        times = found["milliseconds"]
-        memory = [
-            {"slots": slots, **{name: times.pop(f"{name} {slots}") for name in MEMORY_BENCHMARKS}}
-            for slots in self.slots
-        ]
-        workload = {
-            name: asdict(self)[name] for name in ("step", "pretraining", "evaluation", "classifier")
-        }
-        return {**found, "memory_size": memory, "workload": workload}
-
-
 def measure_briefly(
-    workload: StepWorkload,
+    image_size: int,
+    channels: int,
     rounds: int,
     seconds: float | None = None,
     threads: int | None = None,
@@ -335,15 +282,26 @@ def measure_briefly(
 
     ``seconds`` and ``threads`` are as in :class:`Group`.
     """
-    ratios = {f"{name}_vs_backbone": (name, "backbone") for name in STEPS}
+    sizes = {"image_size": image_size, "channels": channels}
+    steps: dict[str, Call] = {
+        "protonet_step": ("training_step", {"method": "protonet", **sizes}),
+        "vpn_step": ("training_step", {"method": "vpn", **sizes}),
+        "vsm_conjugate_step": (
+            "training_step",
+            {"method": "vsm", "inference": "conjugate", **sizes},
+        ),
+        "vsm_step": ("training_step", {"method": "vsm", **sizes}),
+    }
+    ratios = {f"{name}_vs_backbone": (name, "backbone") for name in steps}
     for name in ("vsm_conjugate_step", "vsm_step"):
-        ratios[f"{name}_vs_reference_protonet"] = (name, REFERENCE_STEPS)
-    ours = {"backbone": ["backbone"], **STEPS, "embedding": ["embedding"]}
-    reference = {REFERENCE_STEPS: ["reference_steps", 1]}
+        ratios[f"{name}_vs_reference_protonet"] = (name, "reference_protonet")
+    ours = {"backbone": ("backbone_pass", sizes), **steps, "embedding": ("embedding", sizes)}
+    reference = {"reference_protonet": ("reference_steps", sizes)}
     usual: Any = {"rounds": rounds, "warm_up": 1, "threads": threads}
-    group = Group("benchmark", workload, ours, reference, ratios, **usual)
+    group = Group("benchmark", ours, reference, ratios, **usual)
     progress.start(group.title, rounds)
     times = group.measure(seconds, progress)
+    workload = Sizes(**sizes)
     return {
         **summarize([(group, times)]),
         "images_per_second": workload.num_images / quartiles(times["embedding"]).median,
@@ -361,7 +319,6 @@ def describe_machine(threads: int | None) -> dict[str, Any]:
             "system": f"{platform.system()} {platform.machine()}",
             "python": platform.python_version(),
             **ours.metadata,
-            "reference_keeps_allocations": False,
         }
 
 

@@ -23,15 +23,8 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Run benchmarks alternately, so that other load on the machine affects all of them.
 
-    Args:
-        benchmarks: run in this order in every round.
-        rounds: how often each is timed.
-        deadline: ``time.monotonic`` after which no round but the first begins.
-        progress: advanced after every round.
-        stop: checked before every benchmark.
-
-    Returns:
-        The seconds of each benchmark, one value per round.
+    No round but the first begins after ``deadline`` (of ``time.monotonic``). Returns the seconds
+    of each benchmark, one value per round.
 
     Raises:
         Interrupted: if a stop was requested.

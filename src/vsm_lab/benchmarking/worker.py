@@ -23,23 +23,20 @@ from vsm_lab.benchmarking.timing import Benchmark
 
 LEAST_SECONDS = 0.05
 BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
-    "step": benchmarks.training_step,
+    "training_step": benchmarks.training_step,
     "pretraining_step": benchmarks.pretraining_step,
-    "backbone": benchmarks.backbone_pass,
-    "arithmetic": benchmarks.equal_arithmetic,
+    "backbone_pass": benchmarks.backbone_pass,
     "embedding": benchmarks.embedding,
-    "reference_steps": reference.reference_steps,
     "evaluation": benchmarks.evaluation,
-    "reference_evaluation": reference.reference_evaluation,
-    "statistics_update": benchmarks.statistics_update,
     "recall": benchmarks.recall,
-    "recall_with_gradient": benchmarks.recall_with_gradient,
     "consolidation": benchmarks.consolidation,
-    "forward_pass": benchmarks.forward_pass,
-    "embedding_pictures": benchmarks.embed_images,
+    "statistics_update": benchmarks.statistics_update,
+    "embed_images": benchmarks.embed_images,
     "fit_and_predict": benchmarks.fit_and_predict,
     "predict": benchmarks.predict,
     "explain": benchmarks.explain,
+    "reference_steps": reference.reference_steps,
+    "reference_evaluation": reference.reference_evaluation,
     "classify_files": images.classify_files,
 }
 """Each sets up a benchmark and returns it."""
@@ -62,9 +59,9 @@ class BenchmarkRunner:
             "vector_instructions": torch.backends.cpu.get_cpu_capability(),
         }
 
-    def prepare(self, benchmark: str, *arguments: Any) -> int:
+    def prepare(self, benchmark: str, arguments: dict[str, Any]) -> int:
         """Set up one of ``BENCHMARKS``; return its position for :meth:`run`."""
-        self._prepared.append(BENCHMARKS[benchmark](*arguments))
+        self._prepared.append(BENCHMARKS[benchmark](**arguments))
         return len(self._prepared) - 1
 
     def run(self, positions: Sequence[int]) -> list[float]:

@@ -13,11 +13,14 @@ from vsm.cli.serve import require_serving
 from vsm.errors import SettingsError
 from vsm_lab.cli.running import add_output_argument, require_success, run_jobs
 
-ARGUMENTS_OF = {
-    "brief": ("image_size", "channels", "repeats", "seconds"),
-    "full": ("data", "again", "output"),
-    "load": ("model", "clients", "pictures", "requests", "repeats", "output"),
+MODES_OF = {
+    **dict.fromkeys(("image_size", "channels", "seconds"), ("brief",)),
+    **dict.fromkeys(("model", "clients", "images", "requests"), ("load",)),
+    "again": ("full",),
+    "repeats": ("brief", "load"),
+    "output": ("full", "load"),
 }
+"""Arguments → kinds of benchmarks in which they have a meaning."""
 STEP_TITLES = {
     "protonet_step": "training step of protonet",
     "vpn_step": "training step of vpn with the paper's network",
@@ -45,7 +48,6 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="Run all benchmarks, about twenty minutes, and write results.md, results.json and "
         "memory_size.svg into --output. If stopped, the same command continues.",
     )
-    add("--data", type=str, default="glyphs", help="With --full: dataset of the evaluation.")
     add("--again", action="store_true", help="With --full: discard earlier measurements.")
     add(
         "--load",
@@ -60,7 +62,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="With --load: models that vsm models lists, or runs; unset: as classify.",
     )
     add("--clients", type=int, default=32, help="With --load: number of concurrent clients.")
-    add("--pictures", type=int, default=320, help="With --load: number of different images.")
+    add("--images", "--pictures", type=int, default=320, help="With --load: different images.")
     add(
         "--requests",
         type=int,
@@ -76,29 +78,25 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     parsed = parser.parse_args(arguments)
     if parsed.full and parsed.load:
         raise SettingsError("load: is measured by itself; give one of --full and --load")
-    kind = "full" if parsed.full else "load" if parsed.load else "brief"
-    for name in dict.fromkeys(one for names in ARGUMENTS_OF.values() for one in names):
-        kinds = [one for one, names in ARGUMENTS_OF.items() if name in names]
-        if kind not in kinds and parsed[name] != parser.get_default(name):
-            others = " or ".join(f"--{one}" for one in kinds)
-            when = f"with --{kind}" if "brief" in kinds else f"without {others}"
+    mode = "full" if parsed.full else "load" if parsed.load else "brief"
+    for name, modes in MODES_OF.items():
+        if mode not in modes and parsed[name] != parser.get_default(name):
+            others = " or ".join(f"--{one}" for one in modes)
+            when = f"with --{mode}" if "brief" in modes else f"without {others}"
             raise SettingsError(f"{name}: has no meaning {when}")
-    {"full": _run_all, "load": _run_load, "brief": _run_brief}[kind](parsed)
+    {"full": _run_all, "load": _run_load, "brief": _run_brief}[mode](parsed)
 
 
 def _run_load(parsed: jsonargparse.Namespace) -> None:
     require_serving("bench --load")
     from vsm.system.interruption import stop_request
-    from vsm_lab.benchmarking.workloads import LoadWorkload
-    from vsm_lab.load import measure_all, table, write_load
+    from vsm_lab.benchmarking.load import Load, measure_all, table, write_load
 
-    sizes = {name: parsed[name] for name in ("clients", "pictures", "requests")}
-    workloads = [
-        LoadWorkload(model=name, pairs=parsed.repeats, **sizes)
-        for name in parsed.model or [default_model()]
-    ]
+    sizes = {name: parsed[name] for name in ("clients", "images", "requests")}
+    names = parsed.model or [default_model()]
+    loads = [Load(model=name, pairs=parsed.repeats, **sizes) for name in names]
     with ProgressBar(quiet=parsed.json) as bar, stop_request() as stop:
-        results = measure_all(workloads, parsed.output, parsed.threads, bar, stop)
+        results = measure_all(loads, parsed.output, parsed.threads, bar, stop)
     page = write_load(results, parsed.output)
     if parsed.json:
         print_json(results)
@@ -111,34 +109,28 @@ def _run_load(parsed: jsonargparse.Namespace) -> None:
 def _run_all(parsed: jsonargparse.Namespace) -> None:
     """Run the missing jobs one after another: concurrent measurements would disturb each other."""
     need_matplotlib("bench --full")
-    from vsm.data import open_images
-    from vsm_lab.benchmarking.suite import Plan
-    from vsm_lab.benchmarking.workloads import EvaluationWorkload
+    from vsm_lab.benchmarking.full import collect_results, speed_jobs, write_results
+    from vsm_lab.benchmarking.suite import full_suite
     from vsm_lab.launchers import InProcess
-    from vsm_lab.speed import SpeedPlan, write_results
     from vsm_lab.store import JobStore
 
-    open_images(parsed.data)  # fails early for unknown datasets
-    evaluation = EvaluationWorkload(data=parsed.data)
-    plan = SpeedPlan(Plan(evaluation=evaluation, threads=parsed.threads))
-    store = JobStore(parsed.output)
+    jobs, store = speed_jobs(full_suite(parsed.threads)), JobStore(parsed.output)
     if parsed.again:
-        for job in plan.jobs:
+        for job in jobs:
             store.forget(job)
     launcher = InProcess(parsed.output)
-    require_success(run_jobs("bench", plan.jobs, launcher, parsed.output, parsed.json))
-    results = plan.results(store)
+    require_success(run_jobs("bench", jobs, launcher, parsed.output, parsed.json))
+    results = collect_results(jobs, store)
     page = write_results(results, parsed.output)
     print_json(results) if parsed.json else say(page.read_text(encoding="utf-8"))
 
 
 def _run_brief(parsed: jsonargparse.Namespace) -> None:
     from vsm_lab.benchmarking.suite import measure_briefly
-    from vsm_lab.benchmarking.workloads import StepWorkload
 
-    workload = StepWorkload(image_size=parsed.image_size, channels=parsed.channels)
+    sizes = (parsed.image_size, parsed.channels, parsed.repeats, parsed.seconds, parsed.threads)
     with ProgressBar(quiet=parsed.json) as bar:
-        result = measure_briefly(workload, parsed.repeats, parsed.seconds, parsed.threads, bar)
+        result = measure_briefly(*sizes, bar)
     print_json(result) if parsed.json else _print_times(result)
 
 

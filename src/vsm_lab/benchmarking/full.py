@@ -1,17 +1,25 @@
-"""The jobs and the result page of the full benchmark suite. Needs matplotlib.
+"""The full suite as jobs, and its result page. Needs matplotlib.
 
 Times belong to one machine and one state of the code, so both are part of a job's name.
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from vsm.system.files import write_text
-from vsm_lab.benchmarking.suite import Plan, describe_conditions, describe_machine
+from vsm_lab.benchmarking.suite import (
+    MEMORY_BENCHMARKS,
+    SLOTS,
+    Group,
+    describe_conditions,
+    describe_machine,
+    summarize,
+)
 from vsm_lab.benchmarking.timing import Quartiles
 from vsm_lab.document import Block, Heading, Picture, Table, Text, write_markdown
 from vsm_lab.jobs import Job
@@ -36,22 +44,28 @@ MEMORY_TITLES = {
 }
 
 
-class SpeedPlan:
-    """The jobs of ``plan`` on this machine, with the code as it is now."""
+def speed_jobs(groups: Sequence[Group]) -> list[Job]:
+    """Return a job for each group, on this machine and with the code as it is now."""
+    where = {"machine": describe_machine(groups[0].threads), **measured_code()}
+    return [Job("speed", one.title, {"group": asdict(one), **where}) for one in groups]
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.machine, code = describe_machine(plan.threads), measured_code()
-        self.commit = code["commit"]
-        where = {"machine": self.machine, **code}
-        self.jobs = [
-            Job("speed", group.title, {**group.recipe(), **where}) for group in plan.groups()
-        ]
 
-    def results(self, store: JobStore) -> dict[str, Any]:
-        """Return the content of ``results.json`` for finished jobs."""
-        found = self.plan.results(store.outcome(job)["seconds"] for job in self.jobs)
-        return {**found, "machine": self.machine, "commit": self.commit}
+def collect_results(jobs: Sequence[Job], store: JobStore) -> dict[str, Any]:
+    """Return the content of ``results.json`` for finished jobs."""
+    groups = [Group(**job.recipe["group"]) for job in jobs]
+    times = [store.outcome(job)["seconds"] for job in jobs]
+    found = summarize(list(zip(groups, times, strict=True)))
+    memory = [
+        {"slots": n, **{one: found["milliseconds"].pop(f"{one} {n}") for one in MEMORY_BENCHMARKS}}
+        for n in SLOTS
+    ]
+    recipe = jobs[0].recipe
+    return {
+        **found,
+        "memory_size": memory,
+        "machine": recipe["machine"],
+        "commit": recipe["commit"],
+    }
 
 
 def write_results(results: dict[str, Any], folder: Path) -> Path:
@@ -79,42 +93,25 @@ def _page(results: dict[str, Any]) -> list[Block]:
         [f"{row['slots']:,}", *(Quartiles(**row[name]).describe(2) for name in MEMORY_TITLES)]
         for row in results["memory_size"]
     ]
-    plot = svg(_plot(results["memory_size"]), PLOT)
+    conditions = [
+        *describe_conditions(results),
+        f"allocations kept: {results['machine']['keeps_allocations']} (reference: False)",
+    ]
     caption = "Milliseconds of recall and consolidation against slots"
     return [
         Heading(1, "Speed"),
-        Text("Written by `make bench`; what each line means: [benchmarks](../docs/benchmarks.md)."),
-        Text("\n".join(f"- {line}" for line in _conditions(results))),
+        Text(
+            "Written by `make bench`; what each line means, and all sizes: "
+            "[benchmarks](../docs/benchmarks.md)."
+        ),
+        Text("\n".join(f"- {line}" for line in conditions)),
         Heading(2, "Ratios"),
         Table(["", "median (quartiles)", "target", "pairs"], ratios),
         Heading(2, "Milliseconds"),
         Table(["", "median (quartiles)"], times),
         Heading(2, "Cost against the size of the memory, in milliseconds"),
         Table(["slots", *MEMORY_TITLES.values()], memory),
-        Picture(PLOT, plot, caption, ".", ".svg"),
-    ]
-
-
-def _conditions(results: dict[str, Any]) -> list[str]:
-    machine, workload = results["machine"], results["workload"]
-    step, evaluation, classifier, pretraining = (
-        workload[part] for part in ("step", "evaluation", "classifier", "pretraining")
-    )
-    return [
-        *describe_conditions(results),
-        f"allocations kept: {machine['keeps_allocations']} (reference: "
-        f"{machine['reference_keeps_allocations']})",
-        f"training step: {step['tasks']} tasks, {step['way']}-way {step['shot']}-shot with "
-        f"{step['queries']} queries per class, conv4-{step['channels']}, J = "
-        f"{step['memory_samples']}, L = {step['prototype_samples']}, {step['remembered']} classes "
-        "remembered",
-        f"pre-training step: {pretraining['images']} images of 32×32, {pretraining['classes']} "
-        f"classes, resnet12-{pretraining['channels']}",
-        f"evaluation: {evaluation['data']}, {evaluation['episodes']:,} episodes of VSM with J = "
-        f"{evaluation['memory_samples']} and L = {evaluation['prototype_samples']}, "
-        f"{evaluation['reference_episodes']:,} of the reference",
-        f"classifier: {classifier['way']} classes of {classifier['shot']} examples each; the last "
-        "number of a name is the number of images to classify",
+        Picture(PLOT, svg(_plot(results["memory_size"]), PLOT), caption, ".", ".svg"),
     ]
 
 
