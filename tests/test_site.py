@@ -15,7 +15,7 @@ from forked import ForkedPython
 from launching_helpers import finish
 from vsm.cli.main import COMMANDS, open_command
 from website import plots
-from website.reference import NOTES, SECTIONS, START, subparsers
+from website.reference import NOTES, RESULTS, SECTIONS, START, subparsers
 
 ROOT = Path(__file__).parents[1]
 LOADED = {  # what a browser fetches by itself, and where it says so
@@ -113,6 +113,10 @@ def test_every_page_of_the_documentation_is_in_the_navigation(
             }
         else:
             assert page in linked, f"{page} is missing from the navigation"
+    summary = html[site / f"{RESULTS}.html"]
+    linked = {summary.target(link) for link in summary.links}
+    for source in (ROOT / "studies").glob("*.md"):
+        assert site / "studies" / f"{source.stem}.html" in linked, f"{source} is missing"
     listed = [page for pages in SECTIONS.values() for page in pages]
     assert len(listed) == len(set(listed))
 

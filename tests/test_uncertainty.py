@@ -1,4 +1,4 @@
-"""The study of uncertainty: coverage, OOD detection and calibration, and the page in the docs."""
+"""The study of uncertainty: coverage, OOD detection and calibration."""
 
 import json
 import re
@@ -13,41 +13,6 @@ from vsm.runs.trained_model import load
 from vsm.seeding import task_generators
 from vsm_lab.study.uncertainty_page import COVERAGES
 from vsm_lab.uncertainty import certainty
-
-ROOT = Path(__file__).parents[1]
-
-
-@pytest.mark.parametrize(
-    ("page", "studies"),
-    [
-        ("studies/uncertainty.md", ["uncertainty"]),
-        (
-            "docs/results.md",
-            [
-                *("gaussian-cifar-fs", "gaussian-backbones", "gaussian-calibration"),
-                *("cifar-fs-resnet12", "gaussian-omniglot", "omniglot-pretrained"),
-                *("omniglot-resnet12", "omniglot-resnet12-controls"),
-                *("gaussian-glyphs", "photos", "photos-calibration", "photos-calibration-20way"),
-                *("cifar-fs-ingredients", "cifar-fs-budget", "cifar-fs-views"),
-                *("cifar-fs-resnet12-views", "omniglot-views", "cifar-fs-fine-tuning"),
-                *("cifar-fs-attention", "cifar-fs-end-to-end"),
-                *("cifar-fs-end-to-end-control", "omniglot-end-to-end", "cifar-fs-reading"),
-                *("cifar-fs", "cifar-fs-addressing", "omniglot"),
-            ],
-        ),
-    ],
-)
-def test_pages_in_the_docs_are_rendered_from_result_files(
-    page: str,
-    studies: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    expected = (ROOT / page).read_text(encoding="utf-8")
-    (tmp_path / "studies").symlink_to(ROOT / "studies")
-    monkeypatch.chdir(tmp_path)
-    assert main(["study", *(f"studies/{name}.yaml" for name in studies), "--render", page]) == 0
-    assert (tmp_path / page).read_text(encoding="utf-8") == expected
 
 
 def test_a_model_is_measured_and_a_page_is_written(tmp_path: Path) -> None:
@@ -67,7 +32,7 @@ def test_a_model_is_measured_and_a_page_is_written(tmp_path: Path) -> None:
     assert found["test"]["paired"]["1 to 2"]["epistemic"]["mean"] == pytest.approx(
         test["2"]["epistemic"]["mean"] - test["1"]["epistemic"]["mean"]
     )
-    page = (tmp_path / "small" / "page.md").read_text(encoding="utf-8")
+    page = (tmp_path / "small.md").read_text(encoding="utf-8")
     assert page.startswith("# How sure\n")
     assert re.search(r"\| 10 \| \d+\.\d ± \d+\.\d \|", page)
 

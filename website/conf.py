@@ -50,6 +50,7 @@ GENERATED: dict[str, Callable[[], str]] = {
         for title, pages in reference.SECTIONS.items()
     ),
     reference.NOTES: lambda: reference.contents(["design/*"], ":glob:"),
+    reference.RESULTS: lambda: reference.contents(["studies/*"], ":glob:"),
 }
 """Text that the build appends to pages of ``docs``."""
 
@@ -81,8 +82,14 @@ def show_colons(
     lines[:] = [line.replace(HIDDEN_COLON, ":") for line in lines]
 
 
+def add_studies(app: Sphinx) -> None:
+    """Make the pages beside the studies part of the site."""
+    app.project.__class__ = reference.PagesAndStudies
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("builder-inited", add_studies)
     app.connect("source-read", add_generated)
     app.connect("autodoc-process-docstring", hide_colons, priority=100)
     app.connect("autodoc-process-docstring", show_colons, priority=900)

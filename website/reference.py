@@ -3,25 +3,43 @@
 import argparse
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
+
+from sphinx.project import Project
 
 import vsm
 import vsm.memory
 from vsm.cli.main import COMMANDS, open_command
 from vsm.system.interruption import Interrupted
 
-START, NOTES = "index", "design/README"
+STUDIES = Path(__file__).resolve().parents[1] / "studies"
+START, NOTES, RESULTS = "index", "design/README", "results"
 SECTIONS = {
     "Begin": ["tutorial-practitioners", "tutorial-researchers", "memory"],
     "Your own data": ["classifier", "serving", "models", "data", "encoders", "export"],
     "Research": ["pretraining", "baselines", "studies", "reproduction", "scaling", "benchmarks"],
-    "Findings": ["results", "smoke/report"],
+    "Findings": [RESULTS],
     "Reference": ["commands", "api", "equations", "threat-model", "faults", NOTES],
 }
-"""All pages in the order of the navigation, except design notes, which are listed by folder."""
+"""All pages in the order of the navigation; design notes and studies are listed by folder."""
 
 
 WRAPPED = ("fget", "func", "__func__")  # of properties, cached properties and class methods
+
+
+class PagesAndStudies(Project):
+    """The pages of ``docs``, and as ``studies/NAME`` those beside the studies."""
+
+    def discover(self, *arguments: Any) -> set[str]:
+        """Find all pages; Sphinx itself looks into one folder only."""
+        super().discover(*arguments)
+        for path in sorted(STUDIES.glob("*.md")):
+            name = f"studies/{path.stem}"
+            self.docnames.add(name)
+            self._path_to_docname[path] = name
+            self._docname_to_path[name] = path
+        return self.docnames
 
 
 def contents(pages: list[str], option: str) -> str:

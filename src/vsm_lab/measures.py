@@ -1,7 +1,7 @@
 """What is measured of models besides accuracy: episodes in detail, prototypes, changed answers."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from vsm.nn.prototype_classifier import predictive
 from vsm.runs.comparison import MeasuredRun, ModelOnData, measure
 from vsm.seeding import Randomness, generator, task_generators
 
-NUM_TURNED_RIGHT = 3
-NUM_MISLED = 1
-NUM_RECALLED = 4
 SAMPLES_SHOWN = 100
 
 
@@ -166,73 +163,12 @@ def nearness_to_slots(subject: ModelOnData, split: Split) -> dict[int, float]:
     return dict(zip(classes, cosines.amax(-1).tolist(), strict=True))
 
 
-@torch.no_grad()
 def changed_answers(
     with_memory: ModelOnData, without: ModelOnData, protocol: EpisodeProtocol
-) -> dict[str, Any]:
-    """Return how many answers the memory turned right and wrong, and the most drastic of them.
-
-    Those shown are of different episodes, and the true class's probability changed most in them:
-    they are extremes, not examples of what is usual.
-    """
-    before = measure(without, protocol).evaluation
-    after = measure(with_memory, protocol).evaluation
-    gain = after.log_likelihood.exp() - before.log_likelihood.exp()  # [E, B]
-    turned, misled = after.correct & ~before.correct, before.correct & ~after.correct
-    sampler, names = protocol.sampler(with_memory.dataset), with_memory.dataset.class_names
-
-    def describe(kind: str, episode: int, query: int) -> dict[str, Any]:
-        """Return everything that is needed to understand one answer."""
-        *_, block = sampler.evaluation_episodes(episode + 1, protocol.seed)
-        image_ids = block.image_ids[-1]  # [N, K + Q]
-        true, place = divmod(query, protocol.queries)
-        features = with_memory.embedder(sampler)(image_ids.unsqueeze(0))
-        return {
-            "kind": kind,
-            "episode": episode,
-            "classes": [names[c] for c in after.class_ids[episode].tolist()],
-            "support": image_ids[:, : protocol.shot].tolist(),
-            "query": int(image_ids[true, protocol.shot + place]),
-            "true": true,
-            "before": before.log_probabilities[episode, query].exp().tolist(),
-            "after": after.log_probabilities[episode, query].exp().tolist(),
-            "recalled": _recalled(with_memory, features, protocol),
-        }
-
+) -> dict[str, float]:
+    """Return the share of answers that memory turned right, and that it turned wrong."""
+    before, after = (measure(one, protocol).evaluation.correct for one in (without, with_memory))
     return {
-        "turned_right": turned.double().mean().item(),
-        "misled": misled.double().mean().item(),
-        "shown": [
-            *(describe("turned right", *at) for at in _largest(gain, turned, NUM_TURNED_RIGHT)),
-            *(describe("misled", *at) for at in _largest(-gain, misled, NUM_MISLED)),
-        ],
+        "turned_right": (after & ~before).double().mean().item(),
+        "misled": (before & ~after).double().mean().item(),
     }
-
-
-def _largest(scores: Tensor, allowed: Tensor, count: int) -> list[tuple[int, int]]:
-    """Return (episode, query) of the largest allowed scores ``[E, B]``, one per episode."""
-    best, queries = scores.masked_fill(~allowed, -torch.inf).max(1)
-    episodes = best.argsort(descending=True)[:count].tolist()
-    return [(e, int(queries[e])) for e in episodes if best[e] > -torch.inf]
-
-
-def _recalled(
-    subject: ModelOnData, features: Tensor, protocol: EpisodeProtocol
-) -> list[list[dict[str, Any]]]:
-    """Return the slots that each class of ``features [1, N, K + Q, D]`` recalled most."""
-    trained, dataset = subject.trained, subject.dataset
-    slots = [] if trained.state is None else trained.state.slot_classes
-    if not slots:
-        return []
-    support, queries = features.split([protocol.shot, protocol.queries], 2)
-    with evaluation_mode(trained.model):
-        random = generator(protocol.seed, "changes")
-        weights = trained.model(support, queries, trained.state, random).posterior.weights
-    best = weights[0].topk(min(NUM_RECALLED, len(slots)))  # [N, R]
-
-    def describe(weight: float, slot: int) -> dict[str, Any]:
-        image = int(dataset.image_ids(slots[slot])[0])
-        return {"class": dataset.class_names[slots[slot]], "image": image, "weight": weight}
-
-    rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    return [list(map(describe, *row)) for row in rows]

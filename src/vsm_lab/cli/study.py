@@ -9,7 +9,7 @@ import jsonargparse
 from vsm.cli.arguments import add_backbones_argument, add_json_argument
 from vsm.cli.output import console, print_json, print_table, say
 from vsm.cli.processes import add_placement_arguments, prepare_placement
-from vsm.errors import RunError, VsmError
+from vsm.errors import RunError, SettingsError, VsmError
 from vsm.system.documents import shortened
 from vsm_lab.cli.running import (
     add_output_argument,
@@ -53,8 +53,11 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--render",
-        type=Path | None,
-        help="Write this Markdown page from the result files, in this order; measure nothing.",
+        type=str | None,
+        nargs="?",
+        const="",
+        help="Write the page from the result file again and measure nothing: to this Markdown "
+        "file, or beside each study if none is named.",
     )
     add_output_argument(parser, OUTPUT)
     add_running_arguments(parser)
@@ -68,9 +71,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     parsed = parser.parse_args(arguments)
     studies = [read_study(path) for path in parsed.studies]
     if parsed.render is not None:
-        write_page(studies, parsed.render)
-        page = str(parsed.render)
-        print_json({"page": page}) if parsed.json else say(page)
+        _render(studies, parsed)
         return
 
     from vsm_lab.jobs import in_order
@@ -99,6 +100,18 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         print_json({"studies": done})
 
 
+def _render(studies: Sequence[Study], parsed: jsonargparse.Namespace) -> None:
+    """Write the pages of studies, or that of a single one to the file that was named."""
+    if parsed.render and len(studies) > 1:
+        raise SettingsError(f"render: {parsed.render} is one page; name one study, or no page")
+    named = Path(parsed.render) if parsed.render else None
+    pages = [str(write_page(study, named)) for study in studies]
+    if parsed.json:
+        print_json({"pages": pages})
+    for page in () if parsed.json else pages:
+        say(page)
+
+
 def _plan(study: Study, parsed: jsonargparse.Namespace) -> "Plan":
     from vsm_lab.study.plan import StudyPlan
     from vsm_lab.study.pretraining import PretrainingPlan
@@ -114,24 +127,22 @@ def _plan(study: Study, parsed: jsonargparse.Namespace) -> "Plan":
 
 
 def _write(plan: "Plan", store: "JobStore", made: set[str], quiet: bool) -> dict[str, Any]:
-    """Write the result file, pictures and page of a study, and print what was found."""
+    """Write the result file and page of a study, and print what was found."""
     from vsm_lab import uncertainty
     from vsm_lab.study import results
     from vsm_lab.study.plan import StudyPlan
     from vsm_lab.study.pretraining import PretrainingPlan
 
-    study, pictures = plan.study, 0
+    study = plan.study
     if isinstance(plan, StudyPlan):
         found = results.write_results(plan, store)
-        pictures = _draw(study, plan.asked, found, quiet)
         if not quiet:
             _print_conditions(plan.asked, found["conditions"])
     elif isinstance(plan, PretrainingPlan):
         plan.write_results(store)
     else:
         uncertainty.write_results(plan, store)
-    page = study.folder / "page.md"
-    write_page([study], page)
+    page = write_page(study)
     measured = sum(job.key in made for job in plan.jobs)
     kept = len(plan.jobs) - measured
     if not quiet:
@@ -140,7 +151,6 @@ def _write(plan: "Plan", store: "JobStore", made: set[str], quiet: bool) -> dict
         "study": str(study.path),
         "results": str(study.results),
         "page": str(page),
-        "pictures": pictures,
         "measured": measured,
         "kept": kept,
     }
@@ -154,23 +164,6 @@ def _print_conditions(asked: StudySettings, conditions: list[Found]) -> None:
             print_table(heading, DIFFERENCE_COLUMNS, differences)
         if pairs := pair_rows(found):
             print_table("one row minus another, in points", DIFFERENCE_COLUMNS, pairs)
-
-
-def _draw(study: Study, asked: StudySettings, found: Found, quiet: bool) -> int:
-    """Draw pictures where they are wanted and there are images and matplotlib."""
-    from vsm.data import ImageDataset, open_dataset
-
-    dataset = open_dataset(asked.data)
-    if not asked.pictures or not isinstance(dataset, ImageDataset):
-        return 0
-    try:
-        from vsm_lab.study.pictures import draw_pictures
-    except ImportError:
-        if not quiet:
-            extra = "'variational-semantic-memory[plots]'"
-            _note(f"no pictures without matplotlib: pip install {extra}")
-        return 0
-    return draw_pictures(study, found, dataset)
 
 
 def _note(line: str) -> None:

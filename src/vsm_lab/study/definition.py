@@ -34,10 +34,6 @@ class Condition(NamedTuple):
         unusual = ", transductive batch norm" if self.batch_norm == "transductive" else ""
         return f"{self.way}-way {self.shot}-shot{unusual}"
 
-    def picture_name(self, position: int, kind: str) -> str:
-        """Return the name of the file of a changed answer, without its ending."""
-        return f"{self.way}way-{self.shot}shot-{position + 1}-{kind.replace(' ', '-')}"
-
 
 def condition_of(found: Found) -> Condition:
     """Return which condition a part of a result file is about."""
@@ -97,8 +93,6 @@ class StudySettings:
     """Slots that the reference is left with; all of them are always measured."""
     memory_subsets: int = 3
     """Choices of slots for each size: the first ones, and others at random."""
-    pictures: bool = True
-    """Draw episodes in which the memory changed an answer; needs the extra `plots`."""
 
     def __post_init__(self) -> None:
         for name, least in (("ways", 2), ("shots", 1), ("seeds", 0)):
@@ -230,7 +224,7 @@ class Study:
 
     @property
     def folder(self) -> Path:
-        """Where results, pictures and the page go."""
+        """Where results and charts go."""
         return self.path.with_suffix("")
 
     @property
@@ -239,9 +233,9 @@ class Study:
         return self.folder / "results.json"
 
     @property
-    def figures(self) -> Path:
-        """Pictures; they show images of the dataset, which may not be ours to publish."""
-        return self.folder / "figures"
+    def page(self) -> Path:
+        """The page, beside the YAML file."""
+        return self.path.with_suffix(".md")
 
     def write_results(self, found: Found) -> Found:
         """Write the result file, and return all that it holds."""

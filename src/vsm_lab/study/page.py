@@ -1,4 +1,4 @@
-"""The page of studies, rendered from result files alone."""
+"""The page of a study, rendered from its result file alone."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -27,39 +27,39 @@ INTRODUCTION = (
 )
 
 
-def write_page(studies: Sequence[Study], page: Path) -> None:
-    """Render the results of all studies into one Markdown file."""
-    found = [(study, study.read_results()) for study in studies]
-    files = " ".join(study.path.as_posix() for study in studies)
-    command = f"`vsm study {files} --render {page.as_posix()}`"
-    alone = studies[0].settings if len(studies) == 1 else None
-    title = "Results" if alone is None or isinstance(alone, StudySettings) else alone.title
-    blocks: list[Block] = [Heading(1, title), Text(f"Rendered from result files by {command}.")]
-    if any(isinstance(study.settings, StudySettings) for study in studies):
-        blocks.append(Text(INTRODUCTION))
-    for study, results in found:
-        try:
-            blocks += _blocks(study, results, page, alone is None)
-        except VsmError:
-            raise
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise RunError(
-                f"{study.results}: does not fit {study.path} ({shortened(error)}); run vsm study "
-                f"{study.path} again"
-            ) from error
-    write_markdown(page, blocks)
+def write_page(study: Study, page: Path | None = None) -> Path:
+    """Render the result file of a study as Markdown, beside its YAML file unless told otherwise.
+
+    Charts go into the folder of the study's name beside the page.
+    """
+    page = study.page if page is None else page
+    results = study.read_results()
+    try:
+        blocks = _blocks(study, results)
+    except VsmError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(
+            f"{study.results}: does not fit {study.path} ({shortened(error)}); run vsm study "
+            f"{study.path} again"
+        ) from error
+    command = f"`vsm study {study.path.as_posix()} --render`"
+    source = f"{study.path.stem}/results.json"
+    rendered = Text(f"Rendered from `{source}` by {command}.")
+    write_markdown(page, [Heading(1, results["study"]["title"]), rendered, *blocks])
+    return page
 
 
-def _blocks(study: Study, results: Found, page: Path, is_part: bool) -> list[Block]:
+def _blocks(study: Study, results: Found) -> list[Block]:
     if isinstance(study.settings, StudySettings):
-        return study_blocks(study, results, page)
+        return [Text(INTRODUCTION), *run_blocks(study, results)]
     if study.settings.kind == "pretraining":
-        return pretraining_blocks(results, is_part)
-    return uncertainty_blocks(results, is_part)
+        return pretraining_blocks(results)
+    return uncertainty_blocks(results)
 
 
-def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
-    """Return the page's part about one study of runs: one table for all conditions each."""
+def run_blocks(study: Study, results: Found) -> list[Block]:
+    """Return the page of a study of runs: each table covers all conditions."""
     assert isinstance(study.settings, StudySettings)
     asked, remark = results["study"], study.settings.remark
     conditions = {str(condition_of(found)): found for found in results["conditions"]}
@@ -69,7 +69,6 @@ def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
     differences = {name: difference_rows(found) for name, found in conditions.items()}
     pairs = {name: pair_rows(found) for name, found in conditions.items()}
     blocks: list[Block] = [
-        Heading(2, asked["title"]),
         Text(
             f"{asked['data']}, {asked['episodes']} episodes of {split} classes (seed "
             f"{asked['episode_seed']}) with {asked['queries']} queries per class, the same for all "
@@ -79,13 +78,16 @@ def study_blocks(study: Study, results: Found, page: Path) -> list[Block]:
         grouped_table(["", *SCORE_COLUMNS], scores),
     ]
     if any(differences.values()):
-        blocks.append(Text(f"{asked['reference']} minus each other:"))
+        blocks.append(Text(f"{asked['reference']} minus each other row:"))
         blocks.append(grouped_table(["", *DIFFERENCE_COLUMNS], differences))
     if any(pairs.values()):
-        blocks += [Text("And of two rows each:"), grouped_table(["", *DIFFERENCE_COLUMNS], pairs)]
+        blocks += [
+            Text("Differences between other pairs of rows:"),
+            grouped_table(["", *DIFFERENCE_COLUMNS], pairs),
+        ]
     blocks += _memory_sizes(asked, conditions) + _effects(conditions)
     for found in conditions.values():
-        blocks += _chart(study, found) + _changed_answers(study, found, page)
+        blocks += _chart(study, found)
     return blocks + _curves(study, results["runs"]) + _runs(results["runs"], asked["rows"])
 
 
@@ -141,8 +143,8 @@ def _memory_sizes(asked: Found, conditions: Mapping[str, Found]) -> list[Block]:
     several = asked["memory_subsets"]
     mean = ""
     if several > 1:
-        mean = f", the mean of {several} choices of them (in parentheses ± over such choices)"
-    text = f"{asked['reference']} with so many slots{mean}:"
+        mean = f", the mean of {several} subsets (± over subsets in parentheses)"
+    text = f"{asked['reference']} with part of its slots{mean}:"
     return [Text(text), Table(["slots", *slots], rows)]
 
 
@@ -165,9 +167,9 @@ def _effects(conditions: Mapping[str, Found]) -> list[Block]:
     columns = [*(f"{quarter} quarter" for quarter in QUARTERS), "Spearman"]
     return [
         Text(
-            "Mean gain by memory of the classes, in quarters by the cosine of a class's mean "
-            "feature to the nearest slot (mean cosine in parentheses), Spearman's correlation of "
-            "both, and answers of the first seed that memory turned right and wrong:"
+            "Mean gain from memory by class, in quarters ranked by the cosine of a class's mean "
+            "feature to the nearest slot (mean cosine in parentheses); Spearman's correlation of "
+            "the two; and the answers of the first seed that memory turned right and wrong:"
         ),
         Table(["", *columns, "turned right", "turned wrong"], rows),
     ]
@@ -192,48 +194,27 @@ def _gains(gains: Found) -> list[str]:
 def _chart(study: Study, found: Found) -> list[Block]:
     """Draw memory sizes and the gain of every class, where matplotlib is installed."""
     try:
-        from vsm_lab.study.pictures import chart  # noqa: PLC0415 - an extra
+        from vsm_lab.study.plots import chart  # noqa: PLC0415 - an extra
     except ImportError:
         return []
     condition = condition_of(found)
-    name = f"{study.path.stem}-{condition.way}way-{condition.shot}shot-{condition.batch_norm}"
-    drawn = chart(found, name)
-    caption = f"{condition}: what the memory gives"
-    return [] if drawn is None else [Picture(name, drawn, caption, "charts", ".svg")]
+    name = f"{condition.way}way-{condition.shot}shot-{condition.batch_norm}"
+    drawn = chart(found, f"{study.path.stem}-{name}")
+    caption = f"{condition}: what the memory adds"
+    return [] if drawn is None else [Picture(name, drawn, caption, study.path.stem, ".svg")]
 
 
 def _curves(study: Study, runs: Sequence[Found]) -> list[Block]:
     """Draw accuracy on validation classes against steps, where runs were validated on their way."""
     shown = [run for run in runs if len(run.get("validations", [])) > 1]
     try:
-        from vsm_lab.study.pictures import curves  # noqa: PLC0415 - an extra
+        from vsm_lab.study.plots import curves  # noqa: PLC0415 - an extra
     except ImportError:
         return []
-    name, caption = f"{study.path.stem}-curves", "Validation classes while training"
-    return [Picture(name, curves(shown, name), caption, "charts", ".svg")] if shown else []
-
-
-def _changed_answers(study: Study, found: Found, page: Path) -> list[Block]:
-    """Link the pictures of changed answers that lie below the page.
-
-    A page that is shared must not lead to pictures that are not.
-    """
-    folder, beside = study.figures.resolve(), page.parent.resolve()
-    if not found.get("changes") or not folder.is_relative_to(beside):
+    if not shown:
         return []
-    blocks: list[Block] = []
-    for position, change in enumerate(found["changes"]["shown"]):
-        name = condition_of(found).picture_name(position, change["kind"])
-        true = change["true"]
-        caption = (
-            f"{change['kind'].capitalize()} (episode {change['episode']}, chosen for how much "
-            f"changed): the probability of {change['classes'][true]} went from "
-            f"{change['before'][true]:.0%} to {change['after'][true]:.0%}. Each class is shown "
-            "with what it recalled."
-        )
-        if (folder / f"{name}.png").is_file():
-            blocks.append(Picture(name, None, caption, folder.relative_to(beside).as_posix()))
-    return blocks
+    drawn = curves(shown, f"{study.path.stem}-curves")
+    return [Picture("curves", drawn, "Validation classes while training", study.path.stem, ".svg")]
 
 
 def _lengths(runs: Sequence[Found]) -> str:
@@ -247,10 +228,9 @@ def _lengths(runs: Sequence[Found]) -> str:
         return "Nothing was trained: the memories were learned in one pass."
     lengths = list(dict.fromkeys(length for _, length in rows))
     if len(lengths) == 1:
-        every = "Every run" if len(rows) == len(runs) else "Every run that is no learned memory"
-        return f"{every} was trained for {lengths[0]}."
+        return f"Trained for {lengths[0]}."
     told = dict.fromkeys(f"{row} for {length}" for row, length in rows)
-    return f"Not all runs were trained equally long: {', '.join(told)}."
+    return f"Runs were trained for different lengths: {', '.join(told)}."
 
 
 def _episodes(count: int) -> str:
@@ -262,7 +242,7 @@ def _runs(runs: Sequence[Found], rows: Mapping[str, str | Found]) -> list[Block]
     learned = [_learned(one, rows[one["row"]], rows) for one in runs if not one["steps"]]
     told: list[Block] = []
     if learned:
-        told = [Text("Learned with " + "; ".join(dict.fromkeys(learned)) + ".")]
+        told = [Text("Memories were learned by: " + "; ".join(dict.fromkeys(learned)) + ".")]
     runs = [one for one in runs if one["steps"]]
     if not runs:
         return told
@@ -276,7 +256,7 @@ def _runs(runs: Sequence[Found], rows: Mapping[str, str | Found]) -> list[Block]
         if all(option in other for other in options.values())
     ]
     seeds = "|".join(dict.fromkeys(str(one["seed"]) for one in runs))
-    text = f"Trained with `vsm train {' '.join(shared)} --seed {seeds}`, and as follows."
+    text = f"Trained with `vsm train {' '.join(shared)} --seed {seeds}` and the options below."
     backbones = {one["init"]: one["init_seconds"] for one in runs if one["init"]}
     for init, seconds in backbones.items():
         if seconds is not None:
@@ -297,7 +277,9 @@ def _learned(one: Found, asked: str | Found, rows: Mapping[str, str | Found]) ->
     encoder = None if isinstance(asked, str) else asked["encoder"]
     if encoder not in rows:
         return f"{one['row']}: `{one['command']}`"
-    return f"{one['row']}: `{one['command'].replace(one['init'], 'RUN')}` (RUN: that of {encoder})"
+    return (
+        f"{one['row']}: `{one['command'].replace(one['init'], 'RUN')}` (RUN: the run of {encoder})"
+    )
 
 
 def _options(command: str) -> list[str]:

@@ -3,17 +3,17 @@
 from math import sqrt
 from statistics import fmean, stdev
 
-from vsm_lab.document import Block, Heading, Table, Text
+from vsm_lab.document import Block, Table, Text
 from vsm_lab.study.definition import Found
 
 
-def pretraining_blocks(results: Found, with_heading: bool) -> list[Block]:
+def pretraining_blocks(results: Found) -> list[Block]:
     """Return what the page says of one study: a table with a row for every pre-training."""
     asked, rows = results["study"], results["pretrainings"]
     first = rows[0]["validation"]
     shots = list(first["shots"])
     controls = {row["seed"]: row for row in rows if row["row"] == rows[0]["row"]}
-    heads = ["", "seed", *(head for shot in shots for head in (f"{shot}-shot", "more"))]
+    heads = ["", "seed", *(head for shot in shots for head in (f"{shot}-shot", "difference"))]
     listed = [
         [
             row["row"],
@@ -25,13 +25,11 @@ def pretraining_blocks(results: Found, with_heading: bool) -> list[Block]:
         for row in rows
     ]
     return [
-        *([Heading(2, asked["title"])] if with_heading else []),
         Text(
             f"{asked['data']}, nearest prototype by cosine on validation classes, {first['way']}-"
             f"way, {first['episodes']} episodes of {first['queries']} queries per class, the same "
-            "for all rows; accuracy in percent of the best epoch, and how much more that is than "
-            f"of '{rows[0]['row']}' with the same seed, episode by episode; 95% intervals over "
-            "episodes."
+            "for all rows. Accuracy in percent at the best epoch, and its paired difference to "
+            f"'{rows[0]['row']}' with the same seed; 95% intervals over episodes."
         ),
         Table([*heads, "epoch", "minutes"], listed),
     ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from vsm_lab.document import Block, Heading, Table, Text
+from vsm_lab.document import Block, Table, Text
 from vsm_lab.study.definition import Found
 
 COVERAGES = (0.8, 0.9, 0.95)
@@ -23,7 +23,7 @@ def grouped_table(columns: Sequence[str], groups: Mapping[str, Sequence[Sequence
     return Table(columns, named)
 
 
-def uncertainty_blocks(results: Found, with_heading: bool) -> list[Block]:
+def uncertainty_blocks(results: Found) -> list[Block]:
     """Return what the page says of one study: one table for all models each."""
     protocol = results["protocol"]
 
@@ -32,7 +32,6 @@ def uncertainty_blocks(results: Found, with_heading: bool) -> list[Block]:
         return grouped_table(["model", "K", *columns], groups)
 
     return [
-        *([Heading(2, results["study"]["title"])] if with_heading else []),
         Text(
             f"{protocol['episodes']} episodes (seed {protocol['seed']}) of {protocol['way']} "
             f"classes with K examples each and {protocol['ood_classes']} out-of-distribution (OOD) "
