@@ -83,22 +83,10 @@ def quickened(server: Any) -> Any:
     import psycopg  # noqa: PLC0415 - as above
 
     with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        connection.execute("CREATE EXTENSION vector")
         for setting in ("fsync", "full_page_writes"):
             connection.execute(f"ALTER SYSTEM SET {setting} = off".encode())
         connection.execute("SELECT pg_reload_conf()")
     return server
-
-
-def bare_database(server: Any) -> str:
-    """Make a database as it is at first, without extensions, and return its address."""
-    import psycopg  # noqa: PLC0415 - as above
-
-    name = f"vsm_{uuid.uuid4().hex}"
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-    address: str = server.get_uri(database=name)
-    return address
 
 
 def new_database(server: Any) -> str:

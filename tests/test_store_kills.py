@@ -72,7 +72,7 @@ def check(store: Store, log: Path) -> dict[str, int]:
 def wait_for_the_database(store: Store) -> None:
     """Wait until PostgreSQL has noticed that a client is gone, and finished what it was told."""
     while store.database.name.startswith("postgresql"):
-        with store._pool.single() as connection:
+        with store.database.single() as connection:
             others = connection.rows(
                 "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> "
                 "pg_backend_pid() AND backend_type = 'client backend'"
@@ -105,7 +105,7 @@ def test_killed_writers_lose_nothing_that_was_acknowledged(
             wait_for_the_database(store)
             acknowledged = check(store, log)["acknowledged"]
             if store_target.endswith(".sqlite"):
-                with store._pool.single() as connection:
+                with store.database.single() as connection:
                     assert connection.rows("PRAGMA integrity_check") == [("ok",)]
     assert acknowledged >= KILLS // 2
     with capsys.disabled():

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -155,9 +155,6 @@ class ClassMemory(Memory):
     class_ids: Tensor
     counts: Tensor
     last_update: Tensor
-
-    SHARED: ClassVar[tuple[str, ...]] = ()
-    """Fields that belong to all classes together."""
 
     def check(self, width: int | None = None) -> None:
         """See :class:`vsm.Memory`."""

@@ -77,8 +77,6 @@ class GaussianMemory(ClassMemory):
         reading: :meth:`ReadSettings.tensor`.
     """
 
-    SHARED = ("center", "shared_scatter", "shared_freedom", "reading")
-
     center: Tensor
     factors: Tensor
     factor_rows: Tensor

@@ -165,8 +165,7 @@ class Service:
             task,
             lambda memory, features, labels: memory.add(consolidation, features, labels, source),
         )
-        assert memory.named is not None
-        return schemas.Remembered(*changes, classes=len(memory.named.names))
+        return schemas.Remembered(*changes, classes=len(memory.names))
 
     async def task_map(self, task: str) -> TaskMap:
         """Place prototypes, examples and recalled classes of a task in a plane."""

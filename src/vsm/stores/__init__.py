@@ -1,7 +1,4 @@
-"""Persistent stores of tasks, their examples and the memory, in SQLite or PostgreSQL.
-
-:func:`open_store` opens the :class:`Store` at a path or a ``postgresql://`` address.
-"""
+"""Persistent stores of tasks, their examples and the memory, in SQLite or PostgreSQL."""
 
 from vsm.stores.databases import default_store, is_store
 from vsm.stores.records import Example, NewExample, RememberedClass, StoredMemory, Support, Task

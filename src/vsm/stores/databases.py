@@ -1,6 +1,6 @@
-"""Databases by path or address, their dialects, and a pool of connections to them.
+"""SQLite and PostgreSQL behind one interface: a pool of connections with transactions.
 
-Drivers follow Python's DB-API, so one :class:`Connection` serves both.
+Both drivers follow Python's DB-API, so one :class:`Connection` serves both.
 """
 
 import importlib.util
@@ -8,11 +8,9 @@ import sqlite3
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from vsm.errors import StoreError, StoreUnavailableError
 from vsm.memory.named import EncoderIdentity
@@ -21,12 +19,16 @@ from vsm.system.files import is_sqlite, user_folder
 ADDRESSES = ("postgresql://", "postgres://")
 SUFFIX = ".sqlite"
 SQLITE_TIMEOUT = 30.0  # seconds to wait for another process that is writing
+POSTGRES_OPTIONS = (
+    "-c synchronous_commit=on -c statement_timeout=60s -c lock_timeout=30s "
+    "-c idle_in_transaction_session_timeout=60s -c client_min_messages=warning"
+)
 
 
 class Connection:
     """A connection in autocommit mode; SQL has ``?`` as placeholders."""
 
-    def __init__(self, raw: Any, placeholder: str = "?") -> None:
+    def __init__(self, raw: Any, placeholder: str) -> None:
         self.raw, self._placeholder = raw, placeholder
         self.close = raw.close
 
@@ -49,14 +51,13 @@ class Connection:
 
 
 class Database(ABC):
-    """How to connect to a database, and its dialect.
+    """A database and a pool of connections to it, each used by one thread at a time.
 
     Attributes:
         name: for messages; without the password.
         errors: what its driver raises.
         advice: what to check after such an error.
-        types: SQL types by the names in :mod:`vsm.stores.schema`.
-        distance: SQL for the distance of a column ``mean`` to ``?``.
+        placeholder: for values in SQL.
         begin_reading: starts a transaction that sees one state of all tables.
         begin_writing: starts one that may change them.
         lock: excludes other transactions that run it, where ``begin_writing`` does not.
@@ -65,99 +66,31 @@ class Database(ABC):
     name: str
     errors: tuple[type[Exception], ...]
     advice: str
-    types: dict[str, str]
-    distance: str
+    placeholder: str
     begin_reading: str
     begin_writing: str
     lock: str | None = None
 
-    @abstractmethod
-    def connect(self) -> Connection:
-        """Open a connection."""
-
-    def prepare(self, connection: Connection) -> None:  # noqa: B027 - not all need it
-        """Do what migrations require, within their transaction."""
-
-    @abstractmethod
-    def encode_vector(self, row: Any) -> Any:
-        """Return ``row [D]`` of float32 as the driver stores it."""
-
-    @abstractmethod
-    def decode_vector(self, vector: Any) -> Any:
-        """Invert :meth:`encode_vector`."""
-
-
-class SqliteDatabase(Database):
-    """An SQLite file; one transaction at a time writes.
-
-    With ``synchronous = FULL`` the log is flushed at every commit: neither a killed process nor a
-    power cut loses what was committed.
-    """
-
-    errors = (sqlite3.Error,)
-    advice = "may the file be written, and does no other program hold it?"
-    types = {"integer": "INTEGER", "vector": "BLOB", "blob": "BLOB"}  # noqa: RUF012 - constant
-    distance = "vsm_distance(mean, ?)"
-    begin_reading = "BEGIN"
-    begin_writing = "BEGIN IMMEDIATE"
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, str(path)
-
-    def connect(self) -> Connection:
-        """Open the file, with write-ahead log."""
-        raw = sqlite3.connect(
-            self.path, timeout=SQLITE_TIMEOUT, isolation_level=None, check_same_thread=False
-        )
-        try:
-            for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
-                raw.execute(f"PRAGMA {pragma}")
-            raw.create_function("vsm_distance", 2, self._distance, deterministic=True)
-        except sqlite3.Error:
-            raw.close()
-            raise
-        return Connection(raw)
-
-    def encode_vector(self, row: Any) -> Any:
-        """Return the bytes of ``row [D]``."""
-        return np.asarray(row, np.float32).tobytes()
-
-    def decode_vector(self, vector: Any) -> Any:
-        """Invert :meth:`encode_vector`."""
-        return np.frombuffer(vector, np.float32)
-
-    def _distance(self, first: bytes, second: bytes) -> float:
-        return float(np.linalg.norm(self.decode_vector(first) - self.decode_vector(second)))
-
-
-class Pool:
-    """Connections to a database, each used by one thread at a time."""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
+    def __init__(self) -> None:
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
         self._is_closed = False
 
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
+    @abstractmethod
+    def connect(self) -> Any:
+        """Open a connection of the driver, in autocommit mode."""
+
+    def reading(self) -> AbstractContextManager[Connection]:
         """Lend a connection in a transaction that sees one state of all tables."""
-        with self._lend(self.database.begin_reading) as connection:
-            yield connection
+        return self._lend(self.begin_reading)
 
-    @contextmanager
-    def writing(self, *, exclusive: bool = False) -> Iterator[Connection]:
+    def writing(self, *, exclusive: bool = False) -> AbstractContextManager[Connection]:
         """Lend a connection in a transaction; ``exclusive`` ones run one after the other."""
-        with self._lend(self.database.begin_writing) as connection:
-            if exclusive and self.database.lock is not None:
-                connection.rows(self.database.lock)
-            yield connection
+        return self._lend(self.begin_writing, self.lock if exclusive else None)
 
-    @contextmanager
-    def single(self) -> Iterator[Connection]:
+    def single(self) -> AbstractContextManager[Connection]:
         """Lend a connection for a single query, which needs no transaction."""
-        with self._lend(None) as connection:
-            yield connection
+        return self._lend(None)
 
     def close(self) -> None:
         """Close all connections; those in use are closed when they are returned."""
@@ -165,41 +98,43 @@ class Pool:
         self._close_idle()
 
     @contextmanager
-    def _lend(self, begin: str | None) -> Iterator[Connection]:
+    def _lend(self, begin: str | None, lock: str | None = None) -> Iterator[Connection]:
         try:
             connection = self._begin(begin)
             try:
+                if lock is not None:
+                    connection.rows(lock)
                 yield connection
                 if begin is not None:
                     connection.change("COMMIT")
             except BaseException:
                 try:
                     connection.change("ROLLBACK")
-                except self.database.errors:
+                except self.errors:
                     connection.close()
                 else:
                     self._give_back(connection)
                 raise
             self._give_back(connection)
-        except self.database.errors as error:
+        except self.errors as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise StoreUnavailableError(
-                f"store: {self.database.name} cannot be used now ({reason}); {self.database.advice}"
+                f"store: {self.name} cannot be used now ({reason}); {self.advice}"
             ) from error
 
     def _begin(self, begin: str | None) -> Connection:
         """Take a connection and begin; idle connections that broke meanwhile are replaced."""
         with self._lock:
             if self._is_closed:
-                raise StoreUnavailableError(f"store: {self.database.name} is closed")
+                raise StoreUnavailableError(f"store: {self.name} is closed")
             idle = self._idle.pop() if self._idle else None
-        connection = idle or self.database.connect()
+        connection = idle or Connection(self.connect(), self.placeholder)
         try:
             if begin is not None:
                 connection.change(begin)
         except BaseException as error:
             connection.close()
-            if idle is None or not isinstance(error, self.database.errors):
+            if idle is None or not isinstance(error, self.errors):
                 raise
             self._close_idle()
             return self._begin(begin)
@@ -217,6 +152,77 @@ class Pool:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+
+
+class SqliteDatabase(Database):
+    """An SQLite file; one transaction at a time writes.
+
+    With ``synchronous = FULL`` the log is flushed at every commit: neither a killed process nor a
+    power cut loses what was committed.
+    """
+
+    errors = (sqlite3.Error,)
+    advice = "may the file be written, and does no other program hold it?"
+    placeholder = "?"
+    begin_reading = "BEGIN"
+    begin_writing = "BEGIN IMMEDIATE"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path, self.name = path, str(path)
+
+    def connect(self) -> sqlite3.Connection:
+        """Open the file, with a write-ahead log."""
+        raw = sqlite3.connect(
+            self.path, timeout=SQLITE_TIMEOUT, isolation_level=None, check_same_thread=False
+        )
+        try:
+            for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+                raw.execute(f"PRAGMA {pragma}")
+        except sqlite3.Error:
+            raw.close()
+            raise
+        return raw
+
+
+class PostgresDatabase(Database):
+    """A PostgreSQL database; every commit is in the log on the server's disk."""
+
+    advice = "is it running, and may it be written?"
+    placeholder = "%s"
+    begin_reading = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+    begin_writing = "BEGIN ISOLATION LEVEL READ COMMITTED"
+    lock = f"SELECT pg_advisory_xact_lock({0x76736D})"  # "vsm"
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        if importlib.util.find_spec("psycopg") is None:
+            raise StoreError(
+                "store: PostgreSQL needs psycopg: pip install "
+                "'variational-semantic-memory[postgres]'"
+            )
+        import psycopg  # noqa: PLC0415 - an extra
+        from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
+
+        self.errors = (psycopg.Error,)
+        try:
+            known = conninfo_to_dict(address)
+        except psycopg.Error as error:
+            raise StoreError(
+                "store: expected postgresql://USER:PASSWORD@HOST/DATABASE, got something that "
+                f"PostgreSQL cannot read ({type(error).__name__})"
+            ) from error
+        self.address = address
+        self.options = f"{known.get('options') or ''} {POSTGRES_OPTIONS}".strip()
+        self.name = f"postgresql://{known.get('host') or 'localhost'}/{known.get('dbname') or ''}"
+
+    def connect(self) -> Any:
+        """Connect to the server."""
+        import psycopg  # noqa: PLC0415 - an extra
+
+        return psycopg.connect(
+            self.address, autocommit=True, connect_timeout=10, options=self.options
+        )
 
 
 def is_store(target: str) -> bool:
@@ -241,14 +247,6 @@ def default_store(model: str, encoder: EncoderIdentity) -> Path:
 def open_database(target: str, create: bool) -> Database:
     """Return the database at a path or an address; see :func:`vsm.stores.open_store`."""
     if target.startswith(ADDRESSES):
-        missing = [one for one in ("psycopg", "pgvector") if importlib.util.find_spec(one) is None]
-        if missing:
-            raise StoreError(
-                f"store: PostgreSQL needs {' and '.join(missing)}: pip install "
-                "'variational-semantic-memory[postgres]'"
-            )
-        from vsm.stores.postgres import PostgresDatabase  # noqa: PLC0415 - an extra
-
         return PostgresDatabase(target)
     if "://" in target:
         raise StoreError(f"store: expected a path or postgresql://…, got {target}")

@@ -6,57 +6,75 @@ before the memory, so there is no deadlock. And several tables are read in one t
 sees one state of all of them.
 """
 
+import hashlib
 import json
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
-from safetensors import SafetensorError
 
-from vsm.errors import NotStoredError, StoreError, StoreFullError
-from vsm.memory.codec import (
-    ClassRow,
-    Head,
-    decode_rows,
-    digest_values,
-    encode_head,
-    encode_rows,
-    event_text,
-    memory_digest,
-)
+from vsm.errors import NotStoredError, RunError, StoreError, StoreFullError
+from vsm.memory.codec import decode_memory
 from vsm.memory.named import Changes, EncoderIdentity, NamedMemory
-from vsm.stores.databases import Connection, Database, Pool, open_database
+from vsm.stores.databases import Connection, Database, open_database
 from vsm.stores.records import (
     Consolidate,
     Example,
     NewExample,
     RememberedClass,
-    Row,
     StoredMemory,
     Support,
     Task,
     Versions,
     name_error,
 )
-from vsm.stores.schema import migrate
 from vsm.system.documents import shortened
 
+SCHEMA_VERSION = 3
+TABLES = (
+    """CREATE TABLE vsm_tasks (
+        id TEXT PRIMARY KEY,
+        place BIGINT NOT NULL,
+        name TEXT NOT NULL,
+        created TEXT NOT NULL,
+        version BIGINT NOT NULL
+    )""",
+    """CREATE TABLE vsm_examples (
+        id TEXT PRIMARY KEY,
+        task TEXT NOT NULL REFERENCES vsm_tasks (id) ON DELETE CASCADE,
+        place BIGINT NOT NULL,
+        label TEXT NOT NULL,
+        file TEXT NOT NULL,
+        created TEXT NOT NULL,
+        remembered BIGINT NOT NULL,
+        embedding BYTEA NOT NULL,
+        thumbnail BYTEA NOT NULL,
+        original BYTEA,
+        digest TEXT NOT NULL
+    )""",
+    "CREATE UNIQUE INDEX vsm_examples_of_task ON vsm_examples (task, place)",
+    """CREATE TABLE vsm_memory (
+        version BIGINT NOT NULL,
+        encoder TEXT NOT NULL,
+        fingerprint TEXT NOT NULL,
+        digest TEXT NOT NULL,
+        metadata TEXT NOT NULL,
+        tensors BYTEA NOT NULL
+    )""",
+    "CREATE TABLE vsm_thumbnails (name TEXT PRIMARY KEY, thumbnail BYTEA NOT NULL)",
+    f"INSERT INTO vsm_schema VALUES ({SCHEMA_VERSION})",
+)
 ID = re.compile(r"[0-9a-f]{32}")
 TASKS = "SELECT id, name, created, version FROM vsm_tasks"
 COUNTS = "SELECT task, label, COUNT(*) FROM vsm_examples"
-CLASS = "name, class_id, count, last_update, freedom, content, factors"
-CLASS_COLUMNS = tuple(f"{CLASS}, folded, place, added, mean".split(", "))
-UPDATED = ("class_id", "count", "last_update", "freedom", "content", "factors", "added", "mean")
-UPDATE_CLASS = (
-    f"ON CONFLICT (name) DO UPDATE SET {', '.join(f'{one} = excluded.{one}' for one in UPDATED)}"
-)
 
 
 class Store:
@@ -75,27 +93,39 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._pool = Pool(database)
         self._cached: StoredMemory | None = None
         self._lock = threading.Lock()
         try:
-            migrate(self._pool)
+            self._create_tables()
         except BaseException:
-            self._pool.close()
+            database.close()
             raise
 
     def __repr__(self) -> str:
         return f"store {self.database.name}"
 
+    def _create_tables(self) -> None:
+        """Create the tables; of several processes one does it, and the others wait."""
+        with self.database.writing(exclusive=True) as connection:
+            connection.change("CREATE TABLE IF NOT EXISTS vsm_schema (version BIGINT NOT NULL)")
+            [[found]] = connection.rows("SELECT COALESCE(MAX(version), 0) FROM vsm_schema")
+            if found not in (0, SCHEMA_VERSION):
+                raise StoreError(
+                    f"store: {self.database.name} has tables of version {shortened(found, 20)}, "
+                    f"but this version of vsm uses version {SCHEMA_VERSION}; use the vsm that "
+                    "wrote it, or name another --store"
+                )
+            for statement in TABLES if found == 0 else ():
+                connection.change(statement)
+
     def bind(self, encoder: EncoderIdentity, memory: NamedMemory | None) -> None:
         """Initialize with an encoder and its memory, or check that the store is of that encoder."""
-        with self._pool.writing(exclusive=True) as connection:
+        with self.database.writing(exclusive=True) as connection:
             found = _encoder(connection)
             if found is None:
-                values = (1, *encoder, *encode_head(memory), memory_digest(memory))
-                columns = ("version", "encoder", "fingerprint", *Head._fields, "digest")
-                _insert(connection, "vsm_memory", columns, [values])
-                self._write_classes(connection, None, memory)
+                identity = {"encoder": encoder.name, "fingerprint": encoder.fingerprint}
+                row = {"version": 1, **identity, **_encode_memory(encoder, memory)}
+                _insert(connection, "vsm_memory", row)
             elif found.fingerprint != encoder.fingerprint:
                 raise StoreError(
                     f"store: {self.database.name} holds features of the encoder {found}, but the "
@@ -105,23 +135,23 @@ class Store:
 
     def encoder(self) -> EncoderIdentity | None:
         """Return whose features it holds; None before the first :meth:`bind`."""
-        with self._pool.single() as connection:
+        with self.database.single() as connection:
             return _encoder(connection)
 
     def check(self) -> None:
         """Raise unless the database answers."""
-        with self._pool.reading() as connection:
+        with self.database.reading() as connection:
             connection.rows("SELECT version FROM vsm_memory")
 
     def close(self) -> None:
         """Close all connections."""
-        self._pool.close()
+        self.database.close()
 
     def create_task(self, name: str, max_tasks: int) -> Task:
         """Create a task, unless there are ``max_tasks`` already."""
         _require_name("name", name)
         task = Task(uuid.uuid4().hex, name, _now(), 1, {})
-        with self._pool.writing(exclusive=True) as connection:
+        with self.database.writing(exclusive=True) as connection:
             [[count, place]] = connection.rows(
                 "SELECT COUNT(*), COALESCE(MAX(place), 0) FROM vsm_tasks"
             )
@@ -129,18 +159,13 @@ class Store:
                 raise StoreFullError(
                     f"tasks: there are {count} already, of at most {max_tasks}; delete one"
                 )
-            columns = ("id", "name", "created", "version", "place")
-            _insert(
-                connection,
-                "vsm_tasks",
-                columns,
-                [(task.id, name, task.created, task.version, place + 1)],
-            )
+            row = {"id": task.id, "name": name, "created": task.created, "version": task.version}
+            _insert(connection, "vsm_tasks", row | {"place": place + 1})
         return task
 
     def tasks(self) -> list[Task]:
         """Return all tasks, oldest first."""
-        with self._pool.reading() as connection:
+        with self.database.reading() as connection:
             found = connection.rows(f"{TASKS} ORDER BY place")
             counts = connection.rows(f"{COUNTS} GROUP BY task, label")
         return _with_counts(found, counts)
@@ -148,7 +173,7 @@ class Store:
     def task(self, task: str) -> Task:
         """Return one task."""
         _require_id("task", task)
-        with self._pool.reading() as connection:
+        with self.database.reading() as connection:
             found = connection.rows(f"{TASKS} WHERE id = ?", task)
             counts = connection.rows(f"{COUNTS} WHERE task = ? GROUP BY task, label", task)
         if not found:
@@ -158,7 +183,7 @@ class Store:
     def delete_task(self, task: str) -> None:
         """Delete a task and its examples; what the memory learned from it stays."""
         _require_id("task", task)
-        with self._pool.writing() as connection:
+        with self.database.writing() as connection:
             if not connection.change("DELETE FROM vsm_tasks WHERE id = ?", task):
                 raise _no_task(task)
 
@@ -177,19 +202,18 @@ class Store:
                     f"files: the task has {count} examples, and {len(examples)} more would be over "
                     f"the limit of {max_examples}; delete some, or begin another task"
                 )
-            columns = ("id", "task", "label", "created", "remembered", "place", "digest")
-            values = [
-                (id_, task, label, now, 0, place, example_digest(label, one.embedding), *encoded)
-                for place, (id_, one) in enumerate(zip(ids, examples, strict=True), place + 1)
-                for encoded in [one._replace(embedding=self.database.encode_vector(one.embedding))]
-            ]
-            _insert(connection, "vsm_examples", (*columns, *NewExample._fields), values)
+            shared = {"task": task, "label": label, "created": now, "remembered": 0}
+            for number, (id_, one) in enumerate(zip(ids, examples, strict=True), place + 1):
+                embedding = np.asarray(one.embedding, np.float32).tobytes()
+                stored = {"embedding": embedding, "digest": _digest(label, embedding)}
+                row = shared | {"id": id_, "place": number} | one._asdict() | stored
+                _insert(connection, "vsm_examples", row)
         return ids
 
     def examples(self, task: str) -> list[Example]:
         """Return the examples of a task, oldest first."""
         self.task(task)
-        with self._pool.single() as connection:
+        with self.database.single() as connection:
             rows = connection.rows(
                 "SELECT id, label, file, created, remembered FROM vsm_examples WHERE task = ? "
                 "ORDER BY place",
@@ -203,7 +227,7 @@ class Store:
     def support(self, task: str) -> Support:
         """Return the embedded examples of a task."""
         _require_id("task", task)
-        with self._pool.reading() as connection:
+        with self.database.reading() as connection:
             if not connection.rows("SELECT id FROM vsm_tasks WHERE id = ?", task):
                 raise _no_task(task)
             return self._support(connection, task)
@@ -231,17 +255,17 @@ class Store:
         known = [task for task in dict.fromkeys(tasks) if ID.fullmatch(task)]
         if not known:
             return {}
-        with self._pool.single() as connection:
+        with self.database.single() as connection:
             rows = connection.rows(
                 "SELECT vsm_tasks.id, vsm_tasks.version, vsm_memory.version FROM vsm_tasks, "
                 f"vsm_memory WHERE vsm_tasks.id IN ({', '.join('?' * len(known))})",
                 *known,
             )
-        return {task: Versions(own, memory) for task, own, memory in rows}
+        return {task: Versions(*versions) for task, *versions in rows}
 
     def memory(self) -> StoredMemory:
-        """Return the memory; it is read only if its version has changed."""
-        with self._pool.reading() as connection:
+        """Return the memory; it is read from the database only after a change."""
+        with self.database.reading() as connection:
             found = connection.rows("SELECT version FROM vsm_memory")
             return self._memory_at(connection, found[0][0]) if found else StoredMemory(0, None)
 
@@ -250,47 +274,47 @@ class Store:
 
         Examples of classes that are removed count as not remembered again.
         """
-        with self._pool.writing() as connection:
-            before = self._lock_memory(connection)
-            after = self._write(connection, before, change(_require_memory(before)))
-        return self._cache(after)
+        with self.database.writing() as connection:
+            version, before = self._lock_memory(connection)
+            after = _write_memory(connection, before, change(before))
+        return self._cache(StoredMemory(version, after))
 
     def replace_memory(self, memory: NamedMemory) -> StoredMemory:
         """Replace the memory by another one of the same encoder, even if it is damaged."""
-        with self._pool.writing() as connection:
+        with self.database.writing() as connection:
             version = self._increment_version(connection)
             known = _encoder(connection)
             assert known is not None
             memory.require_encoder(known, self.database.name)
-            connection.change("DELETE FROM vsm_classes")
-            connection.change("DELETE FROM vsm_events")
+            connection.change("DELETE FROM vsm_thumbnails")
             connection.change("UPDATE vsm_examples SET remembered = 0")
-            after = self._write(connection, StoredMemory(version - 1, None), memory)
-        return self._cache(after)
+            after = _write_memory(connection, None, memory)
+        return self._cache(StoredMemory(version, after))
 
-    def remember(self, task: str, consolidate: Consolidate) -> tuple[Changes, StoredMemory]:
+    def remember(self, task: str, consolidate: Consolidate) -> tuple[Changes, NamedMemory]:
         """Consolidate those examples of a task that the memory does not include yet."""
-        stored = self.memory()
-        _require_memory(stored)
+        stored = _require_memory(self.memory().named)
         if all(self.support(task).remembered):  # keep the versions
             return Changes((), (), ()), stored
         with self._changing(task) as connection:
             support = self._support(connection, task)
             new = [n for n, remembered in enumerate(support.remembered) if not remembered]
-            before = self._lock_memory(connection)
+            version, before = self._lock_memory(connection)
             labels = [support.labels[n] for n in new]
-            named, changes = consolidate(_require_memory(before), support.features[new], labels)
-            after = self._write(connection, before, named)
+            after, changes = consolidate(before, support.features[new], labels)
+            _write_memory(connection, before, after)
             connection.change_many(
                 "UPDATE vsm_examples SET remembered = 1 WHERE id = ?",
                 [(support.ids[n],) for n in new],
             )
             connection.change_many(
-                "UPDATE vsm_classes SET thumbnail = (SELECT thumbnail FROM vsm_examples WHERE "
-                "task = ? AND label = ? ORDER BY place LIMIT 1) WHERE name = ? AND added = 1",
-                [(task, label, label) for label in dict.fromkeys(labels)],
+                "INSERT INTO vsm_thumbnails SELECT label, thumbnail FROM vsm_examples WHERE "
+                "task = ? AND label = ? ORDER BY place LIMIT 1 "
+                "ON CONFLICT (name) DO UPDATE SET thumbnail = excluded.thumbnail",
+                [(task, label) for label in sorted(after.added.intersection(labels))],
             )
-        return changes, self._cache(after)
+        self._cache(StoredMemory(version, after))
+        return changes, after
 
     def classes(
         self, search: str = "", near: str | None = None, offset: int = 0, limit: int = 1000
@@ -303,41 +327,41 @@ class Store:
             offset: how many to skip.
             limit: how many to return at most.
         """
-        if "\0" in search:
+        memory = self.memory().named
+        if near is not None and (memory is None or near not in memory.places):
+            raise NotStoredError(f"near: there is no class {near!r} in the memory")
+        if memory is None:
             return 0, []
-        pattern = "%" + re.sub(r"([\\%_])", r"\\\1", search.casefold()) + "%"
-        where = "FROM vsm_classes WHERE folded LIKE ? ESCAPE '\\'"
-        with self._pool.reading() as connection:
-            order, values = "place", []
-            if near is not None:
-                mean = _class_column(connection, "mean", near)
-                if mean is None:
-                    raise NotStoredError(f"near: there is no class {near!r} in the memory")
-                order, values = f"{self.database.distance}, place", [mean]
-            [[total]] = connection.rows(f"SELECT COUNT(*) {where}", pattern)
-            rows = connection.rows(
-                f"SELECT name, count, last_update, added, thumbnail IS NOT NULL {where} "
-                f"ORDER BY {order} LIMIT ? OFFSET ?",
-                *(pattern, *values, limit, offset),
-            )
-        return total, [
-            RememberedClass(name, count, last_update, bool(added), bool(has_thumbnail))
-            for name, count, last_update, added, has_thumbnail in rows
+        slots, places = memory.slots, memory.places
+        found = [name for name in memory.names if search.casefold() in name.casefold()]
+        if near is not None:
+            means = slots.content.float()
+            distances = (means - means[places[near]]).norm(dim=-1).tolist()
+            found.sort(key=lambda name: distances[places[name]])
+        with self.database.single() as connection:
+            shown = {name for (name,) in connection.rows("SELECT name FROM vsm_thumbnails")}
+        counts, updates = slots.counts.tolist(), slots.last_update.tolist()
+        return len(found), [
+            RememberedClass(name, counts[n], updates[n], name in memory.added, name in shown)
+            for name in found[offset : offset + limit]
+            for n in [places[name]]
         ]
 
     def class_thumbnail(self, name: str) -> bytes:
         """Return the PNG of a remembered class."""
-        with self._pool.single() as connection:
-            found = _class_column(connection, "thumbnail", name)
-        if found is None:
+        found = []
+        if not name_error(name):
+            with self.database.single() as connection:
+                found = connection.rows("SELECT thumbnail FROM vsm_thumbnails WHERE name = ?", name)
+        if not found:
             raise NotStoredError(f"class: there is no image of {name!r} in the memory")
-        return bytes(found)
+        return bytes(found[0][0])
 
     @contextmanager
     def _changing(self, task: str) -> Iterator[Connection]:
         """Begin a change of a task: increment its version, which makes other writers wait."""
         _require_id("task", task)
-        with self._pool.writing() as connection:
+        with self.database.writing() as connection:
             if not connection.change(
                 "UPDATE vsm_tasks SET version = version + 1 WHERE id = ?", task
             ):
@@ -347,7 +371,7 @@ class Store:
     def _example_column(self, column: str, task: str, example: str) -> Any:
         _require_id("task", task)
         _require_id("example", example)
-        with self._pool.single() as connection:
+        with self.database.single() as connection:
             found = connection.rows(
                 f"SELECT {column} FROM vsm_examples WHERE task = ? AND id = ?", task, example
             )
@@ -361,20 +385,20 @@ class Store:
             "ORDER BY place",
             task,
         )
-        try:
-            vectors = [self.database.decode_vector(vector) for *_, vector in rows]
-            features = torch.from_numpy(np.stack(vectors)) if vectors else torch.zeros(0, 0)
-        except ValueError as error:
-            raise self._damaged("an example", error) from error
-        for (id_, label, _, digest, _), vector in zip(rows, vectors, strict=True):
-            if digest is not None and digest != example_digest(label, vector):
+        vectors = []
+        for id_, label, _, digest, stored in rows:
+            embedding = bytes(stored)
+            if digest != _digest(label, embedding):
                 raise self._damaged(f"the example {id_}", "its digest does not match")
+            vectors.append(np.frombuffer(embedding, np.float32))
+        features = torch.from_numpy(np.stack(vectors)) if vectors else torch.zeros(0, 0)
         ids, labels = [row[0] for row in rows], [row[1] for row in rows]
         return Support(ids, labels, features, [bool(row[2]) for row in rows])
 
-    def _lock_memory(self, connection: Connection) -> StoredMemory:
-        """Return the memory to change; its version is incremented, other writers wait."""
-        return self._memory_at(connection, self._increment_version(connection) - 1)
+    def _lock_memory(self, connection: Connection) -> tuple[int, NamedMemory]:
+        """Increment the version, which makes other writers wait; return it and the old memory."""
+        version = self._increment_version(connection)
+        return version, _require_memory(self._memory_at(connection, version - 1).named)
 
     def _increment_version(self, connection: Connection) -> int:
         if not connection.change("UPDATE vsm_memory SET version = version + 1"):
@@ -386,24 +410,21 @@ class Store:
         with self._lock:
             if self._cached is not None and self._cached.version == version:
                 return self._cached
-        [[name, fingerprint, digest, *head]] = connection.rows(
-            f"SELECT encoder, fingerprint, digest, {', '.join(Head._fields)} FROM vsm_memory"
+        [[name, fingerprint, digest, metadata, stored]] = connection.rows(
+            "SELECT encoder, fingerprint, digest, metadata, tensors FROM vsm_memory"
         )
-        rows = connection.rows(f"SELECT {CLASS} FROM vsm_classes ORDER BY place")
-        events = connection.rows("SELECT event FROM vsm_events ORDER BY place")
         try:
-            named = decode_rows(
-                Head._make((*head[:-1], bytes(head[-1]))),
-                EncoderIdentity(name, fingerprint),
-                [ClassRow._make((*row[:-2], bytes(row[-2]), bytes(row[-1]))) for row in rows],
-                [json.loads(event) for (event,) in events],
-            )
-            is_same = digest is None or digest == memory_digest(named)
-        except (LookupError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+            tensors = bytes(stored)
+            if digest != _digest(name, fingerprint, metadata, tensors):
+                raise ValueError("its digest does not match")
+            memory = None
+            if metadata:
+                # Copied, since results may depend on how tensors are aligned in memory.
+                loaded = {key: t.clone() for key, t in safetensors.torch.load(tensors).items()}
+                memory = decode_memory(loaded, json.loads(metadata), Path(self.database.name))
+        except (ValueError, TypeError, RunError, safetensors.SafetensorError) as error:
             raise self._damaged("its memory", error) from error
-        if not is_same:
-            raise self._damaged("its memory", "its digest does not match")
-        return self._cache(StoredMemory(version, named))
+        return self._cache(StoredMemory(version, memory))
 
     def _damaged(self, what: str, why: object) -> StoreError:
         return StoreError(
@@ -417,46 +438,6 @@ class Store:
             if self._cached is None or self._cached.version <= memory.version:
                 self._cached = memory
         return memory
-
-    def _write(
-        self, connection: Connection, before: StoredMemory, after: NamedMemory
-    ) -> StoredMemory:
-        """Write what differs; the version has been incremented already."""
-        if before.named is None or encode_head(before.named) != encode_head(after):
-            columns = ", ".join(f"{name} = ?" for name in Head._fields)
-            connection.change(f"UPDATE vsm_memory SET {columns}", *encode_head(after))
-        connection.change("UPDATE vsm_memory SET digest = ?", memory_digest(after))
-        removed = self._write_classes(connection, before.named, after)
-        connection.change_many(
-            "UPDATE vsm_examples SET remembered = 0 WHERE label = ?", [(name,) for name in removed]
-        )
-        return StoredMemory(before.version + 1, after)
-
-    def _write_classes(
-        self, connection: Connection, before: NamedMemory | None, after: NamedMemory | None
-    ) -> list[str]:
-        """Write the classes and events that differ, and return the names of removed classes."""
-        old, new = encode_rows(before), encode_rows(after)
-        removed = [name for name in old if name not in new]
-        connection.change_many(
-            "DELETE FROM vsm_classes WHERE name = ?", [(name,) for name in removed]
-        )
-        if after is None:
-            return removed
-        dtype, added = encode_head(after).dtype, after.added
-        [[place]] = connection.rows("SELECT COALESCE(MAX(place), 0) FROM vsm_classes")
-        changed = [row for name, row in new.items() if old.get(name) != row]
-        values = [
-            (*row, row.name.casefold(), place, int(row.name in added), vector)
-            for place, row in enumerate(changed, place + 1)
-            for vector in [self.database.encode_vector(row.mean(dtype))]
-        ]
-        _insert(connection, "vsm_classes", CLASS_COLUMNS, values, UPDATE_CLASS)
-        events = after.provenance[0 if before is None else len(before.provenance) :]
-        [[place]] = connection.rows("SELECT COALESCE(MAX(place), 0) FROM vsm_events")
-        texts = enumerate(map(event_text, events), place + 1)
-        _insert(connection, "vsm_events", ("place", "event"), list(texts))
-        return removed
 
 
 def open_store(target: str | Path, *, create: bool = True) -> Store:
@@ -473,15 +454,36 @@ def open_store(target: str | Path, *, create: bool = True) -> Store:
     return Store(open_database(str(target), create))
 
 
-def _insert(
-    connection: Connection,
-    table: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    on_conflict: str = "",
-) -> None:
-    names, marks = ", ".join(columns), ", ".join("?" * len(columns))
-    connection.change_many(f"INSERT INTO {table} ({names}) VALUES ({marks}) {on_conflict}", rows)
+def _encode_memory(encoder: EncoderIdentity, memory: NamedMemory | None) -> dict[str, Any]:
+    """Return the columns of a memory; without one, its metadata and tensors are empty."""
+    metadata, tensors = "", b""
+    if memory is not None:
+        # safetensors refuses tensors that share memory.
+        stored = {
+            name: tensor.clone(memory_format=torch.contiguous_format)
+            for name, tensor in memory.slots.tensors().items()
+        }
+        metadata, tensors = json.dumps(memory.metadata()), safetensors.torch.save(stored)
+    digest = _digest(*encoder, metadata, tensors)
+    return {"digest": digest, "metadata": metadata, "tensors": tensors}
+
+
+def _write_memory(
+    connection: Connection, before: NamedMemory | None, after: NamedMemory
+) -> NamedMemory:
+    """Write the memory; its version has been incremented already."""
+    columns = _encode_memory(_encoder(connection) or after.encoder, after)
+    values = ", ".join(f"{name} = ?" for name in columns)
+    connection.change(f"UPDATE vsm_memory SET {values}", *columns.values())
+    removed = [(name,) for name in before.names if name not in after.places] if before else []
+    connection.change_many("UPDATE vsm_examples SET remembered = 0 WHERE label = ?", removed)
+    connection.change_many("DELETE FROM vsm_thumbnails WHERE name = ?", removed)
+    return after
+
+
+def _insert(connection: Connection, table: str, row: Mapping[str, Any]) -> None:
+    names, marks = ", ".join(row), ", ".join("?" * len(row))
+    connection.change(f"INSERT INTO {table} ({names}) VALUES ({marks})", *row.values())
 
 
 def _with_counts(tasks: Sequence[Any], counts: Sequence[Any]) -> list[Task]:
@@ -499,20 +501,12 @@ def _encoder(connection: Connection) -> EncoderIdentity | None:
     return EncoderIdentity(*found[0]) if found else None
 
 
-def _class_column(connection: Connection, column: str, name: str) -> Any:
-    """Return a column of a class, as the driver has it; None if there is no such class."""
-    if name_error(name):
-        return None
-    found = connection.rows(f"SELECT {column} FROM vsm_classes WHERE name = ?", name)
-    return found[0][0] if found else None
-
-
-def _require_memory(stored: StoredMemory) -> NamedMemory:
-    if stored.named is None:
+def _require_memory(memory: NamedMemory | None) -> NamedMemory:
+    if memory is None:
         raise StoreError(
             "memory: the model of this store has no long-term memory; serve one that has"
         )
-    return stored.named
+    return memory
 
 
 def _require_name(field: str, name: str) -> None:
@@ -534,6 +528,11 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def example_digest(label: str, embedding: Row) -> str:
-    """Return a SHA-256 of what answers depend on of an example."""
-    return digest_values([label, np.ascontiguousarray(embedding, np.float32).tobytes()])
+def _digest(*values: str | bytes) -> str:
+    """Return a SHA-256 of texts and bytes, each with its length."""
+    digest = hashlib.sha256()
+    for value in values:
+        part = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+        digest.update(b"%d " % len(part))
+        digest.update(part)
+    return digest.hexdigest()
