@@ -25,10 +25,8 @@ from vsm.settings import (
     FewShotValidationSettings,
     MemorySettings,
     Method,
-    MixupSettings,
     ObjectiveSettings,
     PretrainSettings,
-    RotationSettings,
     RunSettings,
 )
 from vsm.system.devices import (
@@ -182,15 +180,10 @@ def test_a_pre_training_elsewhere_is_that_of_the_cpu(
     backbone: str, tiny_dataset: ImageDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vsm.pretraining.loop.open_images", lambda name: tiny_dataset)
-    monkeypatch.setattr("vsm.pretraining.learner.FUSED_DEVICES", ())
-    teacher = replace(PRETRAINING, backbone=backbone, average_decay=0.9)
+    monkeypatch.setattr("vsm.pretraining.supervised.FUSED_DEVICES", ())
+    teacher = replace(PRETRAINING, backbone=backbone)
     pretrain(teacher, tmp_path / "teacher", placement=ON_CPU)
-    student = replace(
-        teacher,
-        mixup=MixupSettings("manifold"),
-        rotation=RotationSettings("one"),
-        distillation=DistillationSettings(str(tmp_path / "teacher")),
-    )
+    student = replace(teacher, distillation=DistillationSettings(str(tmp_path / "teacher")))
     pretrain(student, tmp_path / "here", placement=ON_CPU)
     with pretended_device():
         pretrain(student, tmp_path / "there", placement=ELSEWHERE)

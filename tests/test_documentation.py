@@ -21,7 +21,7 @@ CODE = re.compile(r"`(vsm(?:\.\w+)+)`")
 TEST = re.compile(r"`(test_\w+)`")
 LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]+))?\)")
 SETTING = re.compile(
-    r"`(model|memory|mann|kanerva|sampling|objective|optimizer|rotation|mixup|distillation|validation)"
+    r"`(model|memory|mann|kanerva|sampling|objective|optimizer|distillation|validation)"
     r"\.(\w+)(?:: (\S+))?`"
 )
 GENERATED = [ROOT / "docs" / "commands.md", ROOT / "docs" / "api.md"]

@@ -14,7 +14,7 @@ from vsm.errors import RunError
 from vsm.memory import GaussianMemory
 from vsm.model import FewShotModel
 from vsm.objective import objective
-from vsm.pretraining import PretrainingDirectory, pretrain
+from vsm.pretraining import pretrain
 from vsm.runs.checkpoints import load_backbone
 from vsm.runs.learning import class_features, learn_memory, open_encoder, write_learned
 from vsm.runs.trained_model import load
@@ -50,8 +50,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: ImageData
         settings = PretrainSettings(
             data="tiny", channels=4, epochs=2, batch_size=60, validation=validation
         )
-        run: PretrainingDirectory = pretrain(settings, tmp_path_factory.mktemp("p") / "run")
-    return run.path
+        return pretrain(settings, tmp_path_factory.mktemp("p") / "run").path
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from PIL import Image
 
 from vsm.cli import main
 from vsm.errors import SettingsError
-from vsm.pretraining.directory import PretrainingDirectory
+from vsm.runs.directory import PretrainingDirectory
 from vsm_lab.study.definition import read_study
 from vsm_lab.study.pretraining import PretrainingPlan
 
@@ -22,7 +22,7 @@ changes: {{channels: 4, epochs: 2, batch_size: 12, validation.episodes: 6, valid
 rows:
   born again: {{teacher: plain, distillation.weight: 0.25}}
   plain: {{}}
-  averaged: {{average_decay: 0.5}}
+  unsmoothed: {{label_smoothing: 0.0}}
 seeds: [0, 3]
 """
 
@@ -52,7 +52,7 @@ def test_every_row_is_pretrained_once_and_listed_with_its_validation_and_time(
     results = json.loads(Path(done["results"]).read_text(encoding="utf-8"))
     found = results["pretrainings"]
     assert [(one["row"], one["seed"]) for one in found] == [
-        (label, seed) for label in ("born again", "plain", "averaged") for seed in (0, 3)
+        (label, seed) for label in ("born again", "plain", "unsmoothed") for seed in (0, 3)
     ]
     plan = PretrainingPlan(read_study(study))
     rounded = PretrainingPlan(read_study(study), precision="bfloat16").job("plain", 0)
@@ -79,9 +79,9 @@ def test_every_row_is_pretrained_once_and_listed_with_its_validation_and_time(
             assert f"| {more.mean():+.2f} ± {error:.2f} |" in page
         assert f"| {100 * score['accuracy']:.2f} ± {100 * score['ci95']:.2f} |" in page
         taught = run.settings()
-        assert (taught.seed, taught.average_decay) == (
+        assert (taught.seed, taught.label_smoothing) == (
             one["seed"],
-            0.5 if one["row"] == "averaged" else None,
+            0.0 if one["row"] == "unsmoothed" else 0.1,
         )
         assert (taught.distillation.teacher is not None) == (one["row"] == "born again")
     again = next(store.glob(f"**/{plan.job('born again', 3).key}*/run"))
@@ -89,14 +89,14 @@ def test_every_row_is_pretrained_once_and_listed_with_its_validation_and_time(
     assert teacher is not None
     assert plan.job("plain", 3).key in teacher
     text = study.read_text(encoding="utf-8")
-    study.write_text(text.replace("averaged", "average").replace("[0, 3]", "[3]"), encoding="utf-8")
+    study.write_text(text.replace("unsmoothed", "hard").replace("[0, 3]", "[3]"), encoding="utf-8")
     elsewhere = [*words[:3], str(study.parent / "elsewhere"), "--json"]
     assert main(elsewhere) == 0
     [done] = json.loads(capsys.readouterr().out)["studies"]
     assert done["measured"] == 1, "what the result file has of the same settings is not done again"
     results = json.loads(Path(done["results"]).read_text(encoding="utf-8"))
-    kept = [one for one in results["pretrainings"] if one["row"] != "average"]
-    assert kept == [one for one in found if one["seed"] == 3 and one["row"] != "averaged"]
+    kept = [one for one in results["pretrainings"] if one["row"] != "hard"]
+    assert kept == [one for one in found if one["seed"] == 3 and one["row"] != "unsmoothed"]
     for damaged in ("{", '{"study": {}, "pretrainings": [{"row": "plain"}]}'):
         Path(done["results"]).write_text(damaged, encoding="utf-8")
         assert len(PretrainingPlan(read_study(study)).jobs) == 3, "all is to do again"
@@ -109,8 +109,8 @@ def test_every_row_is_pretrained_once_and_listed_with_its_validation_and_time(
         ("teacher: plain", "teacher: nobody", "the teacher 'nobody' of 'born again' is no other"),
         ("plain: {}", "plain: {teacher: born again}", "is no other row"),
         ("teacher: plain", "distillation.teacher: runs/p", "name another row as teacher"),
-        ("average_decay", "averaging", "unknown setting averaging"),
-        ("average_decay: 0.5", "average_decay: 2.0", "average_decay: must lie in"),
+        ("label_smoothing", "smoothing", "unknown setting smoothing"),
+        ("label_smoothing: 0.0", "label_smoothing: 2.0", "label_smoothing: must lie in"),
     ],
 )
 def test_mistakes_are_named(study: Path, before: str, after: str, named: str) -> None:

@@ -24,9 +24,8 @@ from vsm.evaluation.rejection import calibrate_on_validation
 from vsm.memory import Observations
 from vsm.memory.named import EncoderIdentity
 from vsm.model import FewShotModel
-from vsm.pretraining.directory import PretrainingDirectory
 from vsm.runs.configuration import settings_to_yaml
-from vsm.runs.directory import RunDirectory
+from vsm.runs.directory import PretrainingDirectory, RunDirectory
 from vsm.runs.trained_model import TrainedModel, load, save_best, store
 from vsm.settings import Method, ModelSettings, OneCycleSettings, PretrainSettings, RunSettings
 from vsm.system.documents import read_json

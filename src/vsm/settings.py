@@ -507,33 +507,6 @@ class OneCycleSettings:
 
 
 @dataclass(frozen=True)
-class RotationSettings:
-    """Self-supervision: a second head tells by how much an image was turned."""
-
-    form: Literal["none", "self", "one", "all"] = "none"
-    """What is turned: nothing; every image itself, at random, which costs nothing; or copies of it,
-    one at random (twice the work) or all (four times)."""
-    weight: float = 1.0
-    """Weight of the rotation head's cross-entropy in the loss."""
-
-    def __post_init__(self) -> None:
-        _check(self, not_negative="weight")
-
-
-@dataclass(frozen=True)
-class MixupSettings:
-    """Mix every image with another of its batch, and their labels alike."""
-
-    form: Literal["none", "input", "manifold"] = "none"
-    """What is mixed: nothing, the images, or what goes into a random block of the backbone."""
-    alpha: float = 2.0
-    """α: the share that stays is drawn from Beta(α, α); small α mixes little."""
-
-    def __post_init__(self) -> None:
-        _check(self, positive="alpha")
-
-
-@dataclass(frozen=True)
 class DistillationSettings:
     """Learn from the scores of a finished pre-training as well (born-again networks)."""
 
@@ -591,10 +564,6 @@ class PretrainSettings:
     """Passes over all training images."""
     batch_size: int = 128
     """Images of one step; the rest of an epoch that fills no batch is left out of it."""
-    classifier: Literal["linear", "cosine"] = "linear"
-    """Scores of the training classes: a linear layer, or scaled cosines to one weight per class."""
-    cosine_scale: float = 10.0
-    """Factor on the cosines before the softmax."""
     label_smoothing: float = 0.1
     """Share of the target that is spread evenly over all classes."""
     augment: bool = True
@@ -604,32 +573,20 @@ class PretrainSettings:
     augment_affine: float = 0.0
     """With augment, rotate, scale, shear and move images too, by random affine maps: how far from
     the identity, e.g. 0.15; 0: not at all."""
-    average_decay: float | None = None
-    """Keep an exponential moving average of all weights, with this decay, e.g. 0.999; unset: none.
-    """
     seed: int = 0
     """The one seed from which all randomness is derived."""
     checkpoint_every: int = 200
     """Steps between saves of the state from which --resume continues."""
-    rotation: RotationSettings = field(default_factory=RotationSettings)
-    mixup: MixupSettings = field(default_factory=MixupSettings)
     distillation: DistillationSettings = field(default_factory=DistillationSettings)
     optimizer: OneCycleSettings = field(default_factory=OneCycleSettings)
     validation: FewShotValidationSettings = field(default_factory=FewShotValidationSettings)
 
     def __post_init__(self) -> None:
         _check_affine(self)
-        _check(self, positive="channels epochs cosine_scale checkpoint_every")
+        _check(self, positive="channels epochs checkpoint_every")
         _check_backbone(self.backbone)
         _check_interval(self, "keep_probability", open_below=True)
         _check_interval(self, "label_smoothing")
-        if self.average_decay is not None:
-            _check_interval(self, "average_decay")
-        if self.mixup.form == "manifold" and own_code(self.backbone) is not None:
-            raise SettingsError(
-                "mixup.form: manifold needs a backbone whose blocks are known "
-                f"({', '.join(BACKBONE_NAMES)}), got {self.backbone}; use --mixup.form input"
-            )
         if self.batch_size < 2:
             raise SettingsError(
                 f"batch_size: batch norm needs at least 2 images, got {self.batch_size}"

@@ -1,6 +1,5 @@
 """Supervised training of a backbone on all training classes, for ``vsm train`` to begin with."""
 
-from vsm.pretraining.directory import PretrainingDirectory
 from vsm.pretraining.loop import FewShotScores, pretrain
 
-__all__ = ["FewShotScores", "PretrainingDirectory", "pretrain"]
+__all__ = ["FewShotScores", "pretrain"]

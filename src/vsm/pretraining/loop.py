@@ -1,14 +1,13 @@
 """Pre-training, top to bottom: all training classes → epochs of steps → few-shot validation.
 
-One step: order of the epoch → images → augmentation → turned copies → backbone → heads → loss →
-optimizer. What it leaves is a backbone whose features tell unseen classes apart; ``vsm train``
-begins with it.
+One step: order of the epoch → images → augmentation → backbone → classifier → loss → optimizer.
+The result is a backbone whose features separate unseen classes; ``vsm train`` begins with it.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -19,19 +18,41 @@ from vsm.errors import SettingsError
 from vsm.evaluation.evaluator import cached_embedder, evaluate
 from vsm.evaluation.statistics import Estimate, estimate
 from vsm.model import FewShotModel
-from vsm.pretraining.directory import PretrainingDirectory
-from vsm.pretraining.learner import Learner, PretrainingState, judge_settings
-from vsm.pretraining.mixup import draw_mixture
-from vsm.pretraining.supervised import Batch, one_cycle, with_turned_copies
-from vsm.runs.checkpoints import begin_with_backbone, save_backbone
+from vsm.pretraining.supervised import (
+    SupervisedNetwork,
+    build_optimizer,
+    load_teacher,
+    one_cycle,
+    pretraining_step,
+    validator_settings,
+)
+from vsm.runs.checkpoints import begin_with_backbone, save_backbone, stated
+from vsm.runs.directory import PretrainingDirectory
 from vsm.seeding import generator
 from vsm.settings import PretrainSettings
-from vsm.system.devices import ON_CPU, Placement, choose_placement
+from vsm.system.devices import ON_CPU, Placement, choose_placement, send
 from vsm.system.interruption import Interrupted, stop_request
 from vsm.system.progress import NULL_PROGRESS, Progress
-from vsm.system.tensor_files import save_tensors
+from vsm.system.tensor_files import (
+    learning_tensors,
+    load_tensors,
+    restore_learning,
+    save_tensors,
+)
 
 VALIDATION_SEED = 0
+
+
+@dataclass
+class PretrainingState:
+    """All that changes in pre-training, apart from the network and its optimizer.
+
+    ``step`` counts over all epochs; ``best_epoch`` is 0 before the first validation.
+    """
+
+    step: int = 0
+    best_epoch: int = 0
+    best_accuracy: float = -1.0
 
 
 @dataclass(frozen=True)
@@ -72,13 +93,13 @@ def pretrain(
     progress: Progress = NULL_PROGRESS,
     placement: Placement | None = None,
 ) -> PretrainingDirectory:
-    """Train a backbone to classify all training classes, and leave a directory with the best.
+    """Train a backbone to classify all training classes, and keep the best by validation.
 
     Args:
-        settings: all that defines the pre-training; the same settings give the same, bit for bit.
+        settings: the same settings give the same result, bit for bit.
         output: the directory.
-        resume: go on from the last state in ``output``, if there is one.
-        progress: told of every step and validation.
+        resume: continue from the last state in ``output``, if there is one.
+        progress: shows every step and validation.
         placement: where to compute; chosen if not given.
 
     Raises:
@@ -98,35 +119,44 @@ def _pretrain(
     dataset = open_images(settings.data)
     images = TrainingImages.of(dataset, settings)
     samplers = validation_samplers(settings, dataset)
-    learner = Learner(settings, dataset, images.num_classes, placement)
+    validator = FewShotModel(validator_settings(settings), dataset.image_shape).place(placement)
+    backbone = validator.require_backbone()
+    network = SupervisedNetwork(backbone, images.num_classes, settings, placement)
+    optimizer = build_optimizer(network, settings.optimizer)
+    teacher = load_teacher(settings, dataset, images.num_classes, placement)
     run, state = PretrainingDirectory(output), PretrainingState()
     if run.open(settings, resume):
-        state = learner.restore(run.resume)
+        tensors, saved = load_tensors(run.resume)
+        restore_learning(network, optimizer, tensors, run.resume)
+        state = PretrainingState(**stated(saved, get_type_hints(PretrainingState), run.resume))
     num_steps = settings.epochs * images.steps_per_epoch
     progress.start("pretrain", num_steps)
     progress.advance(state.step)
     with run.step_log(state.step) as log, stop_request() as stop:
         for epoch, ids, labels in images.batches(state.step):
             state.step += 1
-            batch = load_batch(dataset, ids, labels, settings, state.step)
+            inputs = load_images(dataset, ids, settings, state.step)
+            batch = (send(inputs, validator.device), send(labels, validator.device))
             rate = one_cycle(settings.optimizer, state.step, num_steps)
-            measured = learner.step(batch, rate, state.step)
+            measured = pretraining_step(
+                network, optimizer, *batch, rate, settings, state.step, teacher
+            )
             progress.advance(1, f"loss {measured['loss']:.3f}")
             log.step({"step": state.step, "epoch": epoch}, measured)
             at_end = state.step == num_steps
             epoch_done = state.step % images.steps_per_epoch == 0
             if at_end or (epoch_done and epoch % settings.validation.every == 0):
-                scores = validate(learner.judge, samplers, settings.validation.episodes)
+                scores = validate(validator, samplers, settings.validation.episodes)
                 is_best = scores.mean > state.best_accuracy
                 if is_best:
                     state.best_epoch, state.best_accuracy = epoch, scores.mean
                     metadata = backbone_metadata(settings, dataset, epoch, scores)
-                    save_backbone(run.backbone, learner.kept.backbone, metadata)
+                    save_backbone(run.backbone, backbone, metadata)
                 log.write({"step": state.step, "epoch": epoch, "validation": scores.as_dict()})
                 best = " (best so far)" if is_best else ""
                 progress.message(f"epoch {epoch}: validation {scores}{best}")
             if state.step % settings.checkpoint_every == 0 or at_end or stop:
-                save_tensors(run.resume, learner.tensors(), vars(state))
+                save_tensors(run.resume, learning_tensors(network, optimizer), vars(state))
             if stop.signal_number is not None and not at_end:
                 raise Interrupted(
                     stop.signal_number,
@@ -159,16 +189,10 @@ class TrainingImages:
         classes = dataset.classes("train")
         image_ids = np.concatenate([dataset.image_ids(class_id) for class_id in classes])
         labels = np.repeat(np.arange(len(classes)), dataset.class_sizes[classes])
-        _, height, width = dataset.image_shape
         if settings.batch_size > len(image_ids):
             raise SettingsError(
                 f"batch_size: {settings.batch_size} images asked for, but the training classes of "
                 f"{dataset.name} have {len(image_ids)}; lower batch_size"
-            )
-        if settings.rotation.form != "none" and height != width:
-            raise SettingsError(
-                f"rotation.form: quarter turns need square images, but those of {dataset.name} are "
-                f"{height}×{width}; set rotation.form to none"
             )
         tensors = (torch.from_numpy(image_ids), torch.from_numpy(labels))
         return cls(*tensors, len(classes), settings)
@@ -192,18 +216,15 @@ class TrainingImages:
             within = 0
 
 
-def load_batch(
-    dataset: ImageDataset, image_ids: Tensor, labels: Tensor, settings: PretrainSettings, step: int
-) -> Batch:
-    """Load images ``[B]``, vary them, add turned copies, normalize, and draw how to mix them."""
+def load_images(
+    dataset: ImageDataset, image_ids: Tensor, settings: PretrainSettings, step: int
+) -> Tensor:
+    """Load, augment and normalize the images ``[B]`` of a step: ``[B, C, H, W]``."""
     pixels = dataset.load(image_ids)
     if settings.augment:
         random = generator(settings.seed, "augmentation", step)
         pixels = dataset.augment(pixels, random, settings.augment_colors, settings.augment_affine)
-    random = generator(settings.seed, "rotation", step)
-    pixels, turns = with_turned_copies(pixels, settings.rotation.form, random)
-    mixture = draw_mixture(settings.mixup, len(labels), settings.seed, step)
-    return Batch(dataset.normalize(pixels), labels, turns, mixture)
+    return dataset.normalize(pixels)
 
 
 def validation_samplers(settings: PretrainSettings, dataset: ImageDataset) -> list[EpisodeSampler]:
@@ -216,11 +237,13 @@ def validation_samplers(settings: PretrainSettings, dataset: ImageDataset) -> li
     ]
 
 
-def validate(judge: FewShotModel, samplers: list[EpisodeSampler], episodes: int) -> FewShotScores:
-    """Measure the backbone as it is; every validation image is embedded once."""
+def validate(
+    validator: FewShotModel, samplers: list[EpisodeSampler], episodes: int
+) -> FewShotScores:
+    """Measure the current backbone; every validation image is embedded once."""
     found = {
         shot: estimate(accuracies)
-        for shot, accuracies in _episode_accuracies(judge, samplers, episodes).items()
+        for shot, accuracies in _episode_accuracies(validator, samplers, episodes).items()
     }
     return FewShotScores(samplers[0].way, samplers[0].queries, episodes, found)
 
@@ -228,25 +251,25 @@ def validate(judge: FewShotModel, samplers: list[EpisodeSampler], episodes: int)
 def validated_answers(
     run: PretrainingDirectory, placement: Placement = ON_CPU
 ) -> dict[str, list[int]]:
-    """Count the right answers of the best backbone in every validation episode, by shot."""
+    """Count the correct answers of the best backbone in every validation episode, by shot."""
     settings = run.settings()
     dataset = open_images(settings.data)
-    judge = FewShotModel(judge_settings(settings), dataset.image_shape).place(placement)
-    begin_with_backbone(judge, run.path)
+    validator = FewShotModel(validator_settings(settings), dataset.image_shape).place(placement)
+    begin_with_backbone(validator, run.path)
     samplers = validation_samplers(settings, dataset)
-    found = _episode_accuracies(judge, samplers, settings.validation.episodes)
+    found = _episode_accuracies(validator, samplers, settings.validation.episodes)
     asked = samplers[0].way * samplers[0].queries
     return {str(shot): (asked * one).round().int().tolist() for shot, one in found.items()}
 
 
 def _episode_accuracies(
-    judge: FewShotModel, samplers: list[EpisodeSampler], episodes: int
+    validator: FewShotModel, samplers: list[EpisodeSampler], episodes: int
 ) -> dict[int, Tensor]:
     """Return the accuracy in every episode ``[E]``, by number of support images."""
-    embed = cached_embedder(judge, samplers[0])
+    embed = cached_embedder(validator, samplers[0])
     return {
         sampler.shot: evaluate(
-            judge, None, sampler, episodes, VALIDATION_SEED, embed=embed
+            validator, None, sampler, episodes, VALIDATION_SEED, embed=embed
         ).episode_accuracies
         for sampler in samplers
     }

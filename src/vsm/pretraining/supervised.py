@@ -1,76 +1,31 @@
-"""Supervised learning of a backbone: heads, turned copies, the loss and the one-cycle schedule.
+"""Supervised learning of a backbone: network, teacher, loss, optimizer and one-cycle schedule.
 
-Letters: B images of a batch, R turned copies, C training classes, D features.
+Letters: B images of a batch, C training classes, D features.
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vsm.data import ImageDataset
 from vsm.encoders import Backbone
-from vsm.pretraining.mixup import Mixture, mixing
-from vsm.seeding import Randomness, default_generator, integers
-from vsm.settings import OneCycleSettings, PretrainSettings
-from vsm.system.devices import ON_CPU, Placement, computing_in, send
+from vsm.errors import RunError, SettingsError
+from vsm.model import FewShotModel
+from vsm.runs.directory import PretrainingDirectory
+from vsm.seeding import Randomness, default_generator, generator
+from vsm.settings import ModelSettings, OneCycleSettings, PretrainSettings, RunSettings, own_code
+from vsm.system.devices import FUSED_DEVICES, ON_CPU, Placement, computing_in
+from vsm.system.tensor_files import load_tensors, load_weights, strip_prefix
 
-QUARTER_TURNS = 4
-
-
-class CosineClassifier(nn.Module):
-    """Scores ``s · cos(x, w_c)`` of features x ``[B, D]`` for every class c, with a fixed s."""
-
-    def __init__(self, num_features: int, num_classes: int, scale: float) -> None:
-        super().__init__()
-        self.scale = scale
-        self.weight = nn.Parameter(torch.empty(num_classes, num_features))
-        nn.init.normal_(self.weight, std=num_features**-0.5)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Score features ``[B, D]``: ``[B, C]``."""
-        return self.scale * F.normalize(features, dim=1) @ F.normalize(self.weight, dim=1).T
-
-
-class Batch(NamedTuple):
-    """Images of one step.
-
-    Attributes:
-        images: normalized ``[B + R, C, H, W]``, or ``[R, C, H, W]`` where the first B of the R
-            turned ones are the images themselves.
-        labels: position of each image's class among the training classes ``[B]``.
-        turns: quarter turns of the last R images ``[R]``.
-        mixture: how the network is to mix the first B images, if it is.
-        taught: what a teacher says of the classes of the first B, unmixed ``[B, C]``.
-    """
-
-    images: Tensor
-    labels: Tensor
-    turns: Tensor
-    mixture: Mixture | None = None
-    taught: Tensor | None = None
-
-    def to(self, device: torch.device) -> "Batch":
-        """Move what the network reads."""
-        images, labels, turns = (send(one, device) for one in self[:3])
-        mixture = self.mixture
-        if mixture is not None:
-            mixture = mixture._replace(partners=send(mixture.partners, device))
-        return self._replace(images=images, labels=labels, turns=turns, mixture=mixture)
-
-
-class Scores(NamedTuple):
-    """What the heads say of the B images' classes ``[B, C]`` and of the R turns ``[R, 4]``."""
-
-    classes: Tensor
-    turns: Tensor
+VALIDATION_TEMPERATURE = 0.1  # of the cosines; accuracy does not depend on it
 
 
 class SupervisedNetwork(nn.Module):
-    """A backbone, a classifier of all training classes and, if asked for, a head for rotations."""
+    """A backbone and a linear classifier of all training classes."""
 
     def __init__(
         self,
@@ -82,110 +37,133 @@ class SupervisedNetwork(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.precision = placement.precision
-        width = backbone.num_features
-        self.classifier: nn.Module
         with default_generator(settings.seed, "heads"):
-            if settings.classifier == "cosine":
-                self.classifier = CosineClassifier(width, num_classes, settings.cosine_scale)
-            else:
-                self.classifier = nn.Linear(width, num_classes)
-            if settings.rotation.form != "none":
-                self.rotation_head = nn.Linear(width, QUARTER_TURNS)
+            self.classifier = nn.Linear(backbone.num_features, num_classes)
         self.to(placement.device)
 
-    def forward(self, batch: Batch, random: Randomness) -> Scores:
-        """Score classes and turns; ``random`` is the source of what the backbone drops."""
-        with mixing(self.backbone, batch.mixture):
-            features = self._features(batch.images, random)
-        classes = self.classifier(features[: len(batch.labels)])
-        if not len(batch.turns):
-            return Scores(classes, features.new_empty(0, QUARTER_TURNS))
-        return Scores(classes, self.rotation_head(features[-len(batch.turns) :]))
-
-    @torch.no_grad()
-    def classify(self, batch: Batch) -> Tensor:
-        """Score the classes of the first B images, unmixed, without learning: ``[B, C]``."""
-        scores: Tensor = self.classifier(self._features(batch.images[: len(batch.labels)]))
-        return scores
-
-    def _features(self, images: Tensor, random: Randomness | None = None) -> Tensor:
+    def forward(self, images: Tensor, random: Randomness | None = None) -> Tensor:
+        """Score the classes of ``images [B, …]``: ``[B, C]``; ``random`` drives dropout."""
         with computing_in(self.precision, images.device):
             features: Tensor = self.backbone(images, random)
-        return features.to(images.dtype)
+        scores: Tensor = self.classifier(features.to(images.dtype))
+        return scores
 
 
-def with_turned_copies(pixels: Tensor, form: str, random: Randomness) -> tuple[Tensor, Tensor]:
-    """Add copies turned counter-clockwise by quarter turns, for self-supervision.
+def load_teacher(
+    settings: PretrainSettings,
+    dataset: ImageDataset,
+    num_classes: int,
+    placement: Placement = ON_CPU,
+) -> SupervisedNetwork | None:
+    """Return the network of the pre-training that teaches, as its last step left it, if any.
 
-    Args:
-        pixels: square images ``[B, C, H, H]``.
-        form: ``none``; ``self``, no copy but every image turned by 0°, 90°, 180° or 270° at random;
-            ``one`` copy of each, turned so; ``all``, where the images themselves are the copies
-            turned by 0°.
-        random: source of the turns.
-
-    Returns:
-        Images, channels-last, of which the first B are those to classify; the turns of the last R.
+    Raises:
+        SettingsError: if it learned other classes, or with code that the student does not name.
+        RunError: if it is not at its end.
     """
-    if form == "none":
-        return pixels, torch.empty(0, dtype=torch.int64)
-    if form == "all":
-        copies = [torch.rot90(pixels, turn, (2, 3)) for turn in range(QUARTER_TURNS)]
-        turns = torch.arange(QUARTER_TURNS).repeat_interleave(len(pixels))
-    else:
-        turns = integers(random, QUARTER_TURNS, len(pixels))
-        turned = torch.empty_like(pixels)
-        for turn in range(QUARTER_TURNS):
-            turned[turns == turn] = torch.rot90(pixels[turns == turn], turn, (2, 3))
-        copies = [turned] if form == "self" else [pixels, turned]
-    return torch.cat(copies).contiguous(memory_format=torch.channels_last), turns
+    if settings.distillation.teacher is None:
+        return None
+    run = PretrainingDirectory(Path(settings.distillation.teacher))
+    taught = run.settings()
+    if taught.data != settings.data:
+        raise SettingsError(
+            f"distillation.teacher: {run.path} learned the classes of {taught.data}, not of "
+            f"{settings.data}; give one of the same data"
+        )
+    if own_code(taught.backbone) not in (None, settings.backbone):
+        raise SettingsError(
+            f"distillation.teacher: {run.path} names code that is not part of vsm, "
+            f"{taught.backbone}; if you trust it, teach the same with --backbone {taught.backbone}"
+        )
+    tensors, saved = load_tensors(run.resume)
+    ends = [row["step"] for row in run.read_validations() if row["epoch"] == taught.epochs]
+    if saved["step"] not in ends:
+        raise RunError(
+            f"distillation.teacher: {run.path} is not at its end; finish it with vsm pretrain "
+            f"--output {run.path} --resume"
+        )
+    validator = FewShotModel(validator_settings(taught), dataset.image_shape)
+    teacher = SupervisedNetwork(validator.require_backbone(), num_classes, taught, placement)
+    load_weights(teacher, strip_prefix(tensors, "model"), run.resume)
+    return teacher.eval().requires_grad_(False)
+
+
+def pretraining_step(
+    network: SupervisedNetwork,
+    optimizer: torch.optim.Optimizer,
+    images: Tensor,
+    labels: Tensor,
+    learning_rate: float,
+    settings: PretrainSettings,
+    step: int,
+    teacher: SupervisedNetwork | None = None,
+) -> dict[str, float]:
+    """Do one step; change network and optimizer, and return what is logged.
+
+    ``images [B, C, H, W]`` are normalized; ``labels [B]`` count the training classes.
+    """
+    with torch.no_grad():
+        taught = None if teacher is None else teacher(images)
+    network.train()
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    scores = network(images, generator(settings.seed, "noise", step))
+    terms = supervised_loss(scores, labels, settings, taught)
+    optimizer.zero_grad(set_to_none=True)
+    terms.total.backward()
+    optimizer.step()
+    measured = {
+        "loss": terms.total.item(),
+        "cross_entropy": terms.cross_entropy.item(),
+        "accuracy": (scores.argmax(1) == labels).float().mean().item(),
+        "learning_rate": learning_rate,
+    }
+    if terms.distillation is not None:
+        measured["distillation_loss"] = terms.distillation.item()
+    return measured
 
 
 class LossTerms(NamedTuple):
-    """The loss and its parts, each a scalar; zero where there is no rotation or no teacher."""
+    """The loss and its parts, each a scalar; no distillation without a teacher."""
 
     total: Tensor
     cross_entropy: Tensor
-    rotation: Tensor
-    distillation: Tensor
+    distillation: Tensor | None
 
 
-def supervised_loss(scores: Scores, batch: Batch, settings: PretrainSettings) -> LossTerms:
-    """Cross-entropy of the classes plus the weighted cross-entropy of the rotations.
+def supervised_loss(
+    scores: Tensor, labels: Tensor, settings: PretrainSettings, taught: Tensor | None = None
+) -> LossTerms:
+    """Smoothed cross-entropy of ``scores [B, C]``, and the divergence from a teacher's.
 
     With ε the label smoothing, an image's target is ``1 - ε + ε / C`` for its class and ``ε / C``
-    for the others. Rotations are not smoothed. A teacher's probabilities are targets as well, with
-    weight α: ``(1 - α) · cross-entropy + α · T² · KL(teacher ‖ network)``, both at temperature T.
-    A mixed image has the targets of both; copies are never mixed.
+    for the others. With the teacher's scores ``taught [B, C]``, weight α and temperature T, the
+    loss is ``(1 - α) · cross-entropy + α · T² · KL(teacher ‖ network)``, the KL at temperature T.
     """
+    cross_entropy = F.cross_entropy(scores, labels, label_smoothing=settings.label_smoothing)
+    if taught is None:
+        return LossTerms(cross_entropy, cross_entropy, None)
     weight, temperature = settings.distillation.weight, settings.distillation.temperature
-
-    def cross_entropy_of(labels: Tensor) -> Tensor:
-        smoothing = settings.label_smoothing
-        return F.cross_entropy(scores.classes, labels, label_smoothing=smoothing)
-
-    def divergence_from(taught: Tensor) -> Tensor:
-        mine, theirs = (F.log_softmax(one / temperature, 1) for one in (scores.classes, taught))
-        return temperature**2 * F.kl_div(mine, theirs, reduction="batchmean", log_target=True)
-
-    total = cross_entropy = shared(cross_entropy_of, batch.labels, batch.mixture)
-    rotation = distillation = cross_entropy.new_zeros(())
-    if batch.taught is not None:
-        distillation = shared(divergence_from, batch.taught, batch.mixture)
-        total = (1 - weight) * cross_entropy + weight * distillation
-    if len(batch.turns):
-        mixture = batch.mixture if settings.rotation.form == "self" else None
-        rotation = shared(partial(F.cross_entropy, scores.turns), batch.turns, mixture)
-        total = total + settings.rotation.weight * rotation
-    return LossTerms(total, cross_entropy, rotation, distillation)
+    ours, theirs = (F.log_softmax(one / temperature, 1) for one in (scores, taught))
+    divergence = F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+    distillation = temperature**2 * divergence
+    total = (1 - weight) * cross_entropy + weight * distillation
+    return LossTerms(total, cross_entropy, distillation)
 
 
-def shared(measure: Callable[[Tensor], Tensor], targets: Tensor, mixture: Mixture | None) -> Tensor:
-    """Measure by the targets of the B images, or by λ of theirs and 1 - λ of their partners'."""
-    measured = measure(targets)
-    if mixture is None:
-        return measured
-    return torch.lerp(measure(targets[mixture.partners]), measured, mixture.share)
+def build_optimizer(
+    network: SupervisedNetwork, settings: OneCycleSettings
+) -> torch.optim.Optimizer:
+    """Return SGD over the trainable parameters."""
+    trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    return torch.optim.SGD(
+        trainable,
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        weight_decay=settings.weight_decay,
+        fused=trainable[0].device.type in FUSED_DEVICES,
+    )
 
 
 def one_cycle(settings: OneCycleSettings, step: int, num_steps: int) -> float:
@@ -208,3 +186,20 @@ def one_cycle(settings: OneCycleSettings, step: int, num_steps: int) -> float:
 
 def _cosine_between(start: float, end: float, share: float) -> float:
     return end + (start - end) * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def validator_settings(settings: PretrainSettings) -> RunSettings:
+    """Return the few-shot classifier that validates: nearest prototype by cosine.
+
+    Features have length one before they are averaged to a prototype. It builds the backbone, so
+    that a pre-trained one is what ``vsm train`` would build.
+    """
+    model = ModelSettings(
+        backbone=settings.backbone,
+        channels=settings.channels,
+        keep_probability=settings.keep_probability,
+        normalize_features=True,
+        distance="cosine",
+        temperature=VALIDATION_TEMPERATURE,
+    )
+    return RunSettings(data=settings.data, method="protonet", seed=settings.seed, model=model)

@@ -13,7 +13,7 @@ from vsm.errors import RunError
 from vsm.memory import Memory, Observations
 from vsm.memory.codec import decode_tensors
 from vsm.model import FewShotModel
-from vsm.runs.directory import RunDirectory
+from vsm.runs.directory import BACKBONE_NAME, RunDirectory
 from vsm.runs.shipped import find_run, is_shipped
 from vsm.system.documents import shortened
 from vsm.system.tensor_files import (
@@ -24,7 +24,6 @@ from vsm.system.tensor_files import (
     strip_prefix,
 )
 
-BACKBONE_NAME = "backbone.safetensors"
 BACKBONE_KIND = "backbone"
 BACKBONE_METADATA = {
     "backbone": (str,),

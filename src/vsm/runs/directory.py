@@ -26,6 +26,7 @@ from vsm.system.files import add_filename_to_errors, exclusive_lock, write_text
 
 CONFIG_NAME = "config.yaml"
 MODEL_NAME = "model.safetensors"
+BACKBONE_NAME = "backbone.safetensors"
 MEMORY_NAME = "memory.safetensors"
 CALIBRATION_NAME = "calibration.json"
 METRICS_NAME = "metrics.jsonl"
@@ -267,3 +268,22 @@ class RunDirectory(Directory):
     def settings(self) -> RunSettings:
         """Read the run's settings, or say that there is no run."""
         return self.read_settings(RunSettings)
+
+
+class PretrainingDirectory(Directory):
+    """The files of one pre-training.
+
+    Attributes:
+        backbone: the best backbone by validation.
+    """
+
+    command = "pretrain"
+    results = (BACKBONE_NAME,)
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.backbone = path / BACKBONE_NAME
+
+    def settings(self) -> PretrainSettings:
+        """Read the pre-training's settings, or say that there is none."""
+        return self.read_settings(PretrainSettings)

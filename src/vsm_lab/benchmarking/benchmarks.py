@@ -27,8 +27,7 @@ from vsm.memory import (
     SupportSet,
 )
 from vsm.model import FewShotModel
-from vsm.pretraining import learner
-from vsm.pretraining.supervised import Batch, SupervisedNetwork
+from vsm.pretraining import supervised
 from vsm.runs.checkpoints import TrainingState
 from vsm.runs.trained_model import load
 from vsm.seeding import generator, normal, uniform
@@ -115,14 +114,15 @@ def pretraining_step(
     """One step of pre-training a ResNet-12 on RGB images of 32×32, including SGD."""
     placement = choose_placement("cpu", precision)
     settings = PretrainSettings(backbone="resnet12", channels=channels)
-    judge = FewShotModel(learner.judge_settings(settings), (3, 32, 32)).place(placement)
-    network = SupervisedNetwork(judge.require_backbone(), classes, settings, placement)
-    optimizer = learner.build_optimizer(network, settings.optimizer)
-    pixels = normal(generator(0, "images"), images, 32, 32, 3)
-    labels = torch.arange(images) % classes
-    batch = Batch(pixels.movedim(-1, 1), labels, torch.empty(0, dtype=torch.int64))
-    rate = settings.optimizer.learning_rate
-    return lambda: learner.pretraining_step(network, optimizer, batch, rate, settings, 1)
+    validator = FewShotModel(supervised.validator_settings(settings), (3, 32, 32)).place(placement)
+    backbone = validator.require_backbone()
+    network = supervised.SupervisedNetwork(backbone, classes, settings, placement)
+    optimizer = supervised.build_optimizer(network, settings.optimizer)
+    pixels = normal(generator(0, "images"), images, 32, 32, 3).movedim(-1, 1)
+    labels, rate = torch.arange(images) % classes, settings.optimizer.learning_rate
+    return lambda: supervised.pretraining_step(
+        network, optimizer, pixels, labels, rate, settings, 1
+    )
 
 
 def backbone_pass(**sizes: int) -> Benchmark:

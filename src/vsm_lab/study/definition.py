@@ -186,6 +186,8 @@ class PretrainingStudySettings:
     rows: dict[str, dict[str, Any]]
     """Label of a row to settings of `vsm pretrain`, by their dotted names; `teacher` is the label
     of another row, whose pre-training teaches this one."""
+    remark: str | None = None
+    """What readers of its results should know; may be added when they are there."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Settings that all rows share."""
     seeds: tuple[int, ...] = (0,)

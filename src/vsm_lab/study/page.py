@@ -11,6 +11,7 @@ from vsm.system.documents import shortened
 from vsm_lab.document import Block, Heading, Picture, Table, Text, write_markdown
 from vsm_lab.study.definition import (
     Found,
+    PretrainingStudySettings,
     Study,
     StudySettings,
     condition_of,
@@ -53,8 +54,8 @@ def write_page(study: Study, page: Path | None = None) -> Path:
 def _blocks(study: Study, results: Found) -> list[Block]:
     if isinstance(study.settings, StudySettings):
         return [Text(INTRODUCTION), *run_blocks(study, results)]
-    if study.settings.kind == "pretraining":
-        return pretraining_blocks(results)
+    if isinstance(study.settings, PretrainingStudySettings):
+        return pretraining_blocks(results, study.settings.remark)
     return uncertainty_blocks(results)
 
 

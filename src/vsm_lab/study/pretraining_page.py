@@ -7,7 +7,7 @@ from vsm_lab.document import Block, Table, Text
 from vsm_lab.study.definition import Found
 
 
-def pretraining_blocks(results: Found) -> list[Block]:
+def pretraining_blocks(results: Found, remark: str | None) -> list[Block]:
     """Return what the page says of one study: a table with a row for every pre-training."""
     asked, rows = results["study"], results["pretrainings"]
     first = rows[0]["validation"]
@@ -32,6 +32,7 @@ def pretraining_blocks(results: Found) -> list[Block]:
             f"'{rows[0]['row']}' with the same seed; 95% intervals over episodes."
         ),
         Table([*heads, "epoch", "minutes"], listed),
+        *([Text(remark)] if remark else []),
     ]
 
 
