@@ -10,7 +10,7 @@ import pytest
 from classify_helpers import write_folders, write_run
 from vsm.cli import main
 from vsm.data import ImageDataset, tables
-from vsm.data.folder import images_below, labeled_images, labeled_images_of
+from vsm.data.folder import images_below, labeled_images
 from vsm.data.tables import read_table
 from vsm.errors import DataError
 
@@ -94,7 +94,7 @@ def test_a_line_that_is_repeated_counts_once(here: Path) -> None:
         ('path,label\n"a.png,cat\n', "is not CSV"),
         (b"path,label\na.png,k\xe4fer\n", "line 2: is not UTF-8 text"),
         ("path,label\na.png,cat\n".encode("utf-16"), "line 1: is not UTF-8 text"),
-        (b"path,label\na.png,c\0t\n", "line 2: is not UTF-8 text"),
+        (b"path,label\na.png,c\0t\n", "line 2: is not CSV"),
         (b"\x80\x04\x95pickle", "line 1: is not UTF-8 text"),
     ],
 )
@@ -115,10 +115,7 @@ def test_pipes_are_not_read(here: Path) -> None:
 
 def test_tables_have_limits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = written(here, "path\na.png\nb.png\n")
-    monkeypatch.setattr(tables, "MOST_ROWS", 1)
-    with pytest.raises(DataError, match="more than 1 lines; split it"):
-        images_below(table)
-    monkeypatch.setattr(tables, "MOST_BYTES", 5)
+    monkeypatch.setattr(tables, "MAX_BYTES", 5)
     with pytest.raises(DataError, match="at most 5; split it"):
         images_below(table)
 
@@ -129,10 +126,10 @@ def test_a_picture_of_two_sources_counts_once_and_has_one_label(here: Path) -> N
     table = written(here, "path,label\nsupport/cat/a.png,cat\nb.png,dog\n")
     sources = [here / "support", table]
     expected = [here / "support" / "cat" / "a.png", here / "b.png"]
-    assert labeled_images_of(sources) == (expected, ["cat", "dog"])
+    assert labeled_images(*sources) == (expected, ["cat", "dog"])
     written(here, "path,label\nsupport/cat/a.png,dog\n")
     with pytest.raises(DataError, match=r"is 'dog' in .*table.csv, but 'cat' in .*support; keep"):
-        labeled_images_of(sources)
+        labeled_images(*sources)
 
 
 def as_table(path: Path, folder: Path, label: str = "label") -> Path:

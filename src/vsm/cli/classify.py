@@ -78,11 +78,11 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         raise SettingsError("csv: goes to a file and --json to the screen; give one of them")
 
     from vsm.classify import FewShotClassifier
-    from vsm.data.folder import labeled_images_of
+    from vsm.data.folder import labeled_images
     from vsm.errors import DataError
     from vsm.system.files import write_text
 
-    examples, labels = labeled_images_of(parsed.support)
+    examples, labels = labeled_images(*parsed.support)
     queries, truth = _queries(parsed.query)
     if not queries:
         raise DataError(f"query: there are no images in {parsed.query[0]}; give files or folders")

@@ -61,11 +61,11 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from vsm.classify import FewShotClassifier
     from vsm.classify.classifier import Embedded
     from vsm.classify.pages import suggestions_csv, suggestions_html
-    from vsm.data.folder import labeled_images_of
+    from vsm.data.folder import labeled_images
     from vsm.runs.embedding import embedded_files
     from vsm.system.files import write_text
 
-    examples, labels = labeled_images_of(parsed.support)
+    examples, labels = labeled_images(*parsed.support)
     pictures = _pile(parsed.unlabeled, examples)
     model = parsed.model or default_model()
     classifier = FewShotClassifier.from_pretrained(

@@ -50,6 +50,25 @@ def random_split(
     return {split: sorted(islice(left, size)) for split, size in zip(SPLITS, sizes, strict=True)}
 
 
+def class_index(sizes: Mapping[str, int], lists: ClassLists) -> dict[str, Any]:
+    """Return the arguments of a dataset that say which samples belong to which class and split.
+
+    Args:
+        sizes: number of samples of each class, in their order.
+        lists: the classes of each split; empty splits are left out.
+    """
+    ids = {name: class_id for class_id, name in enumerate(sizes)}
+    return {
+        "class_names": tuple(sizes),
+        "class_starts": np.cumsum([0, *sizes.values()], dtype=np.int64),
+        "splits": {
+            split: np.asarray([ids[name] for name in names], np.int64)
+            for split, names in lists.items()
+            if names
+        },
+    }
+
+
 @dataclass(frozen=True)
 class PixelNormalization:
     """Per-channel mean and standard deviation of pixels scaled to [0, 1]."""

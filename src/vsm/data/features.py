@@ -1,12 +1,12 @@
-"""Stored features: what any encoder made of any data, a label for each row.
+"""Stored features: the output of any encoder for any data, with a label for each row.
 
 Either a ``.safetensors`` file or a folder, with the same parts:
 
 - ``features``: floats ``[n, D]``.
 - ``labels``: integers ``[n]``; in a folder also strings of fixed width, which are class names.
 - ``class_names``, optional: a JSON list, the name of label 0, 1, …
-- ``splits``, optional: integers ``[n]``, 0 train, 1 validation, 2 test, the same for all rows of a
-  class; or a JSON object from class name to split. Without, classes are split as for folders.
+- ``splits``, optional: a JSON object from class name to split. Without it, classes are split as for
+  folders.
 
 Arrays are tensors, or files ``.npy``; JSON is metadata, or files ``.json``. Nothing here can run
 code: numpy reads without pickle, and safetensors hold none.
@@ -16,7 +16,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from vsm.data.dataset import SPLITS, ClassLists, FeatureDataset, Ids, Split, random_split
+from vsm.data.dataset import SPLITS, ClassLists, FeatureDataset, Split, class_index, random_split
 from vsm.data.store import open_array
 from vsm.errors import DataError, DocumentError
 from vsm.system.documents import MOST_JSON_BYTES, parsed_json, read_file, shortened
@@ -32,14 +32,10 @@ from vsm.system.files import atomic_path
 
 SUFFIX = ".safetensors"
 ARRAYS, TABLES = ("features", "labels", "splits"), ("class_names", "splits")
-CHECKED_AT_ONCE = 1 << 22  # values
+VALUES_PER_CHECK = 1 << 22
 
-
-class _Part(NamedTuple):
-    """An array or a parsed JSON value, None if it is not there, and its place for messages."""
-
-    value: Any
-    place: str
+Arrays = dict[str, npt.NDArray[Any]]
+Texts = dict[str, str | bytes]
 
 
 def read(path: Path) -> FeatureDataset:
@@ -49,31 +45,40 @@ def read(path: Path) -> FeatureDataset:
     order.
 
     Raises:
-        DataError: naming the file and the row or class.
+        DataError: naming the part and the row or class, as in ``birds/labels``.
     """
-    arrays, tables = _open(path)
+    if path.is_dir():
+        arrays, texts = _read_folder(path)
+    elif path.is_file() and path.suffix == SUFFIX:
+        arrays, texts = _read_safetensors(path)
+    else:
+        problem = "is not a folder or a .safetensors file" if path.exists() else "does not exist"
+        raise DataError(
+            f"features: {path} {problem}; give a .safetensors file with features and labels, or a "
+            "folder with features.npy and labels.npy"
+        )
     for part in ("features", "labels"):
-        if arrays[part].value is None:
-            raise DataError(f"features: {path} holds no {part}; add {arrays[part].place}")
-    features = _checked_features(*arrays["features"])
-    labels = _checked_labels(*arrays["labels"], len(features))
+        if part not in arrays:
+            raise DataError(f"features: {path} holds no {part}; add {part}.npy or such a tensor")
+    if "splits" in arrays:
+        raise DataError(f"{path / 'splits'}: an array; store a JSON object, class name to split")
+    features = _check_features(arrays["features"], path / "features")
+    labels = _check_labels(arrays["labels"], len(features), path / "labels")
     values, class_ids, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    names = _class_names(*tables["class_names"], labels, values)
-    splits = _splits(path, arrays["splits"], tables["splits"], names, class_ids)
+    names = [str(value) for value in values]
+    if "class_names" in texts:
+        names = _class_names(_parse(texts, "class_names", path), labels, values, path)
+    if "splits" in texts:
+        lists = _splits(_parse(texts, "splits", path), names, path / "splits")
+    else:
+        lists = random_split(names, source=f"features: {path}")
     if not (class_ids[:-1] <= class_ids[1:]).all():
         features = features[np.argsort(class_ids, kind="stable")]
-    ids = {name: position for position, name in enumerate(names)}
     return FeatureDataset(
         name=f"features:{path.resolve().name.removesuffix(SUFFIX)}",
         features=features,
-        class_names=tuple(names),
-        class_starts=np.cumsum([0, *sizes], dtype=np.int64),
-        splits={
-            split: np.asarray([ids[name] for name in splits[split]], dtype=np.int64)
-            for split in SPLITS
-            if splits[split]
-        },
         origin=f"{path.resolve()}: {len(features):,} rows of {len(names):,} classes",
+        **class_index(dict(zip(names, sizes, strict=True)), lists),
     )
 
 
@@ -104,75 +109,53 @@ def write(
         safetensors.torch.save_file(tensors, temporary, metadata)
 
 
-def _open(path: Path) -> tuple[dict[str, _Part], dict[str, _Part]]:
-    """Return the parts that are arrays and those that are JSON."""
-    if path.is_dir():
-        arrays = {part: path / f"{part}.npy" for part in ARRAYS}
-        tables = {part: path / f"{part}.json" for part in TABLES}
-        texts = {
-            part: read_file(file, MOST_JSON_BYTES) if file.is_file() else None
-            for part, file in tables.items()
-        }
-        return (
-            {part: _Part(_mapped(file), str(file)) for part, file in arrays.items()},
-            {part: _parsed(texts[part], str(file)) for part, file in tables.items()},
-        )
-    if path.is_file() and path.suffix == SUFFIX:
-        return _open_safetensors(path)
-    problem = "is neither a folder nor a .safetensors file" if path.exists() else "does not exist"
-    raise DataError(
-        f"features: {path} {problem}; give a .safetensors file with features and labels, or a "
-        "folder with features.npy and labels.npy"
-    )
+def _read_folder(path: Path) -> tuple[Arrays, Texts]:
+    arrays: Arrays = {}
+    for file in (path / f"{part}.npy" for part in ARRAYS):
+        try:
+            arrays[file.stem] = open_array(file)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{file}: cannot be read as an array of numbers or strings ({error}); write it "
+                "with numpy.save, without Python objects"
+            ) from error
+    tables = [path / f"{part}.json" for part in TABLES]
+    return arrays, {t.stem: read_file(t, MOST_JSON_BYTES) for t in tables if t.is_file()}
 
 
-def _mapped(file: Path) -> npt.NDArray[Any] | None:
-    try:
-        return open_array(file)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{file}: cannot be read as an array of numbers or strings ({error}); write it with "
-            "numpy.save, without Python objects"
-        ) from error
-
-
-def _open_safetensors(path: Path) -> tuple[dict[str, _Part], dict[str, _Part]]:
-    arrays: dict[str, npt.NDArray[Any]] = {}
+def _read_safetensors(path: Path) -> tuple[Arrays, Texts]:
+    arrays: Arrays = {}
     try:
         with safetensors.safe_open(path, "pt") as file:
             for part in set(ARRAYS) & set(file.keys()):
                 tensor = file.get_tensor(part)
                 is_bfloat16 = tensor.dtype == torch.bfloat16  # which numpy does not have
                 arrays[part] = (tensor.float() if is_bfloat16 else tensor).numpy()
-            metadata = file.metadata() or {}
+            return arrays, file.metadata() or {}
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise DataError(f"{path}: cannot be read as safetensors ({shortened(error)})") from error
-    return (
-        {part: _Part(arrays.get(part), f"{path}, tensor {part!r}") for part in ARRAYS},
-        {part: _parsed(metadata.get(part), f"{path}, metadata {part!r}") for part in TABLES},
-    )
 
 
-def _parsed(text: str | bytes | None, place: str) -> _Part:
+def _parse(texts: Texts, part: str, path: Path) -> Any:
     try:
-        return _Part(None if text is None else parsed_json(text, place), place)
+        return parsed_json(texts[part], path / part)
     except DocumentError as error:
-        raise DataError(f"{place}: is not JSON ({error.reason})") from error
+        raise DataError(f"{path / part}: is not JSON ({error.reason})") from error
 
 
-def _checked_features(features: npt.NDArray[Any], place: str) -> npt.NDArray[np.floating[Any]]:
+def _check_features(features: npt.NDArray[Any], place: Path) -> npt.NDArray[np.floating[Any]]:
     """Check features; the model reads float32, and they must be finite as that."""
     if features.ndim != 2 or features.dtype.kind != "f" or 0 in features.shape:
         raise DataError(
             f"{place}: expected floats [n, D] with at least one row, got {features.dtype} "
             f"{list(features.shape)}"
         )
-    rows_at_once = max(1, CHECKED_AT_ONCE // features.shape[1])
-    for start in range(0, len(features), rows_at_once):
+    num_rows = max(1, VALUES_PER_CHECK // features.shape[1])
+    for start in range(0, len(features), num_rows):
         with np.errstate(over="ignore"):
-            values = features[start : start + rows_at_once].astype(np.float32, copy=False)
+            values = features[start : start + num_rows].astype(np.float32, copy=False)
         finite = np.isfinite(values).all(1)
         if not finite.all():
             raise DataError(
@@ -182,7 +165,7 @@ def _checked_features(features: npt.NDArray[Any], place: str) -> npt.NDArray[np.
     return features
 
 
-def _checked_labels(labels: npt.NDArray[Any], place: str, num_rows: int) -> npt.NDArray[Any]:
+def _check_labels(labels: npt.NDArray[Any], num_rows: int, place: Path) -> npt.NDArray[Any]:
     """Check labels, and return them as integers or text."""
     if labels.shape != (num_rows,) or labels.dtype.kind not in "iuUS":
         raise DataError(
@@ -198,18 +181,17 @@ def _checked_labels(labels: npt.NDArray[Any], place: str, num_rows: int) -> npt.
 
 
 def _class_names(
-    table: Any, place: str, labels: npt.NDArray[Any], values: npt.NDArray[Any]
+    table: Any, labels: npt.NDArray[Any], values: npt.NDArray[Any], path: Path
 ) -> list[str]:
     """Return the name of each of ``values``, the sorted distinct labels."""
-    if table is None:
-        return [str(value) for value in values]
+    place = path / "class_names"
     if labels.dtype.kind == "U":
         raise DataError(f"{place}: labels are names already; remove it, or store integer labels")
     if not isinstance(table, list) or not all(isinstance(name, str) for name in table):
         raise DataError(f"{place}: expected a list of strings, the names of label 0, 1, …")
     repeated = [name for name, count in Counter(table).items() if count > 1]
     if repeated:
-        raise DataError(f"{place}: the name {repeated[0]!r} is there twice; names must differ")
+        raise DataError(f"{place}: the name {repeated[0]!r} appears twice; names must differ")
     for value in (values[0], values[-1]):
         if not 0 <= value < len(table):
             raise DataError(
@@ -219,53 +201,7 @@ def _class_names(
     return [table[value] for value in values]
 
 
-def _splits(
-    path: Path, numbers: _Part, table: _Part, names: list[str], class_ids: Ids
-) -> ClassLists:
-    if numbers.value is not None and table.value is not None:
-        raise DataError(
-            f"features: splits are given twice, by {numbers.place} and by {table.place}; remove "
-            "one of them"
-        )
-    if numbers.value is not None:
-        return _numbered_splits(*numbers, names, class_ids)
-    if table.value is not None:
-        return _named_splits(*table, names)
-    return random_split(names, source=f"features: {path}")
-
-
-def _numbered_splits(
-    numbers: npt.NDArray[Any], place: str, names: list[str], class_ids: Ids
-) -> ClassLists:
-    """Collect the split of every class from those of its rows, which must agree."""
-    if numbers.shape != class_ids.shape or numbers.dtype.kind not in "iu":
-        raise DataError(
-            f"{place}: expected integers [{len(class_ids)}], one per row, got {numbers.dtype} "
-            f"{list(numbers.shape)}"
-        )
-    unknown = (numbers < 0) | (numbers >= len(SPLITS))
-    if unknown.any():
-        row = int(unknown.argmax())
-        raise DataError(
-            f"{place}: row {row} has split {numbers[row]}; known: 0 train, 1 validation, 2 test"
-        )
-    _, first_rows = np.unique(class_ids, return_index=True)
-    of_class = numbers[first_rows]  # [num_classes]
-    differs = numbers != of_class[class_ids]
-    if differs.any():
-        row = int(differs.argmax())
-        first = first_rows[class_ids[row]]
-        raise DataError(
-            f"{place}: class {names[class_ids[row]]!r} is in two splits, {SPLITS[numbers[first]]} "
-            f"in row {first} and {SPLITS[numbers[row]]} in row {row}; keep it in one of them"
-        )
-    return {
-        split: [name for name, chosen in zip(names, of_class, strict=True) if chosen == number]
-        for number, split in enumerate(SPLITS)
-    }
-
-
-def _named_splits(table: Any, place: str, names: list[str]) -> ClassLists:
+def _splits(table: Any, names: list[str], place: Path) -> ClassLists:
     if not isinstance(table, dict):
         raise DataError(f"{place}: expected an object from class name to split")
     for name, split in table.items():

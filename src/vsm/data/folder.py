@@ -7,10 +7,9 @@ small, else 84×84.
 """
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 
-from vsm.data.dataset import SPLITS, ClassLists, Split, random_split
+from vsm.data.dataset import SPLITS, ClassLists, Split, all_classes, random_split
 from vsm.data.images import ImageFormat, decode_files, is_image_name, read_header, refuse_bombs
 from vsm.data.store import Preparation
 from vsm.data.tables import is_table, read_table
@@ -24,14 +23,16 @@ SPLIT_FOLDERS: dict[str, Split] = {split: split for split in SPLITS} | {
 
 
 def key(path: Path) -> str:
-    """Return the name to store ``path`` under; it changes when an image comes, goes or changes."""
-    digest, (path, seed) = hashlib.sha256(), _parse_seed(path)
-    for split, folders in _class_folders(path, seed).items():
-        for file in (file for folder in folders for file in _images(folder)):
+    """Return the name to store ``path`` under; it changes when any image changes."""
+    lists, files = list_classes(path)
+    root, _ = _parse_seed(path)
+    digest = hashlib.sha256()
+    for split, names in lists.items():
+        for file in (file for name in names for file in files[name]):
             status = file.stat()
-            name = file.relative_to(path).as_posix()
+            name = file.relative_to(root).as_posix()
             digest.update(repr((split, name, status.st_size, status.st_mtime_ns)).encode())
-    slug = "".join(letter if letter.isalnum() else "-" for letter in path.resolve().name)
+    slug = "".join(letter if letter.isalnum() else "-" for letter in root.resolve().name)
     return f"folder-{slug}-{digest.hexdigest()[:12]}"
 
 
@@ -45,31 +46,30 @@ def list_classes(
         merge_splits: put all classes into one split ``all``; there may then be any number of them.
     """
     path, seed = _parse_seed(path)
-    folders: dict[Split, list[Path]]
-    folders = {"all": _all_class_folders(path)} if merge_splits else _class_folders(path, seed)
-    split_of: dict[str, Split] = {}
+    folders = _merged_folders(path) if merge_splits else _split_folders(path, seed)
+    lists: ClassLists = {split: [] for split in folders}
     files: dict[str, list[Path]] = {}
-    pairs = [(split, folder) for split, found in folders.items() for folder in found]
-    for split, folder in pairs:
-        name = folder.name
-        if name in split_of:
+    for split, folder in ((split, one) for split, found in folders.items() for one in found):
+        if folder.name in files:
+            first = next(s for s, names in lists.items() if folder.name in names)
             raise DataError(
-                f"class {name!r} is in two splits, {split_of[name]} and {split}; keep it in one of "
+                f"class {folder.name!r} is in two splits, {first} and {split}; keep it in one of "
                 "them"
             )
-        split_of[name], files[name] = split, _images(folder)
+        lists[split].append(folder.name)
+        files[folder.name] = _images(folder)
     if not any(files.values()):
         raise DataError(f"folder: {path} has class folders but no images in them; add some")
     for name, found in files.items():
         if not found:
             raise DataError(f"class {name!r} has no images; add some or remove it")
-    return {split: [folder.name for folder in found] for split, found in folders.items()}, files
+    return lists, files
 
 
 def read(path: Path) -> Preparation:
     """Read a folder of class folders, split by its own folders or from the seed."""
     lists, files = list_classes(path)
-    images = [image for found in files.values() for image in found]
+    images = [image for name in all_classes(lists) for image in files[name]]
     form = _common_format(images)
     return Preparation(
         image_shape=form.shape,
@@ -80,38 +80,36 @@ def read(path: Path) -> Preparation:
     )
 
 
-def labeled_images(path: Path) -> tuple[list[Path], list[str]]:
-    """Return the image files of all class folders of ``path``, and the class of each.
+def labeled_images(*sources: Path) -> tuple[list[Path], list[str]]:
+    """Return the image files of all class folders of ``sources``, each once, with their classes.
 
     There may be any number of classes, and no splits: this is for examples, not for training.
-    ``path`` may also be a table of paths and labels, see :mod:`vsm.data.tables`.
+    A source may also be a table of paths and labels, see :mod:`vsm.data.tables`.
     """
-    if is_table(path):
-        table = read_table(path, "required")
-        assert table.labels is not None
-        return table.images, table.labels
-    images: list[Path] = []
-    for folder in _folders(path):
-        found = _images(folder)
-        if not found:
-            raise DataError(f"folder: {folder} has no images; add some, or remove it")
-        images += found
-    if not images:
-        raise DataError(f"folder: {path} has no class folders; put the images of each class in one")
-    return images, [image.parent.name for image in images]
-
-
-def labeled_images_of(sources: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Return what :func:`labeled_images` finds in all of ``sources``, every file once."""
     found: dict[Path, tuple[Path, str, Path]] = {}
     for source in sources:
-        for image, label in zip(*labeled_images(source), strict=True):
+        for image, label in _labeled_images(source):
             _, before, first = found.setdefault(image.resolve(), (image, label, source))
             if before != label:
                 raise DataError(
                     f"{image} is {label!r} in {source}, but {before!r} in {first}; keep one of them"
                 )
     return [image for image, _, _ in found.values()], [label for _, label, _ in found.values()]
+
+
+def _labeled_images(source: Path) -> list[tuple[Path, str]]:
+    if is_table(source):
+        table = read_table(source, "required")
+        return list(zip(table.images, table.labels or (), strict=True))
+    folders = {folder: _images(folder) for folder in _folders(source)}
+    for folder, images in folders.items():
+        if not images:
+            raise DataError(f"folder: {folder} has no images; add some, or remove it")
+    if not folders:
+        raise DataError(
+            f"folder: {source} has no class folders; put the images of each class in one"
+        )
+    return [(image, folder.name) for folder, images in folders.items() for image in images]
 
 
 def images_below(path: Path) -> list[Path]:
@@ -122,14 +120,14 @@ def images_below(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise DataError(f"{path}: there is no such file or folder")
-    found, waiting, visited = [], [path], set()
-    while waiting:
-        folder = waiting.pop()
+    found, pending, visited = [], [path], set()
+    while pending:
+        folder = pending.pop()
         status = folder.stat()
         if (status.st_dev, status.st_ino) not in visited:  # links may lead back
             visited.add((status.st_dev, status.st_ino))
             found += _images(folder)
-            waiting += reversed(_folders(folder))
+            pending += reversed(_folders(folder))
     return found
 
 
@@ -141,7 +139,7 @@ def _parse_seed(path: Path) -> tuple[Path, int]:
     return path, 0
 
 
-def _class_folders(path: Path, seed: int) -> dict[Split, list[Path]]:
+def _split_folders(path: Path, seed: int) -> dict[Split, list[Path]]:
     """Return the class folders of each split."""
     top = _folders(path)
     splits = [folder for folder in top if folder.name in SPLIT_FOLDERS and _folders(folder)]
@@ -162,13 +160,13 @@ def _class_folders(path: Path, seed: int) -> dict[Split, list[Path]]:
     return given
 
 
-def _all_class_folders(path: Path) -> list[Path]:
-    """Return the class folders of all splits."""
+def _merged_folders(path: Path) -> dict[Split, list[Path]]:
+    """Return the class folders of all splits as one."""
     found = []
     for folder in _folders(path):
         below = _folders(folder) if folder.name in SPLIT_FOLDERS else []
         found += below or [folder]
-    return found
+    return {"all": found}
 
 
 def _folders(path: Path) -> list[Path]:

@@ -323,7 +323,7 @@ def draw_alphabet(seed: int, number: int) -> Pixels:
 
 def open_glyphs() -> ImageDataset:
     """Open glyphs from the cache; draw and cache it first if it is not there."""
-    cached = f"glyphs-v{GENERATOR_VERSION}"
+    cached = f"glyphs-v{GENERATOR_VERSION}-{store.FORMAT}"
     if not store.is_prepared(cached):
         drawn = _draw_all(SEED)
         try:

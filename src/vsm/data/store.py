@@ -20,13 +20,20 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from vsm.data.dataset import SPLITS, ClassLists, ImageDataset, PixelNormalization, Pixels
+from vsm.data.dataset import (
+    SPLITS,
+    ClassLists,
+    ImageDataset,
+    PixelNormalization,
+    Pixels,
+    class_index,
+)
 from vsm.errors import DataError, DocumentError
 from vsm.system.documents import read_object, shortened, write_json
 from vsm.system.files import atomic_directory, user_folder
 from vsm.system.progress import NULL_PROGRESS, Progress
 
-FORMAT = 2
+FORMAT = 3
 BLOCK_BYTES, NUM_BLOCKS = 4096, 64  # of the images, that are checked whenever they are opened
 ABANDONED_SECONDS = 86_400  # no preparation is still writing after a day
 BAD_HEADER = (
@@ -63,7 +70,7 @@ def write(
     progress: Progress = NULL_PROGRESS,
 ) -> Path:
     """Write a prepared dataset atomically as ``name`` and return its folder."""
-    target = data_root() / name
+    target, lists = data_root() / name, preparation.class_lists
     for abandoned in target.parent.glob(f".{name}.*"):  # by a preparation that was killed
         if time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
             shutil.rmtree(abandoned, ignore_errors=True)
@@ -72,8 +79,16 @@ def write(
         with atomic_directory(target) as folder:
             images = folder / "images.npy"
             checksum = _write_images(images, preparation, progress)
-            index = _index(name, preparation, normalization, checksum)
-            write_json(folder / "index.json", {**index, "sampled": _sampled_checksum(images)})
+            index = {
+                "format": FORMAT,
+                "origin": preparation.origin,
+                "sha256": checksum,
+                "sampled": _sampled_checksum(images),
+                "normalization": asdict(normalization),
+                "splits": {split: names for split, names in lists.items() if names},
+                "class_sizes": dict(preparation.class_sizes),
+            }
+            write_json(folder / "index.json", index)
     except OSError as error:
         raise DataError(
             f"cannot write prepared data to {target}: {error.strerror or error}; free some space "
@@ -86,25 +101,13 @@ def in_memory(
     name: str, preparation: Preparation, normalization: PixelNormalization
 ) -> ImageDataset:
     """Return what :func:`write` and :func:`read` make of a preparation, without the disk."""
-    index = _index(name, preparation, normalization, "")
-    return _dataset(name, index, np.concatenate(list(preparation.batches)))
-
-
-def _index(
-    name: str, preparation: Preparation, normalization: PixelNormalization, checksum: str
-) -> dict[str, Any]:
-    ids = {class_name: class_id for class_id, class_name in enumerate(preparation.class_sizes)}
-    lists = preparation.class_lists
-    return {
-        "format": FORMAT,
-        "name": name,
-        "origin": preparation.origin,
-        "sha256": checksum,
-        "normalization": asdict(normalization),
-        "splits": {split: [ids[c] for c in lists[split]] for split in SPLITS if lists.get(split)},
-        "class_names": list(preparation.class_sizes),
-        "class_sizes": list(preparation.class_sizes.values()),
-    }
+    return ImageDataset(
+        name=name,
+        images=np.concatenate(list(preparation.batches)),
+        normalization=normalization,
+        origin=preparation.origin,
+        **class_index(preparation.class_sizes, preparation.class_lists),
+    )
 
 
 def _write_images(path: Path, preparation: Preparation, progress: Progress) -> str:
@@ -156,12 +159,12 @@ def verify(name: str) -> None:
 
 
 def read_index(name: str) -> dict[str, Any]:
-    """Return the index of a prepared dataset; an error says how to get one."""
+    """Return the index of a prepared dataset, after checking it."""
     path = data_root() / name / "index.json"
     try:
         index = read_object(path)
-        if index.get("format") != FORMAT:
-            raise ValueError(f"format {index.get('format')!r}, expected {FORMAT}")
+        if index["format"] != FORMAT:
+            raise ValueError(f"format {index['format']!r}, expected {FORMAT}")
         _check_index(index)
     except FileNotFoundError:
         raise DataError(f"data: {name} is not prepared (looked in {path.parent})") from None
@@ -174,42 +177,47 @@ def read_index(name: str) -> dict[str, Any]:
 
 def _check_index(index: dict[str, Any]) -> None:
     """Raise an error if an index is invalid."""
-    names, sizes = index["class_names"], index["class_sizes"]
-    if not all(isinstance(text, str) for text in (*names, index["origin"], index["sha256"])):
-        raise TypeError("class_names, origin and sha256 are texts")
-    if len(set(names)) != len(names) or len(sizes) != len(names):
-        raise ValueError("class_names must differ, and each has one of class_sizes")
-    if not all(type(size) is int and size > 0 for size in sizes):
-        raise ValueError("class_sizes must be positive numbers")
-    chosen = [class_id for split in index["splits"].values() for class_id in split]
-    if not all(type(one) is int and 0 <= one < len(names) for one in chosen):
-        raise ValueError("splits must be of positions in class_names")
-    if len(set(chosen)) != len(chosen) or not index["splits"].keys() <= set(SPLITS):
-        raise ValueError("splits must be train, validation and test, without a class in common")
+    sizes, splits = index["class_sizes"], index["splits"]
+    names = [name for split in splits.values() for name in split]
     mean, std = index["normalization"]["mean"], index["normalization"]["std"]
-    if len(mean) != len(std) or not all(map(math.isfinite, mean)):
-        raise ValueError("normalization needs finite means, and as many standard deviations")
-    if not all(0 < one < math.inf for one in std):
-        raise ValueError("standard deviations must be above 0")
+    if not (
+        all(isinstance(index[key], str) for key in ("origin", "sha256", "sampled"))
+        and all(type(size) is int and size > 0 for size in sizes.values())
+        and splits.keys() <= set(SPLITS)
+        and len(set(names)) == len(names)
+        and set(names) <= sizes.keys()
+        and len(mean) == len(std)
+        and all(map(math.isfinite, mean))
+        and all(0 < one < math.inf for one in std)
+    ):
+        raise ValueError("invalid classes, splits or normalization")
 
 
 def read(name: str) -> ImageDataset:
     """Open a prepared dataset; its images stay on disk until they are used."""
     index = read_index(name)
     path = data_root() / name / "images.npy"
+    normalization = PixelNormalization(**{k: tuple(v) for k, v in index["normalization"].items()})
     try:
         images = open_array(path)
-        sampled = _sampled_checksum(path) if "sampled" in index else None
+        sampled = _sampled_checksum(path)
     except (OSError, ValueError) as error:
         raise _damaged(name, f"images.npy: {error}") from error
     fits = images.dtype == np.uint8 and images.ndim == 4 and images.flags.c_contiguous
-    if not fits or len(images) != sum(index["class_sizes"]):
+    if not fits or images.shape[::3] != (
+        sum(index["class_sizes"].values()),
+        len(normalization.mean),
+    ):
         raise _damaged(name, f"images.npy is {images.dtype} {images.shape}")
-    if images.shape[3] != len(index["normalization"]["mean"]):
-        raise _damaged(name, f"images.npy has {images.shape[3]} channels")
-    if sampled != index.get("sampled"):
+    if sampled != index["sampled"]:
         raise _damaged(name, "images.npy was changed")
-    return _dataset(name, index, images)
+    return ImageDataset(
+        name=name,
+        images=images,
+        normalization=normalization,
+        origin=index["origin"],
+        **class_index(index["class_sizes"], index["splits"]),
+    )
 
 
 def open_array(path: Path) -> npt.NDArray[Any]:
@@ -228,19 +236,6 @@ def open_array(path: Path) -> npt.NDArray[Any]:
     except BAD_HEADER as error:
         raise ValueError(shortened(error) or type(error).__name__) from error
     return cast(npt.NDArray[Any], array)
-
-
-def _dataset(name: str, index: dict[str, Any], images: Pixels) -> ImageDataset:
-    splits, normalization = index["splits"], index["normalization"]
-    return ImageDataset(
-        name=name,
-        images=images,
-        class_names=tuple(index["class_names"]),
-        class_starts=np.cumsum([0, *index["class_sizes"]], dtype=np.int64),
-        splits={split: np.asarray(splits[split], np.int64) for split in SPLITS if split in splits},
-        normalization=PixelNormalization(tuple(normalization["mean"]), tuple(normalization["std"])),
-        origin=index["origin"],
-    )
 
 
 def _damaged(name: str, reason: object) -> DataError:
