@@ -1,4 +1,4 @@
-"""The parts ``kills`` and ``sharing``: killed writers, and several processes on one run.
+"""The parts ``kills``, ``sharing`` and ``requests``: killed writers, several processes on one run.
 
 After a kill, the same command must leave the same files as if nothing had happened, except for
 times. Temporary files of the killed process may stay if they do no harm.
@@ -11,23 +11,34 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from faults.oracles import Snapshot, digest_without_times, process_defects, snapshot
+from faults.oracles import (
+    Outcome,
+    Snapshot,
+    changed_files,
+    digest_without_times,
+    process_defects,
+    snapshot,
+)
 from faults.processes import Command, Completed
 from faults.samples import LEARN, PRETRAIN, TRAIN
-from faults.sandbox import Group, Outcome, Sandbox
+from faults.sandbox import Group, Sandbox
 
 ROOT = Path(__file__).parents[1]
-SUITE_SECONDS = 900
+TEST_SECONDS = 900
 WRITERS, READERS = 4, 3
 SHOW = Command("memory show learned --json")
 CLASSIFY = Command("classify --support support --query query --model learned --json")
+MERGE = "memory merge learned learned --output out.safetensors"
+REPRODUCE = (
+    "reproduce table-1 --output out --budget tiny --seeds 1 --rows protonet --data folder:images "
+    "--json"
+)
 
 
 @dataclass(frozen=True)
@@ -52,12 +63,26 @@ class Writer:
     clear: str | None = None
     once: bool = False
 
+    def measure(self, sandbox: Sandbox) -> dict[str, Any]:
+        """Return the files that are written without a kill, and the time it takes."""
+        if self.clear is not None:
+            sandbox.remove(self.clear)
+        begin = time.monotonic()
+        completed = sandbox.run(Command(self.words))
+        if completed.code != 0:
+            raise RuntimeError(f"{self.name} fails without kill: {completed.errors}")
+        return {"seconds": time.monotonic() - begin, "files": self.files(sandbox)}
 
-MERGE = "memory merge learned learned --output out.safetensors"
-REPRODUCE = (
-    "reproduce table-1 --output out --budget tiny --seeds 1 --rows protonet --data folder:images "
-    "--json"
-)
+    def files(self, sandbox: Sandbox) -> Snapshot:
+        """Return digests of the files that are compared."""
+        paths = {name: sandbox.folder / name for name in snapshot(sandbox.folder)}
+        return {
+            name: digest_without_times(path)
+            for name, path in paths.items()
+            if name.startswith(self.writes) and not path.name.startswith(".") and path.is_file()
+        }
+
+
 KILLED = (
     Writer("train", f"{TRAIN} --output out --resume", cases=20),
     Writer("pretrain", f"{PRETRAIN} --output out --resume"),
@@ -73,66 +98,66 @@ KILLED = (
 
 
 def groups() -> list[Group]:
-    """Return kills of commands and of writers to stores, and concurrent processes."""
+    """Return kills, concurrent processes, and malformed requests."""
+    databases = ("sqlite", "postgresql")
     return [
         *(Group("kills", one.name, one.cases, partial(_kill, one)) for one in KILLED),
         *(
-            Group("kills", f"store, {kind}", 1, run_tests("store_kills", kind, "VSM_KILLS", 20, 1))
-            for kind in ("sqlite", "postgresql")
+            Group("kills", f"store, {kind}", 1, partial(_tests, "store_kills", kind, 20, 1))
+            for kind in databases
         ),
         Group("sharing", "memory add × memory show", 6, _writers_and_readers),
         Group("sharing", "classify while the memory changes", 6, _readers_of_a_run),
         Group("sharing", "two train --resume", 6, partial(_trainings, "resumed")),
         Group("sharing", "two train --resume from nothing", 4, partial(_trainings, "fresh")),
+        *(
+            Group(
+                *("requests", f"every endpoint, {kind}", 1),
+                partial(_tests, "serving_fuzz", kind, 40, 18),
+            )
+            for kind in databases
+        ),
     ]
 
 
-def run_tests(
-    name: str, words: str, variable: str, repeats: int, tests: int
-) -> Callable[[Sandbox, int, Random], Outcome]:
-    """Return a case that runs tests of a file of this repository.
+def _tests(
+    name: str, words: str, repeats: int, tests: int, sandbox: Sandbox, _: int, __: Random
+) -> Outcome:
+    """Run the tests of ``tests/test_NAME.py`` whose names contain ``words``.
 
-    Args:
-        name: of the file, without ``test_``.
-        words: part of the names of the tests.
-        variable: environment variable with the number of repeats.
-        repeats: its value.
-        tests: number of tests that repeat that often.
+    Their number is ``tests``, and each repeats itself as an environment variable says.
     """
-
-    def run(sandbox: Sandbox, _: int, __: Random) -> Outcome:
-        fault = f"{repeats * tests} of test_{name}.py, {words}"
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-        command += [f"--basetemp={sandbox.scratch / 'pytest'}", "-k", words]
-        path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-        try:
-            done = subprocess.run(
-                [*command, str(ROOT / "tests" / f"test_{name}.py")],
-                cwd=ROOT,
-                env={**os.environ, variable: str(repeats), "PYTHONPATH": path},
-                capture_output=True,
-                text=True,
-                timeout=SUITE_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return Outcome(fault, "same", (f"takes more than {SUITE_SECONDS} seconds",))
-        lines = [line for line in done.stdout.splitlines() if line.strip()]
-        if done.returncode != 0:
-            failed = [line for line in lines if line.startswith(("FAILED", "ERROR", "E  "))][:2]
-            return Outcome(fault, "same", (" ".join(failed or lines[-1:])[:300],))
-        if "skipped" in lines[-1] and "passed" not in lines[-1]:
-            return Outcome(f"{fault}: skipped here", "same", (), tried=0)
-        return Outcome(fault, "same", (), tried=repeats * tests)
-
-    return run
+    fault = f"{repeats * tests} of test_{name}.py, {words}"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", words]
+    command += [f"--basetemp={sandbox.scratch / 'pytest'}", f"tests/test_{name}.py"]
+    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    variables = dict.fromkeys(("VSM_KILLS", "VSM_FUZZ"), str(repeats)) | {"PYTHONPATH": path}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            timeout=TEST_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome(fault, "same", (f"takes more than {TEST_SECONDS} seconds",))
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode != 0:
+        failed = [line for line in lines if line.startswith(("FAILED", "ERROR", "E  "))][:2]
+        return Outcome(fault, "same", (" ".join(failed or lines[-1:])[:300],))
+    if "skipped" in lines[-1] and "passed" not in lines[-1]:
+        return Outcome(f"{fault}: skipped here", "same", tried=0)
+    return Outcome(fault, "same", tried=repeats * tests)
 
 
 def _kill(writer: Writer, sandbox: Sandbox, _: int, random: Random) -> Outcome:
-    baseline = _baseline(writer, sandbox)
+    baseline = sandbox.baseline(writer, lambda: writer.measure(sandbox))
     if writer.clear is not None:
         sandbox.remove(writer.clear)
-    before = _files(writer, sandbox)
+    before = writer.files(sandbox)
     delay = random.uniform(0, 1.1 * baseline["seconds"])
     moment = time.monotonic() + delay
 
@@ -142,7 +167,7 @@ def _kill(writer: Writer, sandbox: Sandbox, _: int, random: Random) -> Outcome:
 
     completed = sandbox.run(Command(writer.words), watch=kill)
     defects = [] if completed.code == -signal.SIGKILL else process_defects(completed)
-    found = _files(writer, sandbox)
+    found = writer.files(sandbox)
     if writer.once and found not in (before, baseline["files"]):
         defects.append("leaves neither the old nor the new files")
     if not writer.once or found == before:
@@ -151,36 +176,11 @@ def _kill(writer: Writer, sandbox: Sandbox, _: int, random: Random) -> Outcome:
         if again.code != 0 and not defects:
             defects.append(f"cannot be repeated: {again.errors.strip()[-150:]}")
     if not defects:
-        expected, found = baseline["files"], _files(writer, sandbox)
-        names = sorted(expected.keys() | found.keys())
-        wrong = [name for name in names if expected.get(name) != found.get(name)]
-        defects += [f"differs from a run without kill: {', '.join(wrong)[:120]}"] if wrong else []
+        changed = changed_files(baseline["files"], writer.files(sandbox))
+        if changed:
+            defects.append(f"differs from a run without kill: {', '.join(changed)[:120]}")
     fault = f"killed after {delay:.2f} of {baseline['seconds']:.2f} seconds"
     return Outcome(fault, "same", tuple(defects))
-
-
-def _baseline(writer: Writer, sandbox: Sandbox) -> dict[str, Any]:
-    """Return the files that are written without a kill, and the time it takes."""
-    if writer not in sandbox.baselines:
-        if writer.clear is not None:
-            sandbox.remove(writer.clear)
-        begin = time.monotonic()
-        completed = sandbox.run(Command(writer.words))
-        if completed.code != 0:
-            raise RuntimeError(f"{writer.name} fails without kill: {completed.errors}")
-        seconds = time.monotonic() - begin
-        sandbox.baselines[writer] = {"files": _files(writer, sandbox), "seconds": seconds}
-        sandbox.restore()
-    return sandbox.baselines[writer]
-
-
-def _files(writer: Writer, sandbox: Sandbox) -> Snapshot:
-    paths = {name: sandbox.folder / name for name in snapshot(sandbox.folder)}
-    return {
-        name: digest_without_times(path)
-        for name, path in paths.items()
-        if name.startswith(writer.writes) and not path.name.startswith(".") and path.is_file()
-    }
 
 
 def _run_together(sandbox: Sandbox, programs: list[Command]) -> tuple[list[Completed], list[str]]:
@@ -231,10 +231,11 @@ def _trainings(folder: str, sandbox: Sandbox, number: int, random: Random) -> Ou
         paths = [sandbox.folder / folder / name for name in names]
         return {path.name: digest_without_times(path) for path in paths if path.is_file()}
 
-    if folder not in sandbox.baselines:
+    def measure() -> Snapshot:
         sandbox.run(program)
-        sandbox.baselines[folder] = {"files": files()}
-        sandbox.restore()
+        return files()
+
+    baseline = sandbox.baseline(folder, measure)
     seconds = random.uniform(0, 0.5)
     first = sandbox.start(program, "first")
     second = sandbox.start(program, "second", prepare=partial(time.sleep, seconds))
@@ -242,7 +243,7 @@ def _trainings(folder: str, sandbox: Sandbox, number: int, random: Random) -> Ou
     defects = [defect for one in completed for defect in process_defects(one)]
     if all(one.code for one in completed):
         defects.append("both fail")
-    if not defects and files() != sandbox.baselines[folder]["files"]:
+    if not defects and files() != baseline:
         defects.append("both wrote: the run differs from a single training")
     kind = "refused" if any(one.code for one in completed) else "same"
     return Outcome(f"the second {seconds:.2f} seconds later, number {number}", kind, tuple(defects))

@@ -6,51 +6,44 @@ import re
 import resource
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from random import Random
+from typing import Any
 
 from faults.mutations import ODD_NAMES, rename_to_bytes
-from faults.oracles import changed_files, is_temporary, process_defects, snapshot
-from faults.processes import POLL_SECONDS, Command, Completed
+from faults.oracles import Outcome, changed_files, is_temporary, process_defects, snapshot
+from faults.processes import POLL_SECONDS, Command
 from faults.samples import LEARN, PRETRAIN, TRAIN, environment
-from faults.sandbox import Group, Outcome, Sandbox
+from faults.sandbox import Group, Sandbox
 
 CLASSIFY = "classify --support support --query query --model learned"
-WRITERS = tuple(
-    Command(words)
-    for words in (
-        f"{TRAIN} --output out/run",
-        f"{PRETRAIN} --output out/run",
-        f"{LEARN} --encoder run --output out/run",
-        f"{CLASSIFY} --csv out/answers.csv",
-        "memory merge learned learned --output out/memory.safetensors",
-        "memory export learned out/memory.csv",
-        "memory export learned out/memory.npz",
-        "review support --model learned --output out/review.html",
-        "study study.yaml --render out/page.md",
-    )
+WRITERS = (
+    Command(f"{TRAIN} --output out/run"),
+    Command(f"{PRETRAIN} --output out/run"),
+    Command(f"{LEARN} --encoder run --output out/run"),
+    Command(f"{CLASSIFY} --csv out/answers.csv"),
+    Command("memory merge learned learned --output out/memory.safetensors"),
+    Command("memory export learned out/memory.csv"),
+    Command("memory export learned out/memory.npz"),
+    Command("review support --model learned --output out/review.html"),
+    Command("study study.yaml --render out/page.md"),
 )
-READERS = tuple(
-    Command(words)
-    for words in (
-        f"{CLASSIFY} --json",
-        "memory show learned",
-        "evaluate learned --way 3 --queries 2 --episodes 2",
-        "data info folder:images",
-        "models",
-        "--help",
-    )
+READERS = (
+    Command(f"{CLASSIFY} --json"),
+    Command("memory show learned"),
+    Command("evaluate learned --way 3 --queries 2 --episodes 2"),
+    Command("data info folder:images"),
+    Command("models"),
+    Command("--help"),
 )
-NAMED = tuple(
-    Command(words)
-    for words in (
-        f"{CLASSIFY} --csv out.csv",
-        CLASSIFY,
-        "review support --model learned --output out.html",
-        "memory add learned --images support",
-        "suggest --support support --unlabeled query --model learned",
-    )
+NAMED = (
+    Command(f"{CLASSIFY} --csv out.csv"),
+    Command(CLASSIFY),
+    Command("review support --model learned --output out.html"),
+    Command("memory add learned --images support"),
+    Command("suggest --support support --unlabeled query --model learned"),
 )
 SECRETS = (
     *("learned/config.yaml", "learned/model.safetensors", "learned/memory.safetensors", "learned"),
@@ -80,26 +73,31 @@ def groups() -> list[Group]:
     return [Group("environments", name, *one) for name, one in cases.items()]
 
 
-def _outcome(
+def _run(
+    sandbox: Sandbox,
     fault: str,
-    completed: Completed,
+    program: Command,
     codes: set[int],
     named: str = "",
-    left: Sequence[str] = (),
+    writes: bool = False,
+    **options: Any,
 ) -> Outcome:
-    """Check for success, or one message with an exit code of ``codes`` and no partial files."""
+    """Run a program: it must succeed, or print one message and exit with one of ``codes``.
+
+    A message must contain ``named``; a program that ``writes`` must leave no temporary files.
+    """
+    completed = sandbox.run(program, **options)
     defects = process_defects(completed)
     message = completed.errors.strip()[-150:]
     if not defects and completed.code not in {0, *codes}:
         defects.append(f"exit code {completed.code}: {message}")
     if not defects and completed.code != 0 and named not in completed.errors:
         defects.append(f"does not mention {named}: {message}")
-    defects += [f"has left {name}" for name in left[:1]]
-    return Outcome(fault, "refused" if completed.code else "same", tuple(defects))
-
-
-def _temporary_files(sandbox: Sandbox) -> list[str]:
-    return [name for name in snapshot(sandbox.folder) if is_temporary(name)]
+    if writes:
+        left = [name for name in snapshot(sandbox.folder) if is_temporary(name)]
+        defects += [f"has left {name}" for name in left[:1]]
+    kind = "refused" if completed.code else "same"
+    return Outcome(f"{fault}; {program}", kind, tuple(defects))
 
 
 def _full_disk(sandbox: Sandbox, number: int, random: Random) -> Outcome:
@@ -110,11 +108,9 @@ def _full_disk(sandbox: Sandbox, number: int, random: Random) -> Outcome:
         return Outcome("a small disk cannot be mounted here", "same", (), tried=0)
     program = WRITERS[number % len(WRITERS)]
     try:
-        completed = sandbox.run(program)
-        left = [name for name in snapshot(target) if is_temporary(name)]
+        return _run(sandbox, f"{size} bytes of disk", program, {1}, "out", writes=True)
     finally:
         subprocess.run(["umount", "-l", str(target)], check=False)
-    return _outcome(f"{size} bytes of disk; {program}", completed, {1}, "out", left)
 
 
 def _largest_file(sandbox: Sandbox, number: int, random: Random) -> Outcome:
@@ -122,26 +118,25 @@ def _largest_file(sandbox: Sandbox, number: int, random: Random) -> Outcome:
 
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # Python's default
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))  # longer than its output
 
-    completed = sandbox.run(program, prepare=limit)  # its output is shorter than the limit
-    fault = f"files of at most {size} bytes; {program}"
-    return _outcome(fault, completed, {1}, left=_temporary_files(sandbox))
+    fault = f"files of at most {size} bytes"
+    return _run(sandbox, fault, program, {1}, writes=True, prepare=limit)
 
 
 def _not_writable(sandbox: Sandbox, number: int, _: Random) -> Outcome:
-    program = WRITERS[number % len(WRITERS)]
-    before = snapshot(sandbox.folder)
-    completed = sandbox.run(program, prepare=_become_nobody)
+    program, before = WRITERS[number % len(WRITERS)], snapshot(sandbox.folder)
+    outcome = _run(sandbox, "may not write", program, {1, 2}, prepare=_become_nobody)
     changed = changed_files(before, snapshot(sandbox.folder))
-    return _outcome(f"may not write; {program}", completed, {1, 2}, left=changed)
+    left = [f"has left {name}" for name in changed[:1]]
+    return replace(outcome, defects=(*outcome.defects, *left))
 
 
 def _unreadable(sandbox: Sandbox, number: int, random: Random) -> Outcome:
     name, program = random.choice(SECRETS), READERS[number % 3]
     (sandbox.folder / name).chmod(0)
-    completed = sandbox.run(program, prepare=_become_nobody)
-    return _outcome(f"may not read {name}; {program}", completed, {1, 2}, named="ermission")
+    fault = f"may not read {name}"
+    return _run(sandbox, fault, program, {1, 2}, "ermission", prepare=_become_nobody)
 
 
 def _few_open_files(sandbox: Sandbox, number: int, random: Random) -> Outcome:
@@ -152,24 +147,22 @@ def _few_open_files(sandbox: Sandbox, number: int, random: Random) -> Outcome:
         most = max(map(int, os.listdir("/proc/self/fd"))) + more  # noqa: PTH208 - numbers
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
-    completed = sandbox.run(program, prepare=limit)
-    fault = f"{more} more open files; {program}"
-    return _outcome(fault, completed, {1, 2}, left=_temporary_files(sandbox))
+    fault = f"{more} more open files"
+    return _run(sandbox, fault, program, {1, 2}, writes=True, prepare=limit)
 
 
 def _no_home(sandbox: Sandbox, number: int, _: Random) -> Outcome:
-    program, variables = READERS[number % len(READERS)], environment(sandbox.folder)
+    variables = environment(sandbox.folder) | {"XDG_CACHE_HOME": str(sandbox.folder / "home")}
     del variables["HOME"], variables["VSM_DATA"]
-    variables["XDG_CACHE_HOME"] = str(sandbox.folder / "home")
-    return _outcome(f"without HOME; {program}", sandbox.run(program, variables=variables), {2})
+    return _run(sandbox, "without HOME", READERS[number % len(READERS)], {2}, variables=variables)
 
 
 def _c_locale(sandbox: Sandbox, number: int, _: Random) -> Outcome:
     program = READERS[number % len(READERS)]
     (sandbox.folder / "support" / "test0").rename(sandbox.folder / "support" / "Bäume")
     variables = environment(sandbox.folder) | {"LC_ALL": "C", "LANG": "C"}
-    completed = sandbox.run(program, variables=variables, prepare=program.execute)
-    return _outcome(f"LC_ALL=C; {program}", completed, set())
+    options: Any = {"variables": variables, "prepare": program.execute}
+    return _run(sandbox, "LC_ALL=C", program, set(), **options)
 
 
 def _closed_output(sandbox: Sandbox, number: int, _: Random) -> Outcome:
@@ -179,8 +172,7 @@ def _closed_output(sandbox: Sandbox, number: int, _: Random) -> Outcome:
         os.close(1)
         program.execute()
 
-    completed = sandbox.run(program, prepare=close)
-    return _outcome(f"standard output is closed; {program}", completed, {1})
+    return _run(sandbox, "standard output is closed", program, {1}, prepare=close)
 
 
 def _broken_pipe(sandbox: Sandbox, number: int, _: Random) -> Outcome:
@@ -208,27 +200,27 @@ def _broken_pipe(sandbox: Sandbox, number: int, _: Random) -> Outcome:
 def _interrupted(sandbox: Sandbox, number: int, random: Random) -> Outcome:
     """Press Ctrl-C at a random moment, mostly during imports."""
     program = (*READERS[:4], *WRITERS[:3])[number % 7]
-    pressed, seconds, polls = [False], random.uniform(0.05, 4), [0]
+    seconds = random.uniform(0.05, 4)
+    polls = count(1)
 
     def press(process: int) -> None:
-        polls[0] += 1
-        if not pressed[0] and polls[0] * POLL_SECONDS > seconds:
+        if next(polls) == round(seconds / POLL_SECONDS):
             os.kill(process, signal.SIGINT)
-            pressed[0] = True
 
     completed = sandbox.run(program, watch=press, prepare=program.execute)
-    fault = f"Ctrl-C after {seconds:.1f} seconds; {program}"
+    fault, code = f"Ctrl-C after {seconds:.1f} seconds; {program}", completed.code
     ours = "Traceback" in completed.errors and f"{os.sep}vsm{os.sep}" in completed.errors
-    if completed.code in (1, 130, -signal.SIGINT) and not ours:
-        return Outcome(fault, "refused", ())  # before our code runs, Python prints its own message
-    return _outcome(fault, completed, {130})
+    if code in (1, 130, -signal.SIGINT) and not ours:
+        return Outcome(fault, "refused")  # before our code runs, Python prints its own message
+    defects = process_defects(completed) or ([f"exit code {code}"] if code else [])
+    return Outcome(fault, "refused" if code else "same", tuple(defects))
 
 
 def _malicious_names(sandbox: Sandbox, number: int, random: Random) -> Outcome:
     """Name a class with terminal escapes, spreadsheet formulas or HTML."""
     name, program = random.choice(ODD_NAMES), NAMED[number % len(NAMED)]
     rename_to_bytes(sandbox.folder / "support" / "test0", name)
-    outcome = _outcome(f"class {name!r}; {program}", sandbox.run(program), {2})
+    outcome = _run(sandbox, f"class {name!r}", program, {2})
     defects = list(outcome.defects)
     table, page = sandbox.folder / "out.csv", sandbox.folder / "out.html"
     if table.is_file():

@@ -1,6 +1,6 @@
 """The part ``mutations``: every file format, its sample, its mutations and its readers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -9,7 +9,6 @@ from typing import Any
 from faults.mutations import (
     Mutate,
     Mutation,
-    any_of,
     mutate_array,
     mutate_array_header,
     mutate_bytes,
@@ -21,9 +20,8 @@ from faults.mutations import (
     mutate_tensors,
     mutate_yaml,
     replace_file,
-    user_written,
 )
-from faults.oracles import check, digest_without_times, parse_answer, snapshot
+from faults.oracles import Outcome, check, digest_without_times, parse_answer, snapshot
 from faults.processes import OWN_INTERPRETER_EVERY, Command, Program
 from faults.samples import (
     EVALUATE_FOREIGN,
@@ -33,7 +31,7 @@ from faults.samples import (
     predict_with_saved,
     serve_and_query,
 )
-from faults.sandbox import CANARY_TEXT, Group, Outcome, Sandbox
+from faults.sandbox import CANARY_TEXT, Group, Sandbox
 
 CACHE = ("data/embeddings", "home")
 
@@ -58,21 +56,34 @@ class Reader:
 
 @dataclass(frozen=True)
 class Format:
-    """A file format: a pattern of its samples, its mutations, and readers used in turn."""
+    """A file format.
+
+    Attributes:
+        name: shown in the report.
+        files: pattern of its samples.
+        mutations: one of which is drawn for every case.
+        readers: used in turn.
+        cases: number of cases.
+        user_written: whether people write these files, so that any answer is right.
+        optional: whether another answer is right if the file is missing.
+    """
 
     name: str
     files: str
-    mutate: Mutate
+    mutations: tuple[Mutate, ...]
     readers: tuple[Reader, ...]
     cases: int = 40
+    user_written: bool = False
+    optional: bool = False
 
     def damage(self, folder: Path, random: Random) -> Mutation:
         """Damage a sample below ``folder``."""
         # Sorted by size first: names may contain digests of where the files are.
         paths = sorted(folder.glob(self.files), key=lambda path: (path.stat().st_size, path))
         path = random.choice(paths)
-        done = self.mutate(path, random)
-        return Mutation(f"{path.relative_to(folder)}: {done.description}", done.may_differ)
+        description, may_differ = random.choice(self.mutations)(path, random)
+        may_differ |= self.user_written or (self.optional and not path.exists())
+        return Mutation(f"{path.relative_to(folder)}: {description}", may_differ)
 
 
 def _vsm(words: str, writes: tuple[str, ...] = (), results: tuple[str, ...] = ()) -> Reader:
@@ -88,16 +99,6 @@ def _learn(words: str) -> tuple[Reader, ...]:
     return (_vsm(f"memory learn --output out --json {words}", ("out",), written),)
 
 
-def _restarted_if_missing(mutate: Mutate) -> Mutate:
-    """Accept another answer if the file is missing: the server begins with a new one."""
-
-    def change(path: Path, random: Random) -> Mutation:
-        done = mutate(path, random)
-        return Mutation(done.description, done.may_differ or not path.exists())
-
-    return change
-
-
 ADD = "memory add learned --images support --json"
 LEARNED = ("learned/memory.safetensors", "learned/.memory")
 EVALUATE = _vsm("evaluate learned --way 3 --shot 1 --queries 2 --episodes 2 --json")
@@ -109,17 +110,18 @@ PRETRAIN_RESUME = _vsm(
     f"{PRETRAIN} --output begun --resume", ("begun",), ("begun/backbone.safetensors",)
 )
 MODEL = (_classify("learned"), EVALUATE, _classify("learned --explain --reject 0.9"))
-TENSORS = any_of(
+TENSORS = (
     *(mutate_bytes, mutate_bytes, mutate_tensor_header, mutate_tensors, mutate_tensors),
     replace_file,
 )
-JSON = any_of(mutate_json, mutate_json, mutate_json, mutate_bytes, replace_file)
-YAML = any_of(mutate_yaml, mutate_yaml, mutate_yaml, mutate_bytes, replace_file)
-ARRAY = any_of(mutate_bytes, mutate_array_header, mutate_array_header, mutate_array, replace_file)
-DATABASE = any_of(mutate_bytes, mutate_database, mutate_database, replace_file)
-BYTES = any_of(mutate_bytes, mutate_bytes, mutate_bytes, replace_file)
-TABLE = any_of(mutate_table, mutate_table, mutate_bytes, replace_file)
-USER_JSON, USER_YAML = user_written(JSON), user_written(YAML)
+JSON = (mutate_json, mutate_json, mutate_json, mutate_bytes, replace_file)
+YAML = (mutate_yaml, mutate_yaml, mutate_yaml, mutate_bytes, replace_file)
+ARRAY = (mutate_bytes, mutate_array_header, mutate_array_header, mutate_array, replace_file)
+PREPARED = (mutate_bytes, mutate_array_header, replace_file)
+DATABASE = (mutate_bytes, mutate_database, mutate_database, replace_file)
+BYTES = (mutate_bytes, mutate_bytes, mutate_bytes, replace_file)
+TABLE = (mutate_table, mutate_table, mutate_bytes, replace_file)
+LOG = (mutate_json, mutate_bytes)
 MEMORY_READERS = (
     *MODEL,
     _vsm("memory show learned --json"),
@@ -156,15 +158,13 @@ DRY_RUN = _vsm("study study.yaml --output jobs --dry-run --json")
 LEARN_IMAGES = _learn("--data folder:images --encoder pre")
 LEARN_FEATURES = _learn("--data features:features")
 LEARN_FILE = _learn("--data features:features.safetensors")
-PREPARED = any_of(mutate_bytes, mutate_array_header, replace_file)
-LOG = user_written(any_of(mutate_json, mutate_bytes))  # truncated lines are skipped
 FORMATS = (
     Format("config of a run", "learned/config.yaml", YAML, MODEL, 80),
     Format("weights of a run", "learned/model.safetensors", TENSORS, MODEL, 80),
     Format("memory of a run", "learned/memory.safetensors", TENSORS, MEMORY_READERS, 120),
     Format("memory file", "other.safetensors", TENSORS, MEMORY_FILE_READERS, 60),
     Format("thresholds", "learned/calibration.json", JSON, MODEL, 80),
-    Format("log of a run", "resumed/metrics.jsonl", LOG, RESUME, 30),
+    Format("log of a run", "resumed/metrics.jsonl", LOG, RESUME, 30, user_written=True),
     Format("state to resume", "resumed/resume.safetensors", TENSORS, RESUME, 60),
     Format("config to resume", "resumed/config.yaml", YAML, RESUME, 40),
     Format("state of pre-training", "begun/resume.safetensors", TENSORS, (PRETRAIN_RESUME,), 30),
@@ -173,19 +173,21 @@ FORMATS = (
     Format("saved classifier", "saved.vsm", TENSORS, (Reader(predict_with_saved),), 80),
     Format("index of prepared data", "data/folder-*/index.json", JSON, (EVALUATE, SHOW_DATA), 60),
     Format("images of prepared data", "data/folder-*/images.npy", PREPARED, (SHOW_DATA,), 40),
-    Format("images", "query/*", user_written(BYTES), (_classify("learned"),), 60),
-    Format("folder of images", "support", user_written(mutate_folder), FOLDER_READERS, 40),
-    Format("table of images", "table.csv", user_written(TABLE), (TABLE_READER,), 40),
-    Format("features, arrays", "features/*.npy", user_written(ARRAY), LEARN_FEATURES, 50),
-    Format("features, names", "features/*.json", USER_JSON, LEARN_FEATURES, 30),
-    Format("features, one file", "features.safetensors", user_written(TENSORS), LEARN_FILE, 40),
-    Format("study", "study.yaml", USER_YAML, (DRY_RUN, RENDER), 50),
-    Format("results of a study", "study/results.json", USER_JSON, (RENDER,), 40),
-    Format("results of jobs", "jobs/jobs/*/*.json", USER_JSON, (JOBS,), 40),
+    Format("images", "query/*", BYTES, (_classify("learned"),), 60, user_written=True),
+    Format("folder of images", "support", (mutate_folder,), FOLDER_READERS, 40, user_written=True),
+    Format("table of images", "table.csv", TABLE, (TABLE_READER,), 40, user_written=True),
+    Format("features, arrays", "features/*.npy", ARRAY, LEARN_FEATURES, 50, user_written=True),
+    Format("features, names", "features/*.json", JSON, LEARN_FEATURES, 30, user_written=True),
+    Format(
+        "features, one file", "features.safetensors", TENSORS, LEARN_FILE, 40, user_written=True
+    ),
+    Format("study", "study.yaml", YAML, (DRY_RUN, RENDER), 50, user_written=True),
+    Format("results of a study", "study/results.json", JSON, (RENDER,), 40, user_written=True),
+    Format("results of jobs", "jobs/jobs/*/*.json", JSON, (JOBS,), 40, user_written=True),
     Format("cache of embeddings", "data/embeddings/*.sqlite", DATABASE, (FOREIGN_READER,), 30),
     Format("ONNX encoder", "onnx/encoder.onnx", BYTES, (_classify("foreign"),), 40),
-    Format("store of a server", "store.sqlite", _restarted_if_missing(DATABASE), STORE_READERS, 60),
-    Format("settings", "settings.yaml", USER_YAML, SETTINGS_READERS, 60),
+    Format("store of a server", "store.sqlite", DATABASE, STORE_READERS, 60, optional=True),
+    Format("settings", "settings.yaml", YAML, SETTINGS_READERS, 60, user_written=True),
 )
 
 
@@ -196,7 +198,7 @@ def groups() -> list[Group]:
 
 def _run(tried: Format, sandbox: Sandbox, number: int, random: Random) -> Outcome:
     reader = tried.readers[number % len(tried.readers)]
-    baseline = _baseline(reader, sandbox)
+    baseline = sandbox.baseline(reader, lambda: _measure(reader, sandbox))
     mutation = tried.damage(sandbox.folder, random)
     prepare = None
     if isinstance(reader.program, Command) and number % OWN_INTERPRETER_EVERY == 0:
@@ -205,28 +207,26 @@ def _run(tried: Format, sandbox: Sandbox, number: int, random: Random) -> Outcom
     completed = sandbox.run(reader.program, prepare=prepare)
     after, results = snapshot(sandbox.folder), _results(reader, sandbox)
     allowed = mutation.may_differ, reader.writes, CACHE
-    verdict = check(completed, before, after, results, baseline, *allowed)
-    leaked = CANARY_TEXT in completed.output + completed.errors
-    defects = (*(["prints another file"] if leaked else []), *verdict.defects)
-    return Outcome(f"{mutation.description}; {reader}", verdict.outcome, defects)
+    fault = f"{mutation.description}; {reader}"
+    outcome = check(fault, completed, before, after, results, baseline, *allowed)
+    if CANARY_TEXT in completed.output + completed.errors:
+        return replace(outcome, defects=("prints another file", *outcome.defects))
+    return outcome
 
 
-def _baseline(reader: Reader, sandbox: Sandbox) -> dict[str, Any]:
+def _measure(reader: Reader, sandbox: Sandbox) -> dict[str, Any]:
     """Return the results of a reader without damage, which must be the same twice."""
-    if reader not in sandbox.baselines:
-        found = []
-        for _ in range(2):
-            sandbox.restore()
-            completed = sandbox.run(reader.program)
-            if completed.code != 0 or completed.hung:
-                raise RuntimeError(f"{reader} fails without damage: {completed.errors}")
-            answer, files = parse_answer(completed), _results(reader, sandbox)
-            found.append({"answer": answer, "files": files, "events": completed.events})
-        if found[0] != found[1]:
-            raise RuntimeError(f"{reader} answers differently each time: {found}")
-        sandbox.baselines[reader] = found[0]
+    found = []
+    for _ in range(2):
         sandbox.restore()
-    return sandbox.baselines[reader]
+        completed = sandbox.run(reader.program)
+        if completed.code != 0 or completed.hung:
+            raise RuntimeError(f"{reader} fails without damage: {completed.errors}")
+        answer, files = parse_answer(completed), _results(reader, sandbox)
+        found.append({"answer": answer, "files": files, "events": completed.events})
+    if found[0] != found[1]:
+        raise RuntimeError(f"{reader} answers differently each time: {found}")
+    return found[0]
 
 
 def _results(reader: Reader, sandbox: Sandbox) -> dict[str, str]:

@@ -66,24 +66,6 @@ class Mutation(NamedTuple):
 Mutate = Callable[[Path, Random], Mutation]
 
 
-def any_of(*mutations: Mutate) -> Mutate:
-    """Return a mutation that is one of several, drawn for every case."""
-
-    def mutate(path: Path, random: Random) -> Mutation:
-        return random.choice(mutations)(path, random)
-
-    return mutate
-
-
-def user_written(mutate: Mutate) -> Mutate:
-    """Return the mutation for files that people write, for which any answer is right."""
-
-    def mutate_input(path: Path, random: Random) -> Mutation:
-        return Mutation(mutate(path, random).description, may_differ=True)
-
-    return mutate_input
-
-
 def mutate_bytes(path: Path, random: Random) -> Mutation:
     """Edit the bytes of a file."""
     content = bytearray(path.read_bytes())

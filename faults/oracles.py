@@ -22,11 +22,20 @@ Snapshot = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Result of a case: the ``same`` answer, another valid answer (``other``), or ``refused``."""
+class Outcome:
+    """The result of a case.
 
-    outcome: str
+    Attributes:
+        fault: description of the fault.
+        kind: the ``same`` answer, another valid answer (``other``), or ``refused``.
+        defects: everything that is wrong.
+        tried: number of faults, where one case injects several.
+    """
+
+    fault: str
+    kind: str
     defects: tuple[str, ...] = ()
+    tried: int = 1
 
 
 def snapshot(folder: Path) -> Snapshot:
@@ -122,6 +131,7 @@ def changed_files(before: Snapshot, after: Snapshot, allowed: tuple[str, ...] = 
 
 
 def check(
+    fault: str,
     completed: Completed,
     before: Snapshot,
     after: Snapshot,
@@ -130,11 +140,12 @@ def check(
     may_differ: bool,
     writes: tuple[str, ...],
     cache: tuple[str, ...],
-) -> Verdict:
+) -> Outcome:
     """Check what a program did with a damaged file.
 
     Args:
-        completed: its result.
+        fault: description of the damage.
+        completed: the result of the program.
         before: all files before.
         after: all files after.
         results: digests of the files it should have written.
@@ -149,20 +160,20 @@ def check(
         killed = completed.hung or completed.code < 0
         left = [] if killed else changed_files(before, after, cache)
         defects += [f"refuses, but has changed {name}" for name in left[:1]]
-        return Verdict("refused", tuple(defects))
+        return Outcome(fault, "refused", tuple(defects))
     try:
         answer = parse_answer(completed)
     except ValueError as error:
-        return Verdict("other", (f"prints invalid JSON: {str(error)[:80]}",))
+        return Outcome(fault, "other", (f"prints invalid JSON: {str(error)[:80]}",))
     left = changed_files(before, after, (*writes, *cache))
     defects += [f"has changed {name}" for name in left[:1]]
     created = changed_files(before, after, cache)
     defects += [f"has left {n}" for n in created if n not in before and is_temporary(n)][:1]
     if (answer, results) == (baseline["answer"], baseline["files"]):
-        return Verdict("same", tuple(defects))
+        return Outcome(fault, "same", tuple(defects))
     if not may_differ:
         defects.append("gives another answer without a message")
-    return Verdict("other", tuple(defects))
+    return Outcome(fault, "other", tuple(defects))
 
 
 def is_temporary(name: str) -> bool:

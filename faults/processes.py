@@ -52,23 +52,6 @@ class Completed:
 
 
 @dataclass(frozen=True)
-class Options:
-    """The environment of a program.
-
-    Attributes:
-        variables: replace all environment variables.
-        seconds: after which it counts as hanging.
-        prepare: called in its process before it begins.
-        watch: called with its process id while it runs.
-    """
-
-    variables: Mapping[str, str] | None = None
-    seconds: float = HANG_SECONDS
-    prepare: Callable[[], None] | None = None
-    watch: Callable[[int], None] | None = None
-
-
-@dataclass(frozen=True)
 class Command:
     """The command ``vsm WORDS``, words separated by spaces."""
 
@@ -116,18 +99,19 @@ class Running:
 
     process: int
     files: list[Path]
-    options: Options
+    seconds: float
+    watch: Callable[[int], None] | None
 
     def wait(self) -> Completed:
         """Wait until it ends; kill it if it hangs or opens a canary."""
-        deadline, hung = time.monotonic() + self.options.seconds, False
-        last = time.monotonic()
+        last, hung = time.monotonic(), False
+        deadline = last + self.seconds
         while True:
             found, status, usage = os.wait4(self.process, os.WNOHANG)
             if found:
                 break
-            if self.options.watch is not None:
-                self.options.watch(self.process)
+            if self.watch is not None:
+                self.watch(self.process)
             now = time.monotonic()
             if now - last > 1:  # this process itself was suspended
                 deadline += now - last
@@ -150,38 +134,61 @@ class Running:
         )
 
 
-def start(program: Program, folder: Path, scratch: Path, options: Options | None = None) -> Running:
-    """Start a program in ``folder``; its output goes to files in ``scratch``."""
+def start(
+    program: Program,
+    folder: Path,
+    scratch: Path,
+    variables: Mapping[str, str] | None = None,
+    seconds: float = HANG_SECONDS,
+    prepare: Callable[[], None] | None = None,
+    watch: Callable[[int], None] | None = None,
+) -> Running:
+    """Start a program in a forked process.
+
+    Args:
+        program: what runs.
+        folder: its working directory.
+        scratch: folder for files with its output.
+        variables: replace all environment variables.
+        seconds: after which it counts as hanging.
+        prepare: called in its process before it begins.
+        watch: called with its process id while it runs.
+    """
     scratch.mkdir(parents=True, exist_ok=True)
     files = [scratch / name for name in ("output", "errors", "events")]
     for file in files:
         file.write_bytes(b"")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    options = options or Options()
     process = os.fork()
     if process == 0:
-        _run_child(program, folder, files, options)  # does not return
-    return Running(process, files, options)
+        _run_child(program, folder, files, variables, prepare)  # does not return
+    return Running(process, files, seconds, watch)
 
 
-def _run_child(program: Program, folder: Path, files: list[Path], options: Options) -> None:
+def _run_child(
+    program: Program,
+    folder: Path,
+    files: list[Path],
+    variables: Mapping[str, str] | None,
+    prepare: Callable[[], None] | None,
+) -> None:
     code = 1
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
         _redirect(files)
         os.chdir(folder)
-        if options.variables is not None:
+        if variables is not None:
             os.environ.clear()
-            os.environ.update(options.variables)
+            os.environ.update(variables)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         most = pages * resource.getpagesize() + EXTRA_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         log = os.open(files[2], os.O_WRONLY | os.O_APPEND)
-        if options.prepare is not None:
-            options.prepare()
+        if prepare is not None:
+            prepare()
         _log_suspicious_events(log)
         try:
             code = program() or 0

@@ -1,11 +1,10 @@
-"""The results of all cases: as text, as JSON, and as a page of the documentation."""
+"""The results of all cases, as text and as a page of the documentation."""
 
 import platform
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any
 
 from faults.processes import HANG_SECONDS, MOST_BYTES, OWN_INTERPRETER_EVERY
 from faults.sandbox import Result
@@ -22,7 +21,7 @@ class Summary:
         results: of the finished cases.
         planned: number of cases.
         seed: from which they were drawn.
-        seconds: of wall time.
+        seconds: wall time.
     """
 
     results: list[Result]
@@ -40,49 +39,31 @@ class Summary:
         """Cases with a defect."""
         return [one for one in self.results if one.outcome.defects]
 
-    def rows(self, by_part: bool = False) -> list[list[str]]:
-        """Return a row for each group, or for each part with the names of its groups; and sums."""
-        tables: dict[tuple[str, str], list[Result]] = {}
+    def table(self) -> str:
+        """Return a Markdown table with a row for each group, and their sums."""
+        found: dict[tuple[str, str], list[Result]] = {}
         for one in self.results:
-            tables.setdefault((one.part, "" if by_part else one.group), []).append(one)
-        rows = [
-            [part, "; ".join(dict.fromkeys(one.group for one in found)), *_counts(found)]
-            for (part, _), found in tables.items()
-        ]
-        return [*rows, ["all", "", *_counts(self.results)]]
+            found.setdefault((one.part, one.group), []).append(one)
+        rows = [[_escape(cell) for cell in (*key, *_counts(of))] for key, of in found.items()]
+        sums = ["all", "", *_counts(self.results)]
+        lines = [COLUMNS, ["---"] * len(COLUMNS), *rows, sums]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def text(self) -> str:
         """Return the table and the defects as text."""
-        table = [list(COLUMNS), *self.rows()]
-        widths = [max(len(row[column]) for row in table) for column in range(len(COLUMNS))]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in table]
-        return "\n".join([*lines, "", *self._notes(), *map(self._describe, self.defects)])
+        return "\n".join([self.table(), "", *self._notes(), *map(self._describe, self.defects)])
 
     def page(self) -> str:
         """Return the page of the documentation."""
-        rows = [[_escape(cell) for cell in row] for row in self.rows(by_part=True)]
-        lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
         listed = [f"- {_escape(self._describe(one))}" for one in self.defects] or ["None."]
         return PAGE.format(
-            table="\n".join(f"| {' | '.join(line)} |" for line in lines),
+            table=self.table(),
             notes="\n".join(f"- {note}" for note in self._notes()),
             defects="\n".join(listed),
             seconds=HANG_SECONDS,
             gigabytes=MOST_BYTES >> 30,
             every=OWN_INTERPRETER_EVERY,
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
-        return {
-            "seed": self.seed,
-            "seconds": round(self.seconds, 1),
-            "tried": len(self.results),
-            "left": self.left,
-            "defects": len(self.defects),
-            "table": [dict(zip(COLUMNS, row, strict=True)) for row in self.rows()],
-            "cases": [asdict(one) for one in self.results],
-        }
 
     def _notes(self) -> list[str]:
         versions = [f"{name} {version(name)}" for name in PACKAGES]

@@ -3,7 +3,6 @@
 All of them are in one folder that must not be moved: runs hold the full path of their data.
 """
 
-import http.client
 import io
 import json
 import os
@@ -13,6 +12,8 @@ import socket
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import numpy.typing as npt
 import yaml
 from PIL import Image
 
-from faults.processes import Command, Options, Program, start
+from faults.processes import Command, Program, start
 
 TINY = (
     "--way 3 --shot 1 --queries 2 --tasks 1 --model.channels 4 --model.hidden-units 8 --json "
@@ -76,13 +77,13 @@ def build(folder: Path, scratch: Path, quick: bool = False) -> None:
     (folder / "settings.yaml").write_text(yaml.safe_dump(SETTINGS, sort_keys=False))
     variables = environment(folder)
     for program in QUICK_PROGRAMS if quick else (*QUICK_PROGRAMS, *FURTHER_PROGRAMS):
-        done = start(program, folder, scratch, Options(variables, seconds=300)).wait()
+        done = start(program, folder, scratch, variables, 300).wait()
         if done.code != 0:
             raise RuntimeError(f"cannot write a sample: {done.errors or done.output}")
     for name, words in (("resumed", TRAIN), ("begun", PRETRAIN)):
         watch = partial(_kill_when_saved, folder / name)
         program = Command(f"{words} --output {name}")
-        start(program, folder, scratch, Options(variables, 300, watch=watch)).wait()
+        start(program, folder, scratch, variables, 300, watch=watch).wait()
         (folder / name / ".lock").unlink(missing_ok=True)  # left by the kill, and empty
 
 
@@ -226,22 +227,21 @@ def _query(port: int, answers: dict[str, object]) -> None:
     deadline = time.monotonic() + SERVER_SECONDS
     while time.monotonic() < deadline:
         try:
-            answers["ready"], _ = _get(port, "/readyz")
+            answers["ready"] = _get(port, "/readyz")
         except OSError:
             time.sleep(0.02)
             continue
         for path in ("/v1/tasks", "/v1/memory", "/v1/model"):
-            status, text = _get(port, path)
-            answers[path] = json.loads(text) if status == 200 else status
+            answers[path] = _get(port, path)
         break
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _get(port: int, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SERVER_SECONDS)
+def _get(port: int, path: str) -> object:
+    """Return the document at ``path``, or the status of an error."""
     try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode("utf-8", "replace")
-    finally:
-        connection.close()
+        address = f"http://127.0.0.1:{port}{path}"
+        with urllib.request.urlopen(address, timeout=SERVER_SECONDS) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code

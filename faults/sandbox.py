@@ -11,32 +11,25 @@ from typing import Any
 
 from faults import samples
 from faults.mutations import CANARY_FILE, CANARY_PIPE
-from faults.processes import Completed, Options, Program, Running, start
+from faults.oracles import Outcome
+from faults.processes import Completed, Program, Running, start
 
 CANARY_TEXT = "content of the canary"
 
 
 @dataclass
 class Sandbox:
-    """A folder of samples, restored before every case.
+    """A folder of samples below ``root``, restored before every case.
 
-    Attributes:
-        root: of everything that is written.
-        baselines: results of programs without faults.
+    ``folder`` is the working directory of programs, ``scratch`` is for everything else, and
+    ``baselines`` keeps results of programs without faults.
     """
 
     root: Path
     baselines: dict[Any, dict[str, Any]] = field(default_factory=dict)
 
-    @property
-    def folder(self) -> Path:
-        """The working directory of programs."""
-        return self.root / "world"
-
-    @property
-    def scratch(self) -> Path:
-        """For everything else."""
-        return self.root / "scratch"
+    def __post_init__(self) -> None:
+        self.folder, self.scratch = self.root / "world", self.root / "scratch"
 
     def build(self, quick: bool = False) -> None:
         """Write the samples, or those that take little time, and keep a copy."""
@@ -56,31 +49,21 @@ class Sandbox:
         """Remove a sample; ``rm`` also removes folders that are too deep for Python."""
         subprocess.run(["rm", "-rf", str(self.folder / name)], check=False)
 
+    def baseline(self, key: Any, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what ``measure`` finds without faults; it is called once for every key."""
+        if key not in self.baselines:
+            self.baselines[key] = measure()
+            self.restore()
+        return self.baselines[key]
+
     def run(self, program: Program, **options: Any) -> Completed:
         """Run a program among the samples."""
         return self.start(program, **options).wait()
 
     def start(self, program: Program, place: str = "", **options: Any) -> Running:
-        """Start a program among the samples; its output goes to ``place``."""
-        variables = options.pop("variables", samples.environment(self.folder))
-        return start(program, self.folder, self.scratch / place, Options(variables, **options))
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a case.
-
-    Attributes:
-        fault: description of the fault.
-        kind: ``same``, ``refused`` or ``other``, as in :class:`faults.oracles.Verdict`.
-        defects: everything that is wrong.
-        tried: number of faults, where one case injects several.
-    """
-
-    fault: str
-    kind: str
-    defects: tuple[str, ...]
-    tried: int = 1
+        """Start a program among the samples; ``place`` separates the output of several."""
+        options = {"variables": samples.environment(self.folder), **options}
+        return start(program, self.folder, self.scratch / place, **options)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,16 +22,16 @@ import torch
 import yaml
 
 from faults import mutations, oracles, report
-from faults.oracles import Verdict, check, snapshot
-from faults.processes import CANARY, Completed, Options, Program, start
-from faults.sandbox import Outcome, Result
+from faults.oracles import Outcome, check, snapshot
+from faults.processes import CANARY, Completed, Program, start
+from faults.sandbox import Result
 
 ROOT = Path(__file__).parents[1]
 ANSWER = {"prediction": "ash", "p": [0.25, 0.75]}
 
 
-def run(program: Program, folder: Path, options: Options | None = None) -> Completed:
-    return start(program, folder, folder.parent / "scratch", options).wait()
+def run(program: Program, folder: Path, **options: Any) -> Completed:
+    return start(program, folder, folder.parent / "scratch", **options).wait()
 
 
 def honest() -> int:
@@ -130,7 +131,7 @@ PLANTED: list[tuple[Callable[[], int], str, str]] = [
 ]
 
 
-def judged(program: Callable[[], int], folder: Path, **allowed: Any) -> Verdict:
+def judged(program: Callable[[], int], folder: Path, **allowed: Any) -> Outcome:
     """Run a program where there is an input and a canary, and judge it."""
     world = folder / "world"
     world.mkdir()
@@ -138,10 +139,10 @@ def judged(program: Callable[[], int], folder: Path, **allowed: Any) -> Verdict:
     (world / f"{CANARY}.txt").write_text("secret")
     before = snapshot(world)
     seconds = 1.0 if program is hanging else 60.0
-    completed = run(program, world, Options(seconds=seconds))
+    completed = run(program, world, seconds=seconds)
     baseline = {"answer": ANSWER, "files": {}, "events": ()}
     settings = {"may_differ": False, "writes": (), "cache": (), **allowed}
-    return check(completed, before, snapshot(world), {}, baseline, **settings)
+    return check("fault", completed, before, snapshot(world), {}, baseline, **settings)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_the_oracles_see_what_a_program_does(
     program: Callable[[], int], outcome: str, defect: str, tmp_path: Path
 ) -> None:
     found = judged(program, tmp_path)
-    assert found.outcome == outcome
+    assert found.kind == outcome
     if not defect:
         assert found.defects == ()
     else:
@@ -170,7 +171,7 @@ def test_a_program_that_takes_too_much_memory_is_seen(
 
 
 def test_another_answer_is_right_where_people_write_the_file(tmp_path: Path) -> None:
-    assert judged(wrong, tmp_path, may_differ=True) == Verdict("other")
+    assert judged(wrong, tmp_path, may_differ=True) == Outcome("fault", "other")
 
 
 def test_what_a_program_should_write_is_no_defect(tmp_path: Path) -> None:
@@ -235,15 +236,13 @@ def test_the_report_counts_and_says_how_to_repeat() -> None:
         Result("kills", "store", 0, Outcome("20 kills", "same", (), tried=20)),
     ]
     summary = report.Summary(results, 5, 7, 60.0)
-    assert summary.rows() == [
-        ["mutations", "memory file", "3", "1", "1", "0", "1"],
-        ["kills", "store", "20", "20", "0", "0", "0"],
-        ["all", "", "23", "21", "1", "0", "1"],
-    ]
     text = summary.text()
+    assert "| mutations | memory file | 3 | 1 | 1 | 0 | 1 |" in text
+    assert "| kills | store | 20 | 20 | 0 | 0 | 0 |" in text
+    assert "| all |  | 23 | 21 | 1 | 0 | 1 |" in text
     assert "--only 'mutations/memory file' --case 2 --seed 7" in text
     assert "no time for 1 cases" in text
-    assert "| mutations | memory file | 3 | 1 | 1 | 0 | 1 |" in summary.page()
+    assert summary.table() in summary.page()
 
 
 def test_times_do_not_count_and_numbers_do(tmp_path: Path) -> None:
@@ -261,7 +260,7 @@ def test_a_process_that_is_stopped_itself_blames_nobody(tmp_path: Path) -> None:
 
 
 def test_a_slice_of_the_campaign_finds_nothing() -> None:
-    words = [sys.executable, "-m", "faults", "--slice", "--json"]
+    words = [sys.executable, "-m", "faults", "--slice"]
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         words,
@@ -272,7 +271,6 @@ def test_a_slice_of_the_campaign_finds_nothing() -> None:
         check=False,
         timeout=1200,
     )
-    found = json.loads(done.stdout)
-    wrong = [one for one in found["cases"] if one["outcome"]["defects"]]
-    assert done.returncode == 0, json.dumps(wrong, indent=1)
-    assert found["tried"] >= 40
+    assert done.returncode == 0, done.stdout + done.stderr
+    [tried] = re.findall(r"^(\d+) cases of seed 0 .* 0 with a defect$", done.stdout, re.MULTILINE)
+    assert int(tried) >= 40
