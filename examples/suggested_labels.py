@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", help="the same data, like folder:photos#1")
     parser.add_argument("--split", choices=SPLITS, default="test", help="its classes are labeled")
     parser.add_argument("--classes", type=int, default=20, help="of a draw, at most")
-    parser.add_argument("--pictures", type=int, default=60, help="of a class, at most")
+    parser.add_argument("--images", type=int, default=60, help="of a class, at most")
     parser.add_argument("--held-out", type=int, default=10, help="of them to classify")
     parser.add_argument("--number", type=int, default=20, help="labels of a round")
     parser.add_argument("--rounds", type=int, default=4)
@@ -90,7 +90,7 @@ def random_draw(images: Images, share: float, seed: int, options: argparse.Names
     classes = random.permutation(np.unique(images.classes))[: options.classes]
     parts: list[list[Ids]] = [[], [], []]
     for place, one in enumerate(classes):
-        ids = random.permutation(np.flatnonzero(images.classes == one))[: options.pictures]
+        ids = random.permutation(np.flatnonzero(images.classes == one))[: options.images]
         first = options.held_out + (place < share * len(classes))
         parts[0].append(ids[options.held_out : first])
         parts[1].append(ids[first:])
