@@ -172,8 +172,7 @@ def _fill_store() -> int:
     from starlette.testclient import TestClient
 
     from vsm.runs.trained_model import load
-    from vsm.serve.app import create_app
-    from vsm.serve.service import Service
+    from vsm.serve.app import Service, create_app
     from vsm.stores import open_store
 
     service = Service(load("learned"), open_store("store.sqlite"))

@@ -12,10 +12,9 @@ import pytest
 import uvicorn
 
 from serving import model
-from vsm.serve.app import create_app
+from vsm.serve.app import Service, create_app
 from vsm.serve.middleware import Access
 from vsm.serve.server import open_socket
-from vsm.serve.service import Service
 from vsm.stores import open_store
 
 pytest.importorskip(

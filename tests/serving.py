@@ -1,4 +1,4 @@
-"""A server of characters for tests, in this process, and pictures for it."""
+"""A server of characters for tests, in this process, and images for it."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -11,10 +11,9 @@ from starlette.testclient import TestClient
 
 from vsm.data import ImageDataset, open_dataset
 from vsm.runs.trained_model import TrainedModel, load
-from vsm.serve.app import create_app
+from vsm.serve.app import Service, create_app
 from vsm.serve.limits import Limits
 from vsm.serve.middleware import Access
-from vsm.serve.service import Service
 from vsm.stores import open_store
 
 MODEL = "glyphs-5w1s"

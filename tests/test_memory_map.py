@@ -1,4 +1,4 @@
-"""The picture of a memory: every slot is there, in its place, and names do not touch."""
+"""The image of a memory: every slot is there, in its place, and names do not touch."""
 
 import itertools
 from pathlib import Path

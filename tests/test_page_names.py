@@ -17,7 +17,7 @@ FILE = "<img src=x onerror=\"document.title='ran'\">.png"
 
 @pytest.fixture
 def pages(tmp_path: Path) -> list[Path]:
-    """Write a page by every command that writes one, about pictures with such names."""
+    """Write a page by every command that writes one, about images with such names."""
     random = np.random.default_rng(0)
     rows = []
     for number in range(8):

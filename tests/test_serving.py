@@ -38,10 +38,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         yield opened
 
 
-def classify(
-    client: TestClient, task: str, *pictures: bytes, **fields: str
-) -> list[dict[str, Any]]:
-    answer = client.post(f"/v1/tasks/{task}/classify", data=fields, files=parts(*pictures))
+def classify(client: TestClient, task: str, *images: bytes, **fields: str) -> list[dict[str, Any]]:
+    answer = client.post(f"/v1/tasks/{task}/classify", data=fields, files=parts(*images))
     assert answer.status_code == 200, answer.text
     answers: list[dict[str, Any]] = answer.json()["answers"]
     return answers
@@ -57,7 +55,7 @@ def probabilities(answers: list[dict[str, Any]]) -> np.ndarray[Any, Any]:
     return np.asarray(rows)
 
 
-def pictures(*contents: bytes) -> list[Image.Image]:
+def images(*contents: bytes) -> list[Image.Image]:
     return [Image.open(io.BytesIO(one)) for one in contents]
 
 
@@ -65,7 +63,7 @@ def fitted_alike(shots: int = 1) -> FewShotClassifier:
     """A classifier that is given what :func:`add_task` uploads, in the same order."""
     classifier = FewShotClassifier.from_pretrained(MODEL)
     for character, label in enumerate(LABELS):
-        given = pictures(*(drawing(character, n) for n in range(shots)))
+        given = images(*(drawing(character, n) for n in range(shots)))
         classifier.partial_fit(given, [label] * shots)
     return classifier
 
@@ -75,7 +73,7 @@ def test_answers_are_those_of_the_python_classifier(client: TestClient, shots: i
     task, asked = add_task(client, shots), queries()
     answers = classify(client, task, *asked)
     python = fitted_alike(shots)
-    given = pictures(*asked)
+    given = images(*asked)
     np.testing.assert_allclose(probabilities(answers), python.predict_proba(given), atol=1e-7)
     assert [one["label"] for one in answers] == python.predict(given).tolist() == list(LABELS)
     assert [one["file"] for one in answers] == [f"{n}.png" for n in range(len(asked))]
@@ -87,10 +85,10 @@ def test_answers_are_those_of_the_python_classifier(client: TestClient, shots: i
         assert sum(chances) == pytest.approx(1, abs=1e-5)
 
 
-def test_a_picture_of_none_of_the_classes_is_null_as_python_says(client: TestClient) -> None:
+def test_an_image_of_none_of_the_classes_is_null_as_python_says(client: TestClient) -> None:
     task, python = add_task(client), fitted_alike()
     asked = [*queries(), *(drawing(n, 3) for n in range(20, 40))]
-    expected = python.predict(pictures(*asked), reject=0.8)
+    expected = python.predict(images(*asked), reject=0.8)
     answers = classify(client, task, *asked, reject="0.8")
     got = [one["label"] for one in answers]
     assert got == [None if one == "none of these" else one for one in expected.tolist()]
@@ -103,7 +101,7 @@ def test_a_picture_of_none_of_the_classes_is_null_as_python_says(client: TestCli
 def test_explanations_are_those_of_python(client: TestClient) -> None:
     task, python = add_task(client), fitted_alike()
     [answer] = classify(client, task, queries()[0], explain="true")
-    expected = python.explain(pictures(queries()[0])[0]).as_dict()
+    expected = python.explain(images(queries()[0])[0]).as_dict()
     found = answer["explanation"]
     assert set(found) == set(expected)
     assert found["uncertainty"] == pytest.approx(expected["uncertainty"], abs=1e-5)
@@ -215,7 +213,7 @@ def test_an_exported_task_answers_the_same_in_python(
     path.write_bytes(exported.content)
     loaded = FewShotClassifier.load(path)
     expected = probabilities(classify(client, task, *asked))
-    np.testing.assert_allclose(loaded.predict_proba(pictures(*asked)), expected, atol=1e-7)
+    np.testing.assert_allclose(loaded.predict_proba(images(*asked)), expected, atol=1e-7)
     memory = loaded.memory
     assert memory is not None
     assert ("anchor" in memory.names) == remembered
@@ -401,13 +399,13 @@ def test_a_question_is_read_as_the_description_says(client: TestClient) -> None:
 
 def test_a_field_that_a_form_does_not_have_is_refused(client: TestClient) -> None:
     address = f"/v1/tasks/{add_task(client, labels=LABELS[:2])}"
-    picture, data = queries()[0], {"label": LABELS[0]}
-    told = client.post(f"{address}/classify", data={"rejct": "0.9"}, files=parts(picture))
+    image, data = queries()[0], {"label": LABELS[0]}
+    told = client.post(f"{address}/classify", data={"rejct": "0.9"}, files=parts(image))
     assert "rejct: is not a field of this form; /openapi.json" in problem(told, 422, "rejct")
     before = client.get(address).json()
-    told = client.post(f"{address}/examples", data=data, files=[("file", ("a.png", picture))])
+    told = client.post(f"{address}/examples", data=data, files=[("file", ("a.png", image))])
     problem(told, 422, "files")
-    odd = client.post(f"{address}/examples", data=data | {"a\nb" * 99: ""}, files=parts(picture))
+    odd = client.post(f"{address}/examples", data=data | {"a\nb" * 99: ""}, files=parts(image))
     assert odd.status_code == 422
     assert len(odd.json()["detail"]) < 200
     assert client.get(address).json() == before
@@ -526,7 +524,7 @@ def test_counters_count(client: TestClient) -> None:
     text = client.get("/metrics").text
     label = 'method="POST",route="/v1/tasks/{task}/classify",status="200"'
     assert f"vsm_requests_total{{{label}}} 1\n" in text
-    assert "\nvsm_pictures_total 8\n" in text
+    assert "\nvsm_images_total 8\n" in text
     assert "\nvsm_fits_total 1\n" in text
     assert re.search(r'_bucket\{route="/v1/tasks",le="\+Inf"\} 1\n', text)
     for line in text.splitlines():
@@ -535,15 +533,15 @@ def test_counters_count(client: TestClient) -> None:
 
 def test_a_fitted_task_is_kept_until_something_changes(client: TestClient) -> None:
     task, other = add_task(client), add_task(client)
-    classifiers = client.app_state["service"].classifiers
+    worker = client.app_state["service"].worker
     for _ in range(3):
         classify(client, task, queries()[0])
-    assert classifiers.fits == 1
+    assert worker.fits == 1
     classify(client, other, queries()[0])
     client.post(f"/v1/tasks/{other}/remember")  # both recall another memory now
     classify(client, task, queries()[0])
     classify(client, task, queries()[0])
-    assert classifiers.fits == 3
+    assert worker.fits == 3
 
 
 def test_a_store_that_is_gone_makes_the_server_unready(client: TestClient) -> None:

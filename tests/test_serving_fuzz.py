@@ -21,9 +21,8 @@ from starlette.testclient import TestClient
 
 from serving import HERE, LABELS, add_task, drawing, model
 from store_helpers import new_database
-from vsm.serve.app import create_app
+from vsm.serve.app import Service, create_app
 from vsm.serve.limits import Limits
-from vsm.serve.service import Service
 from vsm.stores import Store, open_store
 
 LIMITS = Limits(files=3, examples=40, tasks=8, file_bytes=20_000, request_bytes=40_000)
@@ -74,7 +73,7 @@ def operations(description: dict[str, Any]) -> list[tuple[str, str]]:
     return [(method, path) for path, found in description["paths"].items() for method in found]
 
 
-def pictures() -> list[bytes]:
+def images() -> list[bytes]:
     found = [drawing(0, 0)]
     with Image.open(io.BytesIO(found[0])) as image:
         for kind in ("JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"):
@@ -84,13 +83,13 @@ def pictures() -> list[bytes]:
     return found
 
 
-PICTURES = pictures()
+IMAGES = images()
 
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """A picture some of whose bytes were changed or cut off."""
-    content = bytearray(draw(st.sampled_from(PICTURES)))
+    """An image some of whose bytes were changed or cut off."""
+    content = bytearray(draw(st.sampled_from(IMAGES)))
     for place, value in draw(
         st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=8)
     ):
@@ -172,13 +171,13 @@ class Drawn:
         properties = resolved(described["schema"], self.description)["properties"]
         right = {"label": self.chance.choice(LABELS), "reject": "0.9", "explain": "1"}
         count = self.mostly(1 + self.chance.randrange(3), st.sampled_from([0, 4]))
-        pictures = [self.chance.choice(PICTURES) for _ in range(count)]
+        images = [self.chance.choice(IMAGES) for _ in range(count)]
         files = [
             (
                 self.mostly("files", st.just("other")),
-                (self.mostly("a.png", TEXT), self.mostly(picture, CONTENT), "a/b"),
+                (self.mostly("a.png", TEXT), self.mostly(image, CONTENT), "a/b"),
             )
-            for picture in pictures
+            for image in images
         ]
         data = {
             name: self.mostly(right[name], SCALARS)

@@ -13,22 +13,21 @@ from PIL import Image
 
 from serving import HERE, LABELS, drawing, model, parts
 from vsm import FewShotClassifier
-from vsm.serve.app import create_app
+from vsm.serve.app import Service, create_app
 from vsm.serve.limits import Limits
-from vsm.serve.service import Service
 from vsm.stores import open_store
 
 CLIENTS, EACH, TASKS = 32, 6, 3
 
 
 def expected() -> list[Any]:
-    """Return the probabilities of each task for every picture, as Python has them."""
+    """Return the probabilities of each task for every image, as Python has them."""
     found = []
     for task in range(TASKS):
         classifier = FewShotClassifier(model())
         for n, label in enumerate(LABELS):
-            picture = Image.open(io.BytesIO(drawing(n + 4 * task, 0)))
-            classifier.partial_fit([picture], [label])
+            image = Image.open(io.BytesIO(drawing(n + 4 * task, 0)))
+            classifier.partial_fit([image], [label])
         asked = [Image.open(io.BytesIO(drawing(n + 4 * task, 5))) for n in range(4)]
         found.append(classifier.predict_proba(asked))
     return found

@@ -66,7 +66,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     _require_run(name)
     with server.open_socket(parsed.host, parsed.port) as listening:
         from vsm.runs.trained_model import load
-        from vsm.serve.service import Service
+        from vsm.serve.app import Service
         from vsm.stores import default_store, open_store
         from vsm.system.devices import choose_placement
 

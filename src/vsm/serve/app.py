@@ -1,27 +1,315 @@
-"""The addresses of the server."""
+"""The application: what each address does, with the worker and the store.
 
-from collections.abc import AsyncIterator
+Methods of :class:`Service` are FastAPI's endpoints: parameters and results are described and
+validated by their types.
+"""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from importlib.resources import files as package_files
 from pathlib import Path
+from typing import Any, TypeVar
 
-from fastapi import FastAPI, Response
+import torch
+from fastapi import FastAPI, Response, UploadFile
 from fastapi.responses import FileResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import TypeAdapter
 
 from vsm import __version__
-from vsm.serve.metrics import Metrics
-from vsm.serve.middleware import Access, LimitsMiddleware
-from vsm.serve.problems import ERROR_HANDLERS, ProblemBody, ProblemResponse
-from vsm.serve.service import Service
+from vsm.classify import NONE_OF_THESE, FewShotClassifier
+from vsm.classify.classifier import Embedded
+from vsm.data.dataset import Pixels
+from vsm.errors import ClassifierError, NotStoredError, SettingsError
+from vsm.memory.named import NamedMemory
+from vsm.runs.memory_map import map_coordinates
+from vsm.runs.trained_model import TrainedModel
+from vsm.serve import schemas
+from vsm.serve.images import Upload, decode_uploads, draw_glyph, is_glyph, read_uploads
+from vsm.serve.limits import Limits
+from vsm.serve.middleware import Access, LimitsMiddleware, Metrics
+from vsm.serve.problems import ERROR_HANDLERS, Problem, ProblemBody, ProblemResponse
+from vsm.serve.worker import FittedTask, Question, Worker
+from vsm.stores import NewExample, Store, name_error
 
 PAGE = Path(str(package_files("vsm.serve") / "page"))
+STORE_THREADS = 8
+TASK, MEMORY = "/v1/tasks/{task}", "/v1/memory/{name:path}"
+EXAMPLE = f"{TASK}/examples/{{example}}"
+ROUTES: list[tuple[str, str, str, dict[str, Any]]] = []
+"""Method, address, endpoint and FastAPI's options; they are tried in this order."""
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+Result = TypeVar("Result")
+
+
+def _route(method: str, address: str, **options: Any) -> Callable[[Endpoint], Endpoint]:
+    def add(endpoint: Endpoint) -> Endpoint:
+        summary = (endpoint.__doc__ or "").partition("\n")[0].rstrip(".")
+        ROUTES.append((method, address, endpoint.__name__, {"summary": summary} | options))
+        return endpoint
+
+    return add
+
+
+class Service:
+    """A model, a store and the worker between them.
+
+    Args:
+        trained: the model; its inputs must be images.
+        store: is bound to the model's encoder, and starts with its memory if it is new.
+        limits: of requests.
+        keep_originals: keep the files of examples besides their features and thumbnails.
+    """
+
+    def __init__(
+        self,
+        trained: TrainedModel,
+        store: Store,
+        limits: Limits | None = None,
+        *,
+        keep_originals: bool = False,
+    ) -> None:
+        if trained.preprocessing is None:
+            raise SettingsError(
+                f"model: {trained.name} takes features, not images; serve one that takes images"
+            )
+        store.bind(trained.encoder, trained.memory)
+        store.memory()  # raises now if it is damaged
+        self.trained, self.store = trained, store
+        self.limits = limits or Limits()
+        self.keep_originals = keep_originals
+        self.form = trained.preprocessing
+        self.metrics = Metrics()
+        self.worker = Worker(trained, store, self.limits)
+        self.start = self.worker.start
+        self._draws_glyphs = trained.settings.data == "glyphs"
+        decoders = min(4, os.cpu_count() or 1)
+        self._decoding = ThreadPoolExecutor(decoders, thread_name_prefix="vsm-decode")
+        self._storing = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="vsm-store")
+
+    def stop(self) -> None:
+        """Finish what is under way, then close the store."""
+        self._decoding.shutdown()
+        self.worker.stop()
+        self._storing.shutdown()
+        self.store.close()
+
+    @_route("POST", f"{TASK}/classify")
+    async def classify(self, task: str, form: schemas.Question) -> schemas.Answers:
+        """Classify images."""
+        uploads, pixels, _ = await self._decode(form.files, thumbnails=False)
+        question = Question([upload.name for upload in uploads], form.reject, form.explain)
+        return schemas.Answers(await self.worker.submit(pixels, task, question))
+
+    @_route("POST", f"{TASK}/remember")
+    async def remember(self, task: str) -> schemas.Remembered:
+        """Add the task's examples to the memory, each once."""
+        consolidation = self.trained.manual_consolidation()
+        source = {"from": "vsm serve", "task": (await self._in_thread(self.store.task, task)).name}
+        changes, memory = await self._in_thread(
+            self.store.remember,
+            task,
+            lambda memory, features, labels: memory.add(consolidation, features, labels, source),
+        )
+        return schemas.Remembered(*changes, classes=len(memory.names))
+
+    @_route("GET", f"{TASK}/map")
+    async def task_map(self, task: str) -> schemas.TaskMap:
+        """Prototypes, examples and recalled classes in a plane."""
+        return await self._in_thread(_task_map, await self.worker.submit(task=task))
+
+    @_route("GET", f"{TASK}/export", response_class=Response)
+    async def export(self, task: str) -> Response:
+        """The classifier as a file that FewShotClassifier.load opens."""
+        fitted: FittedTask = await self.worker.submit(task=task)
+        content = await self._in_thread(_saved, fitted.classifier)
+        headers = {"Content-Disposition": f'attachment; filename="{task}.vsm"'}
+        return Response(content, media_type="application/octet-stream", headers=headers)
+
+    @_route("POST", "/v1/tasks", status_code=201)
+    async def create_task(self, task: schemas.NewTask) -> schemas.TaskId:
+        """Create a task."""
+        made = await self._in_thread(self.store.create_task, task.name, self.limits.tasks)
+        return schemas.TaskId(made.id, made.name)
+
+    @_route("GET", "/v1/tasks")
+    async def tasks(self) -> schemas.TaskList:
+        """List tasks, oldest first."""
+        return schemas.TaskList(await self._in_thread(self.store.tasks))
+
+    @_route("GET", TASK)
+    async def task(self, task: str) -> schemas.TaskWithExamples:
+        """Show a task with its examples."""
+        found = await self._in_thread(self.store.task, task)
+        examples = await self._in_thread(self.store.examples, task)
+        return schemas.TaskWithExamples(**vars(found), examples=examples)
+
+    @_route("DELETE", TASK, status_code=204)
+    async def delete_task(self, task: str) -> None:
+        """Delete a task and its examples; what was remembered stays."""
+        await self._in_thread(self.store.delete_task, task)
+
+    @_route("POST", f"{TASK}/examples", status_code=201)
+    async def add_examples(self, task: str, form: schemas.Examples) -> schemas.AddedExamples:
+        """Add examples of a class: all files, or none."""
+        error = name_error(form.label)
+        if form.label == NONE_OF_THESE:
+            error = f"{NONE_OF_THESE!r} is the answer for images of no class; choose another"
+        if error:
+            raise Problem(422, "label", error)
+        await self._in_thread(self.store.task, task)  # before anything is decoded
+        uploads, pixels, thumbnails = await self._decode(form.files, thumbnails=True)
+        features = await self.worker.submit(pixels)
+        examples = [
+            NewExample(upload.name, row, small, upload.content if self.keep_originals else None)
+            for upload, row, small in zip(uploads, features.cpu().numpy(), thumbnails, strict=True)
+        ]
+        ids = await self._in_thread(
+            self.store.add_examples, task, form.label, examples, self.limits.examples
+        )
+        return schemas.AddedExamples(form.label, ids)
+
+    @_route("DELETE", EXAMPLE, status_code=204)
+    async def delete_example(self, task: str, example: str) -> None:
+        """Delete an example."""
+        await self._in_thread(self.store.delete_example, task, example)
+
+    @_route("GET", f"{EXAMPLE}/thumbnail", response_class=Response)
+    async def thumbnail(self, task: str, example: str) -> Response:
+        """A small PNG of an example."""
+        content = await self._in_thread(self.store.thumbnail, task, example)
+        return Response(content, media_type="image/png")
+
+    @_route("GET", "/v1/memory", response_model_exclude_none=True)
+    async def classes(self, query: schemas.Listing) -> schemas.MemoryPage:
+        """List remembered classes."""
+        version, memory = await self._in_thread(self.store.memory)
+        total, found = await self._in_thread(
+            self.store.classes, query.search, query.near, query.offset, query.limit
+        )
+        places: dict[str, list[float]] = {}
+        if query.map and memory is not None and memory.names:
+            points = await self._in_thread(map_coordinates, memory.slots.coordinates, memory)
+            places = dict(zip(memory.names, points.tolist(), strict=True))
+        if self._draws_glyphs:
+            found = [
+                replace(one, has_thumbnail=one.has_thumbnail or is_glyph(one.name)) for one in found
+            ]
+        listed = [
+            schemas.ListedClass(**vars(one), x=x, y=y)
+            for one in found
+            for x, y in [places.get(one.name, (None, None))]
+        ]
+        return schemas.MemoryPage(version, total, listed)
+
+    @_route("DELETE", MEMORY)
+    async def forget(self, name: str) -> schemas.Forgotten:
+        """Forget a class."""
+
+        def without(memory: NamedMemory) -> NamedMemory:
+            if name not in memory.places:
+                raise NotStoredError(f"class: there is no {name[:64]!r} in the memory")
+            return memory.forget([name])
+
+        _, memory = await self._in_thread(self.store.change_memory, without)
+        assert memory is not None
+        exact = not memory.provenance[-1].get("scatter_stays")
+        return schemas.Forgotten(name, exact, len(memory.names))
+
+    @_route("GET", f"{MEMORY}/thumbnail", response_class=Response)
+    async def class_thumbnail(self, name: str) -> Response:
+        """A small PNG of a remembered class: the stored one, or a drawing."""
+        return Response(await self._in_thread(self._class_image, name), media_type="image/png")
+
+    @_route("GET", "/v1/model")
+    async def model_info(self) -> schemas.ModelInfo:
+        """The model, the format of its images, and the limits."""
+        return schemas.ModelInfo(
+            name=Path(self.trained.name).name,
+            encoder=str(self.trained.encoder),
+            method=self.trained.settings.method,
+            side=self.form.side,
+            channels=self.form.channels,
+            ink=self.form.ink,
+            remembers=self.trained.memory is not None,
+            can_reject=await self._in_thread(self._can_reject),
+            limits=self.limits,
+        )
+
+    @_route("GET", "/", include_in_schema=False)
+    async def page(self) -> FileResponse:
+        """The page."""
+        return FileResponse(PAGE / "index.html")
+
+    @_route("GET", "/healthz")
+    async def healthz(self) -> dict[str, str]:
+        """The process answers."""
+        return {"status": "ok"}
+
+    @_route("GET", "/readyz")
+    async def readyz(self) -> dict[str, str]:
+        """The model works and the store answers."""
+        if not self.worker.is_alive:
+            raise Problem(503, "worker", "the model does not work; restart the server")
+        await self._in_thread(self.store.check)
+        return {"status": "ready"}
+
+    @_route("GET", "/metrics", response_class=PlainTextResponse)
+    async def counters(self) -> PlainTextResponse:
+        """Counters for Prometheus."""
+        worker = self.worker
+        others = {
+            "vsm_images_total": ("counter", "Images embedded.", worker.images),
+            "vsm_batches_total": ("counter", "Batches that passed the model.", worker.batches),
+            "vsm_fits_total": ("counter", "Classifiers fitted.", worker.fits),
+            "vsm_jobs_waiting": ("gauge", "Jobs that wait for the model.", worker.waiting),
+        }
+        return PlainTextResponse(self.metrics.text(others), media_type="text/plain; version=0.0.4")
+
+    def _class_image(self, name: str) -> bytes:
+        try:
+            return self.store.class_thumbnail(name)
+        except NotStoredError:
+            memory = self.store.memory().named if self._draws_glyphs and is_glyph(name) else None
+            drawn = draw_glyph(name) if memory is not None and name in memory.places else None
+            if drawn is None:
+                raise
+            return drawn
+
+    def _can_reject(self) -> bool:
+        """Whether "none of these" can be answered with the current memory."""
+        memory = self.store.memory().named
+        model = self.trained if memory is None else self.trained.with_memory(memory, "store")
+        try:
+            model.thresholds()
+        except ClassifierError:
+            return False
+        return True
+
+    async def _decode(
+        self, files: Sequence[UploadFile], thumbnails: bool
+    ) -> tuple[list[Upload], Pixels, list[bytes]]:
+        uploads = await read_uploads(files, self.limits)
+        loop = asyncio.get_running_loop()
+        decoded = await loop.run_in_executor(
+            self._decoding, decode_uploads, uploads, self.form, self.limits, thumbnails
+        )
+        return uploads, *decoded
+
+    async def _in_thread(self, call: Callable[..., Result], *values: Any) -> Result:
+        """Call what may wait for the store; unlike FastAPI's threads, a deadline ends the wait."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._storing, partial(call, *values))
 
 
 def create_app(service: Service, access: Access | None = None) -> LimitsMiddleware:
     """Return the application, for any ASGI server."""
-    metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -43,67 +331,35 @@ def create_app(service: Service, access: Access | None = None) -> LimitsMiddlewa
         responses={"4XX": {**refused, "content": {ProblemResponse.media_type: {"schema": schema}}}},
         exception_handlers=ERROR_HANDLERS,
     )
-    _add_routes(app, service)
-    _add_state_routes(app, service, metrics)
+    for method, address, endpoint, options in ROUTES:
+        app.add_api_route(address, getattr(service, endpoint), methods=[method], **options)
     app.mount("/page", StaticFiles(directory=PAGE), "page")
-    return LimitsMiddleware(app, service.limits, access or Access(), metrics)
+    return LimitsMiddleware(app, service.limits, access or Access(), service.metrics)
 
 
-def _add_routes(app: FastAPI, service: Service) -> None:
-    """Add what lies under /v1; routes are tried in order, and most requests classify."""
-    get, post, delete = app.get, app.post, app.delete
-    task, memory = "/v1/tasks/{task}", "/v1/memory/{name:path}"
-    example = f"{task}/examples/{{example}}"
-    post(f"{task}/classify", summary="Classify images")(service.classify)
-    post(f"{task}/remember", summary="Add the task's examples to the memory, each once")(
-        service.remember
+def _task_map(fitted: FittedTask) -> schemas.TaskMap:
+    """Place prototypes, examples and recalled classes of a task in one plane."""
+    classifier, support = fitted.classifier, fitted.support
+    memory, prototypes = classifier.memory, classifier.prototypes()
+    examples = classifier.coordinates(Embedded(support.features.to(prototypes.device)))
+    names = list(dict.fromkeys(one.name for found in fitted.recalled.values() for one in found))
+    slots = prototypes[:0]
+    if memory is not None and names:
+        rows = memory.slots.coordinates
+        slots = rows[[memory.places[name] for name in names]].to(prototypes)
+    points = map_coordinates(torch.cat([prototypes, examples.to(prototypes), slots]), memory)
+    parts = points.split([len(prototypes), len(examples), len(names)])
+    labels = [map(str, classifier.classes_.tolist()), support.ids, names]
+    return schemas.TaskMap(
+        *(
+            [schemas.Point(name, x, y) for name, (x, y) in zip(named, part.tolist(), strict=True)]
+            for named, part in zip(labels, parts, strict=True)
+        )
     )
-    get(f"{task}/map", summary="Prototypes in a plane")(service.task_map)
-    get(
-        f"{task}/export",
-        summary="The classifier as a file that FewShotClassifier.load opens",
-        response_class=Response,
-    )(service.export)
-    post("/v1/tasks", status_code=201, summary="Create a task")(service.create_task)
-    get("/v1/tasks", summary="List tasks")(service.tasks)
-    get(task, summary="Show a task")(service.task)
-    delete(task, status_code=204, summary="Delete a task and its examples")(service.delete_task)
-    post(
-        f"{task}/examples", status_code=201, summary="Add examples of a class: all files, or none"
-    )(service.add_examples)
-    delete(example, status_code=204, summary="Delete an example")(service.delete_example)
-    get(f"{example}/thumbnail", summary="A small PNG", response_class=Response)(service.thumbnail)
-    get("/v1/memory", summary="List remembered classes", response_model_exclude_none=True)(
-        service.classes
-    )
-    delete(memory, summary="Forget a class")(service.forget)
-    get(f"{memory}/thumbnail", summary="A small PNG", response_class=Response)(
-        service.class_thumbnail
-    )
-    get("/v1/model", summary="The model and the limits")(service.model_info)
 
 
-def _add_state_routes(app: FastAPI, service: Service, metrics: Metrics) -> None:
-    @app.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(PAGE / "index.html")
-
-    @app.get("/healthz", summary="The process answers")
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.get("/readyz", summary="The model works and the store answers")
-    async def readyz() -> dict[str, str]:
-        await service.check()
-        return {"status": "ready"}
-
-    @app.get("/metrics", response_class=PlainTextResponse, summary="Counters for Prometheus")
-    async def counters() -> PlainTextResponse:
-        worker = service.worker
-        others = {
-            "vsm_pictures_total": ("counter", "Images embedded.", worker.images),
-            "vsm_batches_total": ("counter", "Batches that passed the model.", worker.batches),
-            "vsm_fits_total": ("counter", "Classifiers fitted.", service.classifiers.fits),
-            "vsm_jobs_waiting": ("gauge", "Jobs that wait for the model.", worker.waiting),
-        }
-        return PlainTextResponse(metrics.text(others), media_type="text/plain; version=0.0.4")
+def _saved(classifier: FewShotClassifier) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="vsm-export-") as folder:
+        path = Path(folder) / "task.vsm"
+        classifier.save(path)
+        return path.read_bytes()

@@ -6,6 +6,9 @@ import binascii
 import hashlib
 import hmac
 import time
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -14,7 +17,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vsm.serve.limits import Limits
-from vsm.serve.metrics import Metrics
 from vsm.serve.problems import Problem
 
 WITHOUT_TOKEN = ("/healthz",)
@@ -25,20 +27,20 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-SECURITY_HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
-SENT_HEADERS = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+SECURITY_HEADERS = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
 # Chromium reads one challenge per header, so each has its own. Basic makes a browser ask for a
 # password; our page asks itself, so its requests have a header and get no such challenge.
 PROGRAMS, BROWSERS = 'Bearer realm="vsm"', 'Basic realm="vsm", charset="UTF-8"'
 PAGE_HEADER = "x-vsm-page"
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Access:
 class LimitsMiddleware:
     """Refuses requests beyond the limits, and adds security headers to every response."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, access: Access, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits, access: Access, metrics: "Metrics") -> None:
         self.app, self.limits, self.access, self.metrics = app, limits, access, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,28 +88,43 @@ class LimitsMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start = time.perf_counter()
-        response = _Sender(send)
-        counts = scope["path"] not in WITHOUT_QUEUE
-        self.metrics.under_way += counts
+        start, status = time.perf_counter(), 0
+        deadline = asyncio.timeout(self.limits.seconds)
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                given = {name for name, _ in message["headers"]}
+                more = [header for header in SECURITY_HEADERS if header[0] not in given]
+                message["headers"] = [*message["headers"], *more]
+                if not deadline.expired():
+                    deadline.reschedule(None)  # the deadline is for the beginning of the answer
+            await send(message)
+
+        is_queued = scope["path"] not in WITHOUT_QUEUE
+        self.metrics.under_way += is_queued
         try:
-            refusal = self._refusal(scope, counts)
-            if refusal is not None:
-                await refusal(scope, receive, response.send)
-            else:
-                await self._pass(scope, receive, response)
+            async with deadline:
+                app = self._refusal(scope, is_queued) or self.app
+                await app(scope, self._limited(scope, receive), send_with_headers)
+        except TimeoutError:
+            if status:
+                raise
+            reason = f"no answer within {self.limits.seconds:g}; ask again, or for less"
+            await Problem(503, "seconds", reason).response()(scope, receive, send_with_headers)
         finally:
-            self.metrics.under_way -= counts
+            self.metrics.under_way -= is_queued
             route = getattr(scope.get("route"), "path", "other")
             seconds = time.perf_counter() - start
-            self.metrics.answered(scope["method"], route, response.status, seconds)
+            self.metrics.answered(scope["method"], route, status, seconds)
 
-    def _refusal(self, scope: Scope, counts: bool) -> Response | None:
+    def _refusal(self, scope: Scope, is_queued: bool) -> Response | None:
         headers = Headers(scope=scope)
         refusal = self.access.refusal(scope["path"], scope["method"], headers)
         if refusal is not None:
             return refusal
-        if counts and self.metrics.under_way > self.limits.queue:
+        if is_queued and self.metrics.under_way > self.limits.queue:
             reason = f"{self.limits.queue} requests are under way; ask again in a moment"
             return Problem(429, "queue", reason).response()
         announced, max_bytes = headers.get("content-length", "0"), self._max_bytes(headers)
@@ -115,8 +132,8 @@ class LimitsMiddleware:
             return _too_large(max_bytes).response()
         return None
 
-    async def _pass(self, scope: Scope, receive: Receive, response: "_Sender") -> None:
-        """Run the application; bytes are counted on arrival, since a client may announce none."""
+    def _limited(self, scope: Scope, receive: Receive) -> Receive:
+        """Count bytes on arrival, since a client need not announce how many it sends."""
         max_bytes, received = self._max_bytes(Headers(scope=scope)), 0
 
         async def receive_limited() -> Message:
@@ -127,37 +144,49 @@ class LimitsMiddleware:
                 raise _too_large(max_bytes)
             return message
 
-        try:
-            async with asyncio.timeout(self.limits.seconds) as response.deadline:
-                await self.app(scope, receive_limited, response.send)
-        except TimeoutError:
-            if response.status:
-                raise
-            reason = f"no answer within {self.limits.seconds:g}; ask again, or for less"
-            await Problem(503, "seconds", reason).response()(scope, receive, response.send)
+        return receive_limited
 
     def _max_bytes(self, headers: Headers) -> int:
         is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")
         return self.limits.request_bytes if is_form else min(SMALL_BODY, self.limits.request_bytes)
 
 
-class _Sender:
-    """Sends a response and keeps its status; its start ends the deadline."""
+class Metrics:
+    """Counters in the text format of Prometheus; used by the event loop alone."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.status = 0
-        self.deadline: asyncio.Timeout | None = None
+    def __init__(self) -> None:
+        self.under_way = 0
+        self._answers: Counter[tuple[str, str, int]] = Counter()
+        self._buckets: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKETS) + 1))
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            given = {name for name, _ in message["headers"]}
-            more = [pair for pair in SENT_HEADERS if pair[0] not in given]
-            message["headers"] = [*message["headers"], *more]
-            if self.deadline is not None and not self.deadline.expired():
-                self.deadline.reschedule(None)
-        await self._send(message)
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count an answer; ``route`` is the pattern of its address, of which there are few."""
+        self._answers[method, route, status] += 1
+        self._buckets[route][bisect_left(BUCKETS, seconds)] += 1
+        self._seconds[route] += seconds
+
+    def text(self, others: Mapping[str, tuple[str, str, float]]) -> str:
+        """Return all as text; ``others`` are more values by name: kind, purpose, value."""
+        lines = [
+            "# HELP vsm_requests_total Requests answered.",
+            "# TYPE vsm_requests_total counter",
+        ]
+        for (method, route, status), count in sorted(self._answers.items()):
+            labels = f'method="{method}",route="{route}",status="{status}"'
+            lines.append(f"vsm_requests_total{{{labels}}} {count}")
+        lines.append("# HELP vsm_request_seconds Time from the first byte to the answer.")
+        lines.append("# TYPE vsm_request_seconds histogram")
+        for route, counts in sorted(self._buckets.items()):
+            for place, bound in enumerate((*BUCKETS, "+Inf")):
+                total = sum(counts[: place + 1])
+                lines.append(f'vsm_request_seconds_bucket{{route="{route}",le="{bound}"}} {total}')
+            lines.append(f'vsm_request_seconds_sum{{route="{route}"}} {self._seconds[route]:.6f}')
+            lines.append(f'vsm_request_seconds_count{{route="{route}"}} {sum(counts)}')
+        under_way = ("gauge", "Requests under way.", float(self.under_way))
+        for name, (kind, purpose, value) in {"vsm_requests": under_way, **others}.items():
+            lines += [f"# HELP {name} {purpose}", f"# TYPE {name} {kind}", f"{name} {value:g}"]
+        return "\n".join(lines) + "\n"
 
 
 def _too_large(max_bytes: int) -> Problem:

@@ -25,15 +25,14 @@ from vsm.errors import (
 from vsm.system.documents import shortened
 
 FIELD = re.compile(r"([A-Za-z_]\w*(?:\[\d+\])?): ")
-STATUSES: tuple[tuple[type[VsmError], int], ...] = (
-    (NotStoredError, 404),
-    (StoreFullError, 409),
-    (StoreUnavailableError, 503),
-    (StoreError, 422),
-    (DataError, 422),
-    (MemoryFileError, 409),
-    (ClassifierError, 409),
-)
+STATUSES: dict[type[Exception], int] = {
+    NotStoredError: 404,
+    StoreFullError: 409,
+    StoreError: 422,
+    DataError: 422,
+    MemoryFileError: 409,
+    ClassifierError: 409,
+}
 MAX_FIELD_LENGTH = 64
 logger = logging.getLogger("vsm.serve")
 
@@ -74,16 +73,24 @@ class Problem(HTTPException):
 
 
 async def handle_error(request: Request, error: Exception) -> ProblemResponse:
-    """Return the response for any error of the application."""
-    if isinstance(error, RequestValidationError):
-        problem = _from_validation(request, error)
-    elif isinstance(error, Problem):
+    """Return the response for any error of the application; ours begin with the field at fault."""
+    status = next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), None)
+    if isinstance(error, Problem):
         problem = error
+    elif isinstance(error, RequestValidationError):
+        problem = _from_validation(request, error)
     elif isinstance(error, StarletteHTTPException):
         field = "body" if error.status_code == 400 else None
         problem = Problem(error.status_code, field, str(error.detail), error.headers)
+    elif isinstance(error, StoreUnavailableError):  # whose name and reason are not for clients
+        logger.warning("%s", error)
+        problem = Problem(503, "store", "cannot be used now; ask again in a moment")
+    elif status is not None:
+        found, text = FIELD.match(str(error)), str(error)
+        problem = Problem(status, found and found[1], text[found.end() :] if found else text)
     else:
-        problem = _from_exception(error)
+        logger.error("unexpected %s", type(error).__name__, exc_info=error)
+        problem = Problem(500, None, "the server failed; its log says more")
     return problem.response()
 
 
@@ -105,17 +112,3 @@ def _from_validation(request: Request, error: RequestValidationError) -> Problem
     if first["type"] == "model_attributes_type" and not is_json:
         message += "; send JSON with the header content-type: application/json"
     return Problem(422, field, message)
-
-
-def _from_exception(error: Exception) -> Problem:
-    """Return what a client is told of other errors; ours begin with the field at fault."""
-    if isinstance(error, StoreUnavailableError):  # whose name and reason are not for clients
-        logger.warning("%s", error)
-        return Problem(503, "store", "cannot be used now; ask again in a moment")
-    status = next((status for kind, status in STATUSES if isinstance(error, kind)), None)
-    if status is None:
-        logger.error("unexpected %s", type(error).__name__, exc_info=error)
-        return Problem(500, None, "the server failed; its log says more")
-    text = str(error)
-    field = FIELD.match(text)
-    return Problem(status, field[1], text[field.end() :]) if field else Problem(status, None, text)

@@ -134,6 +134,24 @@ class Remembered:
 
 
 @dataclass(frozen=True)
+class Point:
+    """A point of a map."""
+
+    name: str
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class TaskMap:
+    """Prototypes, examples (by id) and recalled classes of a task in one plane."""
+
+    prototypes: list[Point]
+    examples: list[Point]
+    recalled: list[Point]
+
+
+@dataclass(frozen=True)
 class ListedClass(RememberedClass):
     """A remembered class; x and y if the map was asked for."""
 

@@ -18,7 +18,7 @@ from vsm.errors import SettingsError
 from vsm.serve.middleware import Access
 
 if TYPE_CHECKING:
-    from vsm.serve.service import Service
+    from vsm.serve.app import Service
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 ANY_ADDRESS = ("0.0.0.0", "::")

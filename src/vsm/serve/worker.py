@@ -1,11 +1,17 @@
-"""The thread that uses the model; requests that arrive at about the same time share a batch."""
+"""The thread that uses the model; requests that arrive at about the same time share a batch.
+
+It also keeps the classifiers of tasks. The versions in the store say whether one is up to date, so
+that changes by other servers are seen with the next answer.
+"""
 
 import asyncio
 import queue
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,32 +19,100 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vsm.classify import FewShotClassifier, Recalled
+from vsm.classify.classifier import NONE_OF_THESE, Embedded
+from vsm.classify.fitted import Examples
+from vsm.errors import ClassifierError, NotStoredError, VsmError
 from vsm.runs.trained_model import TrainedModel
-from vsm.serve.classifiers import Classifiers, FittedTask, Question
 from vsm.serve.limits import Limits
 from vsm.serve.problems import Problem, logger
-from vsm.serve.schemas import Answer
+from vsm.serve.schemas import Alternative, Answer, RecalledClass
+from vsm.stores import Store, Support, Versions
+from vsm.system.documents import finite
 
+MAX_RECALLED = 5
+MAX_ALTERNATIVES = 20
 NUMBERS_AT_ONCE = 625_000
 """Pixels times channels that pass the model at once, which is 4 photographs. More would not be
 faster, and the memory that the server keeps would grow with its largest batch."""
 
 
-class Job(NamedTuple):
-    """A job for the model, and the future of its result.
+class Question(NamedTuple):
+    """What a client asks about images, besides the most probable class of each.
+
+    Attributes:
+        names: of the images.
+        reject: the coverage at which the answer may be "none of these"; None: never.
+        explain: whether to explain the answers.
+    """
+
+    names: list[str]
+    reject: float | None = None
+    explain: bool = False
+
+
+class FittedTask(NamedTuple):
+    """A task's classifier, what it was fitted to, and what each of its classes recalled."""
+
+    versions: Versions
+    classifier: FewShotClassifier
+    support: Support
+    recalled: dict[Any, list[Recalled]]
+
+    def answer(
+        self, question: Question, features: Tensor, probabilities: npt.NDArray[np.float32]
+    ) -> list[Answer] | Problem:
+        """Answer a question about images with ``features [n, D]``, ``probabilities [n, N]``."""
+        embedded, labels = Embedded(features), self.classifier.classes_.tolist()
+        rejected: Sequence[bool] = [False] * len(features)
+        explanations: Sequence[Any] = [None] * len(features)
+        try:
+            if question.reject is not None:
+                rejected = self.classifier.predict(embedded, question.reject) == NONE_OF_THESE
+            if question.explain:
+                explanations = self.classifier.explain_all(embedded)
+        except ClassifierError as error:
+            return Problem(409, "reject", f"{str(error).split('; ')[0]}; classify without reject")
+        answers = []
+        for name, row, is_rejected, explanation in zip(
+            question.names, probabilities, rejected, explanations, strict=True
+        ):
+            order = np.argsort(-row, kind="stable")[: MAX_ALTERNATIVES + 1].tolist()
+            ranked = [Alternative(label=labels[n], probability=float(row[n])) for n in order]
+            best, recalled = ranked[0], self.recalled[ranked[0]["label"]]
+            answer: Answer = {
+                "file": name,
+                "label": None if is_rejected else best["label"],
+                "probability": None if is_rejected else best["probability"],
+                "alternatives": ranked[:MAX_ALTERNATIVES] if is_rejected else ranked[1:],
+                "recalled": [RecalledClass(name=one.name, weight=one.weight) for one in recalled],
+            }
+            if explanation is not None:
+                answer["explanation"] = finite(explanation.as_dict())
+            answers.append(answer)
+        return answers
+
+
+@dataclass
+class Job:
+    """A job for the model.
 
     Attributes:
         result: the features ``[n, D]`` without a task; the fitted task without a question; else
             the answers.
-        pixels: uint8 ``[n, H, W, C]``; None if there are none to embed.
+        pixels: uint8 ``[n, H, W, C]`` to embed.
         task: the task to use.
         question: what to answer.
+        features: of the pixels.
+        outcome: the result, or an error, before it is delivered.
     """
 
     result: "asyncio.Future[Any]"
     pixels: npt.NDArray[np.uint8] | None = None
     task: str | None = None
     question: Question | None = None
+    features: Tensor | None = None
+    outcome: Any = None
 
     @property
     def size(self) -> int:
@@ -53,24 +127,22 @@ class Worker:
     arrived during the batch before, up to a number of images.
     """
 
-    def __init__(self, trained: TrainedModel, classifiers: Classifiers, limits: Limits) -> None:
-        self.trained, self.classifiers = trained, classifiers
-        self.max_images, self.wait = limits.batch, limits.batch_milliseconds / 1000
-        self.batches = self.images = 0
+    def __init__(self, trained: TrainedModel, store: Store, limits: Limits) -> None:
+        self.trained, self.store, self.limits = trained, store, limits
+        self.batches = self.images = self.fits = 0
+        self._fitted: OrderedDict[str, FittedTask] = OrderedDict()
+        self._model: tuple[int, TrainedModel] | None = None
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._next: Job | None = None
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="vsm-model", daemon=True)
+        self.start = self._thread.start
         # Parts of a batch pass the model in parallel, each on one core. With torch's own threads
         # every layer would wait for the core that also decodes and answers.
         self._cores = torch.get_num_threads()
         self._embedding = ThreadPoolExecutor(
             self._cores, "vsm-embed", initializer=torch.set_num_threads, initargs=(1,)
         )
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
 
     def stop(self) -> None:
         """Finish submitted jobs, then end the thread."""
@@ -89,23 +161,16 @@ class Worker:
         """Number of jobs that wait for a batch."""
         return self._jobs.qsize()
 
-    def embed(self, pixels: npt.NDArray[np.uint8]) -> "asyncio.Future[Tensor]":
-        """Embed images ``[n, H, W, C]``."""
-        return self._submit(Job(_future(), pixels))
-
-    def fitted(self, task: str) -> "asyncio.Future[FittedTask]":
-        """Return a task's classifier as it is now."""
-        return self._submit(Job(_future(), None, task))
-
-    def classify(
-        self, task: str, pixels: npt.NDArray[np.uint8], question: Question
-    ) -> "asyncio.Future[list[Answer]]":
-        """Answer a question about images."""
-        return self._submit(Job(_future(), pixels, task, question))
-
-    def _submit(self, job: Job) -> "asyncio.Future[Any]":
+    def submit(
+        self,
+        pixels: npt.NDArray[np.uint8] | None = None,
+        task: str | None = None,
+        question: Question | None = None,
+    ) -> "asyncio.Future[Any]":
+        """Return the result of a :class:`Job` once it has run."""
         if not self.is_alive:
             raise Problem(503, "server", "it is shutting down; ask again in a moment")
+        job = Job(asyncio.get_running_loop().create_future(), pixels, task, question)
         self._jobs.put(job)
         return job.result
 
@@ -115,12 +180,13 @@ class Worker:
             if not wanted:
                 continue
             try:
-                outcomes = self._work(wanted)
+                self._work(wanted)
             except Exception as error:
                 logger.error("a batch failed", exc_info=error)
-                outcomes = [error] * len(wanted)
+                for job in wanted:
+                    job.outcome = error
             loop = wanted[0].result.get_loop()
-            loop.call_soon_threadsafe(_deliver, wanted, outcomes)  # once, as it wakes the loop
+            loop.call_soon_threadsafe(_deliver, wanted)  # once, as it wakes the loop
 
     def _take(self) -> list[Job] | None:
         """Wait for a batch; None at the end."""
@@ -129,8 +195,8 @@ class Worker:
         if first is None:
             return None
         batch, count = [first], first.size
-        deadline = time.monotonic() + self.wait
-        while count < self.max_images:
+        deadline = time.monotonic() + self.limits.batch_milliseconds / 1000
+        while count < self.limits.batch:
             left = deadline - time.monotonic()
             try:
                 job = self._jobs.get(timeout=left) if left > 0 else self._jobs.get_nowait()
@@ -139,38 +205,36 @@ class Worker:
             if job is None:
                 self._jobs.put(None)  # behind all jobs
                 break
-            if count + job.size > self.max_images:
+            if count + job.size > self.limits.batch:
                 self._next = job
                 break
             batch.append(job)
             count += job.size
         return batch
 
-    def _work(self, batch: Sequence[Job]) -> list[Any]:
-        """Return the result of each job, or the error."""
-        embedded = self._embed([job for job in batch if job.size])
-        tasks = self.classifiers.get([job.task for job in batch if job.task is not None])
-        outcomes: dict[int, Any] = {}
-        asked: dict[str, list[Job]] = {}
+    def _work(self, batch: Sequence[Job]) -> None:
+        """Set the outcome of each job; all images of a task are classified at once."""
+        self._embed([job for job in batch if job.size])
+        tasks = self._get_tasks([job.task for job in batch if job.task is not None])
+        asked: dict[str, list[tuple[Job, Question, Tensor]]] = {}
         for job in batch:
-            if job.task is None:
-                outcomes[id(job)] = embedded[id(job)]
-            elif job.question is None or isinstance(tasks[job.task], Exception):
-                outcomes[id(job)] = tasks[job.task]
-            else:
-                asked.setdefault(job.task, []).append(job)
+            job.outcome = job.features if job.task is None else tasks[job.task]
+            if job.task is not None and job.question is not None and job.features is not None:
+                asked.setdefault(job.task, []).append((job, job.question, job.features))
         for task, jobs in asked.items():
             fitted = tasks[task]
-            assert isinstance(fitted, FittedTask)
-            questions = [job.question for job in jobs if job.question is not None]
-            answers = fitted.answer(questions, [embedded[id(job)] for job in jobs])
-            outcomes |= {id(job): answer for job, answer in zip(jobs, answers, strict=True)}
-        return [outcomes[id(job)] for job in batch]
+            if isinstance(fitted, VsmError):
+                continue
+            rows = [features for *_, features in jobs]
+            probabilities = fitted.classifier.predict_proba(Embedded(torch.cat(rows)))
+            parts = np.split(probabilities, np.cumsum([len(one) for one in rows])[:-1])
+            for (job, question, features), part in zip(jobs, parts, strict=True):
+                job.outcome = fitted.answer(question, features, part)
 
-    def _embed(self, jobs: Sequence[Job]) -> dict[int, Tensor]:
+    def _embed(self, jobs: Sequence[Job]) -> None:
         """Embed the images of all jobs at once."""
         if not jobs:
-            return {}
+            return
         pixels = np.concatenate([job.pixels for job in jobs if job.pixels is not None])
         self.batches += 1
         self.images += len(pixels)
@@ -178,20 +242,74 @@ class Worker:
         pieces = torch.from_numpy(pixels).permute(0, 3, 1, 2).split(at_once)
         each = map if len(pieces) == 1 else self._embedding.map
         features = torch.cat(list(each(self.trained.embed_samples, pieces)))
-        parts = features.split([job.size for job in jobs])
-        return {id(job): part for job, part in zip(jobs, parts, strict=True)}
+        for job, part in zip(jobs, features.split([job.size for job in jobs]), strict=True):
+            job.features = part
+
+    def _get_tasks(self, tasks: Sequence[str]) -> dict[str, FittedTask | VsmError]:
+        """Return the classifier of each task, or why there is none."""
+        try:
+            versions = self.store.versions(tasks)
+        except VsmError as error:
+            return dict.fromkeys(tasks, error)
+        found: dict[str, FittedTask | VsmError] = {}
+        for task in dict.fromkeys(tasks):
+            try:
+                found[task] = self._get_task(task, versions.get(task))
+            except VsmError as error:
+                found[task] = error
+        return found
+
+    def _get_task(self, task: str, versions: Versions | None) -> FittedTask:
+        found = self._fitted.pop(task, None)
+        if versions is None:
+            raise NotStoredError(f"task: there is no {task[:64]!r}; was it deleted?")
+        if found is None or found.versions != versions:
+            found = self._fit(task, versions)
+        self._fitted[task] = found
+        if len(self._fitted) > self.limits.fitted_tasks:
+            self._fitted.popitem(last=False)
+        return found
+
+    def _fit(self, task: str, versions: Versions) -> FittedTask:
+        support = self.store.support(task)
+        if not support.labels:
+            raise ClassifierError(
+                f"task: {task} has no examples yet; add some with POST /v1/tasks/{task}/examples"
+            )
+        trained = self._current_model()
+        features = support.features.to(trained.model.device)
+        examples = Examples().add(features, np.asarray(support.labels))
+        pairs = zip(support.labels, support.remembered, strict=True)
+        remembered = [label for label, yes in pairs if yes]  # which come first in their class
+        counts = tuple(remembered.count(label) for label in examples.labels)
+        # Its own classes are taken out of the memory, since its examples would count twice. So
+        # remembering leaves the answers of a task unchanged, as it does those of a classifier.
+        recalled = trained.memory
+        if recalled is not None and (own := recalled.added.intersection(remembered)):
+            recalled = recalled.forget(sorted(own))
+        classifier = FewShotClassifier.of_examples(
+            trained, replace(examples, remembered=counts), recalled
+        )
+        self.fits += 1
+        return FittedTask(versions, classifier, support, classifier.recalled(MAX_RECALLED))
+
+    def _current_model(self) -> TrainedModel:
+        """Return the model with the current memory of the store."""
+        version, memory = self.store.memory()
+        if self._model is None or self._model[0] != version:
+            model = self.trained
+            if memory is not None:
+                model = model.with_memory(memory, repr(self.store))
+            self._model = version, model
+        return self._model[1]
 
 
-def _future() -> "asyncio.Future[Any]":
-    return asyncio.get_running_loop().create_future()
-
-
-def _deliver(jobs: Sequence[Job], outcomes: Sequence[Any]) -> None:
+def _deliver(jobs: Sequence[Job]) -> None:
     """Set the results in the event loop, except of requests that were cancelled."""
-    for job, outcome in zip(jobs, outcomes, strict=True):
+    for job in jobs:
         if job.result.done():
             continue
-        if isinstance(outcome, Exception):
-            job.result.set_exception(outcome)
+        if isinstance(job.outcome, Exception):
+            job.result.set_exception(job.outcome)
         else:
-            job.result.set_result(outcome)
+            job.result.set_result(job.outcome)
