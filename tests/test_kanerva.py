@@ -183,7 +183,9 @@ def test_single_precision_holds_after_fifty_thousand_observations() -> None:
 
 def recall_of() -> KanervaRecall:
     torch.manual_seed(0)
-    return KanervaRecall(WIDTH, KanervaSettings(slots=SLOTS), MODEL).double()
+    return KanervaRecall(
+        WIDTH, RunSettings(kanerva=KanervaSettings(slots=SLOTS), model=MODEL)
+    ).double()
 
 
 def test_recollections_are_drawn_from_the_reading_of_the_support_mean() -> None:

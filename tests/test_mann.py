@@ -9,7 +9,7 @@ from torch import Tensor
 from vsm.errors import SettingsError
 from vsm.memory import SupportSet
 from vsm.memory.slots.mann import MannRecall, content_weights, least_used
-from vsm.settings import MannSettings
+from vsm.settings import MannSettings, RunSettings
 
 TASKS, WAY, SHOT, WIDTH = 2, 3, 2, 5
 SETTINGS = MannSettings(slots=7, width=4, reads=2, controller_units=6, usage_decay=0.8)
@@ -17,7 +17,7 @@ SETTINGS = MannSettings(slots=7, width=4, reads=2, controller_units=6, usage_dec
 
 def build(settings: MannSettings = SETTINGS) -> MannRecall:
     torch.manual_seed(0)
-    recall = MannRecall(WIDTH, settings).double()
+    recall = MannRecall(WIDTH, RunSettings(mann=settings)).double()
     with torch.no_grad():  # gates and keys that differ from head to head
         recall.gate.bias.copy_(torch.linspace(-1, 1, settings.reads))
         recall.keys.weight.mul_(4)

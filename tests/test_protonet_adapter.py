@@ -110,11 +110,12 @@ def test_the_loss_equals_plain_loops_whatever_pads_small_classes(shot: int) -> N
 def test_training_steps_equal_adam_written_out_on_the_drawn_episodes(shot: int) -> None:
     base = base_of([9, 20, 12, 6, 30, 25])
     found = train_adapter(base, shot, 3, 0.01)
-    classes = adapter._Classes.of(base.class_sizes, shot)
+    classes = adapter._usable_classes(base.class_sizes, shot)
     values = torch.cat([torch.eye(16), torch.zeros(1, 16)]).double()  # A above b
     first, second = torch.zeros_like(values), torch.zeros_like(values)
     for step, share in enumerate([1.0, 0.75, 0.25]):  # (1 + cos(π·step/3)) / 2
-        rows, is_query = classes.draw(shot, generator(0, "protonet-adapter", shot, step))
+        random = generator(0, "protonet-adapter", shot, step)
+        rows, is_query = adapter._draw(*classes, shot, random)
         support, queries = base.features[rows[..., :shot]], base.features[rows[..., shot:]]
         values.requires_grad_()
         loss = episode_loss(Adapter(values[:16], values[16]), support, queries, is_query)
@@ -132,7 +133,7 @@ def test_drawn_episodes_hold_distinct_classes_and_images_of_these_classes() -> N
     class_of = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     seen = set()
     for step in range(40):
-        rows, is_query = adapter._Classes.of(sizes, 3).draw(3, generator(step))
+        rows, is_query = adapter._draw(*adapter._usable_classes(sizes, 3), 3, generator(step))
         assert rows.shape == (8, 5, 18)
         for task, real in zip(rows, is_query, strict=True):
             labels = [set(class_of[images].tolist()) for images in task]
@@ -183,7 +184,7 @@ def test_an_adapter_is_trained_once_for_every_shot(monkeypatch: pytest.MonkeyPat
     for shot in (1, 5, 1, 5, 1):
         baseline.fit_predict(*episodes(shot, num_tasks=2), noise_of(2))
     assert trained == [1, 5]
-    assert not torch.equal(baseline.adapter(1).weights, baseline.adapter(5).weights)
+    assert not torch.equal(baseline._adapters[1].weights, baseline._adapters[5].weights)
 
 
 def test_features_of_single_precision_give_results_of_single_precision() -> None:

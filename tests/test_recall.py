@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from memories import remember
-from vsm.memory import MEMORIES, MemoryDesign, SlotMemory, SupportSet
+from vsm.memory import MEMORIES, Consolidation, Recall, SlotMemory, SupportSet
 from vsm.memory.slots.kanerva import KanervaRecall
-from vsm.memory.slots.recall import SlotRecall
-from vsm.memory.slots.rote import RoteRecall, TransformedRecall
+from vsm.memory.slots.recall import RoteRecall, SlotRecall, TransformedRecall
 from vsm.memory.slots.variational import VariationalRecall, mixture_divergence
 from vsm.probability import DiagonalGaussian, GaussianMixture
 from vsm.probability.mixture import pairwise_log_prob
@@ -39,7 +38,10 @@ LONG_TERM_KINDS = [*SLOT_KINDS, ("kanerva", "soft", "bound")]
 KINDS = [*LONG_TERM_KINDS, ("mann", "soft", "bound")]
 
 
-def design_of(method: str, kind: str = "soft", kl: str = "bound", **memory: object) -> MemoryDesign:
+Design = tuple[Recall, Consolidation | None]
+
+
+def design_of(method: str, kind: str = "soft", kl: str = "bound", **memory: object) -> Design:
     settings = RunSettings(
         memory=replace(MemorySettings(recall=kind), **memory),  # type: ignore[arg-type]
         mann=MannSettings(slots=SLOTS, width=4, reads=2, controller_units=6),
@@ -50,15 +52,15 @@ def design_of(method: str, kind: str = "soft", kl: str = "bound", **memory: obje
         objective=ObjectiveSettings(kl=kl),  # type: ignore[arg-type]
     )
     torch.manual_seed(0)
-    design = MEMORIES[method](WIDTH, settings)  # type: ignore[index]
-    design.recall.double()
-    if isinstance(design.consolidation, torch.nn.Module):
-        design.consolidation.double()
-    return design
+    recall = MEMORIES[method](WIDTH, settings)  # type: ignore[index]
+    consolidation = recall.consolidation()
+    if isinstance(consolidation, torch.nn.Module):
+        consolidation.double()
+    return recall.double(), consolidation
 
 
 def build(method: str, kind: str = "soft", kl: str = "bound", **memory: object) -> SlotRecall:
-    recall = design_of(method, kind, kl, **memory).recall
+    recall, _ = design_of(method, kind, kl, **memory)
     assert isinstance(recall, SlotRecall)
     return recall
 
@@ -68,7 +70,7 @@ def named(kinds: list[tuple[str, str, str]]) -> list[object]:
 
 
 @pytest.fixture(params=named(KINDS))
-def design(request: pytest.FixtureRequest) -> MemoryDesign:
+def design(request: pytest.FixtureRequest) -> Design:
     return design_of(*request.param)
 
 
@@ -97,9 +99,7 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_shapes_are_those_of_the_contract(
-    design: MemoryDesign, support: Tensor, content: Tensor
-) -> None:
+def test_shapes_are_those_of_the_contract(design: Design, support: Tensor, content: Tensor) -> None:
     recall, consolidation = design
     recollection = recall(
         SupportSet.of(support), remember(consolidation, content), None, SAMPLES, generator()
@@ -110,7 +110,7 @@ def test_shapes_are_those_of_the_contract(
     assert recollection.divergence.shape == (TASKS, WAY)
 
 
-def test_reading_never_writes(design: MemoryDesign, support: Tensor, content: Tensor) -> None:
+def test_reading_never_writes(design: Design, support: Tensor, content: Tensor) -> None:
     recall, consolidation = design
     memory = remember(consolidation, content)
     before = {} if memory is None else {k: v.clone() for k, v in memory.tensors().items()}
@@ -121,7 +121,7 @@ def test_reading_never_writes(design: MemoryDesign, support: Tensor, content: Te
 
 
 def test_the_same_generator_gives_the_same_recollection(
-    design: MemoryDesign, support: Tensor, content: Tensor
+    design: Design, support: Tensor, content: Tensor
 ) -> None:
     recall, consolidation = design
     memory = remember(consolidation, content)
@@ -130,7 +130,7 @@ def test_the_same_generator_gives_the_same_recollection(
     assert all(torch.equal(x, y) for x, y in zip(one, two, strict=True))
 
 
-def test_an_empty_memory_is_recalled_from(design: MemoryDesign, support: Tensor) -> None:
+def test_an_empty_memory_is_recalled_from(design: Design, support: Tensor) -> None:
     recall, consolidation = design
     memory = None if consolidation is None else consolidation.empty()
     recollection = recall.float()(
@@ -155,7 +155,7 @@ def test_an_empty_memory_equals_one_with_every_slot_hidden(
 
 
 def test_gradients_stay_finite_with_hidden_rows_large_features_and_identical_slots(
-    design: MemoryDesign, support: Tensor, content: Tensor
+    design: Design, support: Tensor, content: Tensor
 ) -> None:
     recall, consolidation = design
     hidden = torch.zeros(TASKS, WAY, SLOTS, dtype=torch.bool)
@@ -174,7 +174,7 @@ def test_gradients_stay_finite_with_hidden_rows_large_features_and_identical_slo
 
 
 def test_divergence_is_never_negative_beyond_sampling_error(
-    design: MemoryDesign, support: Tensor, content: Tensor
+    design: Design, support: Tensor, content: Tensor
 ) -> None:
     recall, consolidation = design
     recollection = recall(
@@ -198,9 +198,7 @@ def test_permuting_classes_permutes_weights_and_divergence(
     torch.testing.assert_close(two.divergence, one.divergence[:, order], rtol=0.1, atol=0.01)
 
 
-def test_tasks_do_not_see_each_other(
-    design: MemoryDesign, support: Tensor, content: Tensor
-) -> None:
+def test_tasks_do_not_see_each_other(design: Design, support: Tensor, content: Tensor) -> None:
     recall, consolidation = design
     memory = remember(consolidation, content)
     both = recall(SupportSet.of(support), memory, None, SAMPLES, [generator(0), generator(1)])
@@ -210,7 +208,7 @@ def test_tasks_do_not_see_each_other(
 
 
 def test_what_is_logged_is_a_finite_number(
-    design: MemoryDesign, support: Tensor, content: Tensor
+    design: Design, support: Tensor, content: Tensor
 ) -> None:
     recall, consolidation = design
     memory = remember(consolidation, content)
@@ -515,33 +513,3 @@ def test_the_divergence_teaches_the_addressing_in_the_right_direction() -> None:
     [gradient] = torch.autograd.grad(estimate.sum(), logits)
     torch.testing.assert_close(gradient, exact_gradient, rtol=0.03, atol=0.01)
     assert exact_gradient.abs().min() > 0.05  # large enough for the comparison to mean something
-
-
-@pytest.mark.parametrize("kind", ["soft", "mixture"])
-def test_a_prepared_memory_gives_the_same_prior_without_computing_it_again(
-    kind: str, support: Tensor, memory: SlotMemory
-) -> None:
-    recall = build("vsm", kind)
-    assert isinstance(recall, VariationalRecall)
-    given, mask = SupportSet.of(support), torch.rand(TASKS, WAY, SLOTS, generator=generator()) < 0.3
-    asked: list[int] = []
-    recall.network.register_forward_hook(lambda *_: asked.append(1))
-    prepared = recall.prepare(memory)
-    assert prepared is not None
-    assert not prepared.components.centered.requires_grad
-    for slot_mask in (None, mask):
-        asked.clear()
-        with torch.no_grad():
-            found = recall.prior(given, prepared, slot_mask)
-            assert not asked
-            expected = recall.prior(given, memory, slot_mask)
-        assert asked
-        for name in ("mean", "log_variance"):
-            assert torch.equal(getattr(found.gaussian, name), getattr(expected.gaussian, name))
-        assert torch.equal(found.weights, expected.weights)
-    # Preparing changes nothing about the memory itself, which training goes on learning through.
-    assert recall.prior(given, memory, None).gaussian.mean.requires_grad
-
-
-def test_memories_that_need_no_preparation_have_none(memory: SlotMemory) -> None:
-    assert build("rote", "soft").prepare(memory) is None

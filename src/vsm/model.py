@@ -20,7 +20,6 @@ from vsm.memory import (
     Memory,
     Observations,
     Posterior,
-    PreparedMemory,
     Recall,
     Recollection,
     SampledPosterior,
@@ -73,7 +72,8 @@ class FewShotModel(nn.Module):
             if settings.inference == "gaussian":  # class statistics need no network to be read
                 self.consolidation = GaussianConsolidation(width)
             elif settings.method in MEMORIES:
-                self.recall, self.consolidation = MEMORIES[settings.method](width, settings)
+                self.recall = MEMORIES[settings.method](width, settings)
+                self.consolidation = self.recall.consolidation()
             self.adapter: nn.Linear | None = None
             if settings.model.adapter == "linear":
                 self.adapter = nn.Linear(width, width)  # starts as the identity
@@ -159,7 +159,7 @@ class FewShotModel(nn.Module):
     def infer(
         self,
         support: SupportSet,
-        memory: Memory | PreparedMemory | None,
+        memory: Memory | None,
         random: Randomness,
         slot_mask: Tensor | None = None,
     ) -> Posterior:
@@ -187,7 +187,7 @@ class FewShotModel(nn.Module):
         return SampledPosterior(samples, self.classifier, mixture, recollection, strength)
 
     def _by_bayes_rule(
-        self, support: SupportSet, memory: Memory | PreparedMemory | None, slot_mask: Tensor | None
+        self, support: SupportSet, memory: Memory | None, slot_mask: Tensor | None
     ) -> tuple[GaussianMixture, Recollection | None, Tensor | None]:
         """Infer in closed form in place of Eqs. 7-10: m is integrated out, and KL_m is zero."""
         assert isinstance(self.inference, ConjugateInference)
@@ -199,15 +199,6 @@ class FewShotModel(nn.Module):
         recollection = Recollection(prior.gaussian.mean.unsqueeze(-2), prior.weights, divergence)
         mixture = GaussianMixture(posterior.unsqueeze(-2))
         return mixture, recollection, self.inference.kappa(prior)
-
-    def prepare(self, memory: Memory) -> PreparedMemory | None:
-        """Compute once what reading ``memory`` in closed form needs; None where there is nothing.
-
-        What is returned may stand for ``memory`` in :meth:`infer` as long as no weight changes.
-        """
-        if self.recall is None or not isinstance(self.inference, ConjugateInference):
-            return None
-        return self.recall.prepare(memory)
 
     def empty_memory(self) -> Memory | None:
         """Return a memory that has taken in nothing; None for methods without one."""

@@ -1,18 +1,16 @@
-"""Simple classifiers on fixed features, so that a gain of the memory means something.
+"""Simple classifiers on fixed features, to compare the memory with.
 
-They are measured by :func:`vsm.evaluation.evaluator.evaluate_classifier` on the episodes that every
-model sees. This package knows features and nothing of models.
+:func:`vsm.evaluation.evaluator.evaluate_classifier` measures them on the same episodes as models.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from vsm.baselines.adapter import ProtoNetAdapter
-from vsm.baselines.calibration import DistributionCalibration
-from vsm.baselines.centroids import SimpleShot
-from vsm.baselines.contract import BaseFeatures, BaseFeaturesSource, Baseline
+from vsm.baselines.base import BaseFeatures, BaseFeaturesSource, Baseline
+from vsm.baselines.distribution_calibration import DistributionCalibration
 from vsm.baselines.logistic import LogisticRegression, fit_logistic_regression
-from vsm.baselines.neighbors import NearestNeighbor
+from vsm.baselines.nearest import NearestNeighbor, SimpleShot
 from vsm.settings import BaselineName, BaselineSettings
 
 BASELINES: Mapping[BaselineName, Callable[[BaselineSettings, BaseFeaturesSource], Baseline]] = {

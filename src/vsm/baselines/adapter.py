@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.baselines.contract import BaseFeatures, BaseFeaturesSource, Baseline
+from vsm.baselines.base import BaseFeatures, BaseFeaturesSource, Baseline
 from vsm.errors import SettingsError
 from vsm.nn.prototype_classifier import pairwise_distance
-from vsm.seeding import Generators, Randomness, generator, uniform
+from vsm.seeding import Randomness, generator, uniform
 from vsm.settings import BaselineSettings
 
 SEED = 0  # of training: an evaluation with another seed measures the same adapter
@@ -28,13 +28,10 @@ class ProtoNetAdapter(Baseline):
     nearest mean c of ẑ over its support: the softmax of −(1 − cos(ẑ, c)) / 0.1, the 0.1 times
     the temperature of the settings.
 
-    It is the strongest rival of a memory. Both learn from the features of the training classes, and
-    the adapter learns which directions tell classes apart, which ``cosine`` cannot know. So a gain
-    over ``cosine`` alone proves little: it may be that of any use of those features. A gain over
-    this baseline is one that a linear map does not give.
+    Like a memory, and unlike ``cosine``, it learns from the features of the training classes which
+    directions separate classes. A gain over it is more than a linear map can give.
 
-    There is one adapter per shot, because the best one depends on it. It is trained when first
-    needed and kept.
+    There is one adapter per shot, because the best one depends on it, trained when first needed.
     """
 
     def __init__(self, settings: BaselineSettings, base: BaseFeaturesSource) -> None:
@@ -42,17 +39,13 @@ class ProtoNetAdapter(Baseline):
         self._adapters: dict[int, Adapter] = {}
 
     def fit_predict(self, support: Tensor, queries: Tensor, random: Randomness) -> Tensor:  # noqa: ARG002 - contract
-        """Classify ``[T, N, Q, D]`` by ``[T, N, K, D]``; nothing is drawn from ``random``."""
-        adapter = self.adapter(support.shape[2])
-        scores = episode_scores(adapter, support, queries)
-        return F.log_softmax(scores / self.settings.temperature, -1)
-
-    def adapter(self, shot: int) -> "Adapter":
-        """Return the adapter for episodes of ``shot`` support images per class."""
+        """See :class:`Baseline`; nothing is drawn from ``random``."""
+        shot = support.shape[2]
         if shot not in self._adapters:
             steps, rate = self.settings.adapter_steps, self.settings.adapter_learning_rate
             self._adapters[shot] = train_adapter(self.base(), shot, steps, rate)
-        return self._adapters[shot]
+        scores = episode_scores(self._adapters[shot], support, queries)
+        return F.log_softmax(scores / self.settings.temperature, -1)
 
 
 class Adapter(NamedTuple):
@@ -73,14 +66,14 @@ def train_adapter(base: BaseFeatures, shot: int, steps: int, learning_rate: floa
 
     The learning rate falls to zero as a cosine. Every draw is a function of shot and step alone.
     """
-    features, classes = base.features.detach(), _Classes.of(base.class_sizes, shot)
+    features, classes = base.features.detach(), _usable_classes(base.class_sizes, shot)
     num_features = features.shape[1]
     start = Adapter(torch.eye(num_features).to(features), features.new_zeros(num_features))
     adapter = Adapter(*(part.requires_grad_() for part in start))
     optimizer = torch.optim.Adam(list(adapter), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
     for step in range(steps):
-        drawn = classes.draw(shot, generator(SEED, "protonet-adapter", shot, step))
+        drawn = _draw(*classes, shot, generator(SEED, "protonet-adapter", shot, step))
         rows, is_query = (part.to(features.device) for part in drawn)
         support, queries = features[rows].split([shot, rows.shape[2] - shot], 2)
         with torch.enable_grad():
@@ -95,7 +88,7 @@ def train_adapter(base: BaseFeatures, shot: int, steps: int, learning_rate: floa
 def episode_loss(adapter: Adapter, support: Tensor, queries: Tensor, is_query: Tensor) -> Tensor:
     """Average the cross-entropy over the queries of every task, and the tasks.
 
-    ``is_query [T, N, Q]`` tells queries ``[T, N, Q, D]`` from the padding of small classes.
+    ``is_query [T, N, Q]`` is false for the padding of small classes in ``queries [T, N, Q, D]``.
     """
     num_tasks, way, count = is_query.shape
     scores = episode_scores(adapter, support, queries)
@@ -112,37 +105,32 @@ def episode_scores(adapter: Adapter, support: Tensor, queries: Tensor) -> Tensor
     return -pairwise_distance(inputs, means, "cosine").squeeze(-1) / TEMPERATURE
 
 
-class _Classes(NamedTuple):
-    """Where the classes that an episode can use lie among the rows of the training features."""
+def _usable_classes(class_sizes: Sequence[int], shot: int) -> tuple[Tensor, Tensor]:
+    """First rows and sizes ``[C]`` of the classes with a query besides ``shot`` support images."""
+    sizes = torch.tensor(class_sizes)
+    usable = sizes > shot
+    if (known := int(usable.sum())) < 2:
+        raise SettingsError(
+            f"protonet-adapter: training with {shot} support images per class needs 2 training "
+            f"classes of {shot + 1} images or more, but {known} of {len(sizes)} have so many; "
+            "lower the shot or choose another baseline"
+        )
+    return (sizes.cumsum(0) - sizes)[usable], sizes[usable]
 
-    starts: Tensor  # [C]
-    sizes: Tensor  # [C]
 
-    @staticmethod
-    def of(class_sizes: Sequence[int], shot: int) -> "_Classes":
-        """Keep the classes that have a query besides ``shot`` support images."""
-        sizes = torch.tensor(class_sizes)
-        usable = sizes > shot
-        if (known := int(usable.sum())) < 2:
-            raise SettingsError(
-                f"protonet-adapter: training with {shot} support images per class needs 2 training "
-                f"classes of {shot + 1} images or more, but {known} of {len(sizes)} have so many; "
-                "lower the shot or choose another baseline"
-            )
-        return _Classes((sizes.cumsum(0) - sizes)[usable], sizes[usable])
+def _draw(
+    starts: Tensor, sizes: Tensor, shot: int, random: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Draw the classes of every task, then images of each, all without replacement.
 
-    def draw(self, shot: int, random: Generators) -> tuple[Tensor, Tensor]:
-        """Draw the classes of every task, then images of each, all without replacement.
-
-        Returns rows ``[T, N, K + Q]``, support first, and which queries are real ``[T, N, Q]``:
-        a class with too few images repeats its last one.
-        """
-        largest = int(self.sizes.max())
-        count = min(shot + QUERIES, largest)
-        chosen = uniform(random, NUM_TASKS, len(self.sizes)).argsort(-1)[:, :WAY]  # [T, N]
-        sizes = self.sizes[chosen].unsqueeze(-1)  # [T, N, 1]
-        order = uniform(random, *chosen.shape, largest)
-        order[torch.arange(largest) >= sizes] = 2.0  # beyond the class: after all its images
-        places = order.topk(count, largest=False).indices  # in ascending order
-        rows = self.starts[chosen].unsqueeze(-1) + places.minimum(sizes - 1)
-        return rows, (places < sizes)[..., shot:]
+    Returns rows ``[T, N, K + Q]``, support first, and which queries are real ``[T, N, Q]``:
+    a class with too few images repeats its last one.
+    """
+    largest = int(sizes.max())
+    chosen = uniform(random, NUM_TASKS, len(sizes)).argsort(-1)[:, :WAY]  # [T, N]
+    sizes = sizes[chosen].unsqueeze(-1)  # [T, N, 1]
+    order = uniform(random, *chosen.shape, largest)
+    order[torch.arange(largest) >= sizes] = 2.0  # beyond the class: after all its images
+    places = order.topk(min(shot + QUERIES, largest), largest=False).indices  # in ascending order
+    rows = starts[chosen].unsqueeze(-1) + places.minimum(sizes - 1)
+    return rows, (places < sizes)[..., shot:]

@@ -1,11 +1,11 @@
 """Logistic regression on the support set, multinomial, of many tasks at once, by L-BFGS.
 
 Every task minimizes ``1/S · [ Σ_i −log softmax(W x_i + b)_{y_i} + ‖W‖² / (2C) ]`` over its own S
-samples, which is the objective of scikit-learn's ``LogisticRegression``. Tasks share each product
-but no decision: a task's steps do not depend on the others of its batch.
+samples, which is the objective of scikit-learn's ``LogisticRegression``. Tasks share matrix
+products, but the steps of a task do not depend on the others of its batch.
 
 A point is W with b as its last column, ``[T, N, D + 1]``. Classes come before samples, because thin
-products and the softmax are several times as fast that way round.
+products and the softmax are several times as fast in that layout.
 """
 
 import warnings
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.baselines.contract import Baseline
+from vsm.baselines.base import Baseline
 from vsm.seeding import Randomness
 from vsm.settings import BaselineSettings
 
@@ -32,7 +32,7 @@ class LogisticRegression(Baseline):
     """
 
     def fit_predict(self, support: Tensor, queries: Tensor, random: Randomness) -> Tensor:  # noqa: ARG002 - contract
-        """Classify ``[T, N, Q, D]`` by ``[T, N, K, D]``; nothing is drawn."""
+        """See :class:`Baseline`; nothing is drawn."""
         fitted = fit_logistic_regression(F.normalize(support, dim=-1), self.settings)
         return fitted.log_probabilities(F.normalize(queries, dim=-1).flatten(1, 2))
 
@@ -101,7 +101,7 @@ def _minimize(problem: _Problem, tolerance: float, max_iterations: int) -> tuple
     num_tasks, _, num_features = problem.samples.shape
     point = problem.samples.new_zeros(num_tasks, len(problem.targets), num_features + 1)
     value, gradient = problem(point)
-    history: list[_Pair] = []
+    history: list[Pair] = []
     for step in range(max_iterations + 1):
         unfinished = gradient.abs().amax((1, 2), keepdim=True) > tolerance  # [T, 1, 1]
         if not unfinished.any():
@@ -117,41 +117,32 @@ def _minimize(problem: _Problem, tolerance: float, max_iterations: int) -> tuple
             break
         direction = torch.where(unfinished, -_inverse_hessian_times(gradient, history), 0.0)
         moved, value, moved_gradient = _search(problem, point, value, gradient, direction)
-        history.append(_Pair.of(moved - point, moved_gradient - gradient))
+        taken, change = moved - point, moved_gradient - gradient
+        product = _dot(taken, change)  # zero for tasks that have converged
+        history.append((taken, change, (1 / product).where(product > 0, 0.0)))
         del history[:-HISTORY]
         point, gradient = moved, moved_gradient
     return point[..., :-1], point[..., -1]
 
 
-class _Pair(NamedTuple):
-    """A step and what it changed in the gradient; a task that stood still has two zeros."""
-
-    step: Tensor  # [T, N, D + 1]
-    change: Tensor  # [T, N, D + 1]
-    inverse_product: Tensor  # 1 / ⟨step, change⟩ [T, 1, 1], or 0
-    scale: Tensor  # ⟨step, change⟩ / ‖change‖² [T, 1, 1], or 0
-
-    @staticmethod
-    def of(step: Tensor, change: Tensor) -> "_Pair":
-        product = _dot(step, change)
-        inverse, scale = 1 / product, product / _dot(change, change)
-        curved = product > 0
-        return _Pair(step, change, inverse.where(curved, 0.0), scale.where(curved, 0.0))
+Pair = tuple[Tensor, Tensor, Tensor]
+"""A step and the change of the gradient ``[T, N, D + 1]``; 1 / their product, or 0 ``[T, 1, 1]``."""
 
 
-def _inverse_hessian_times(gradient: Tensor, history: list[_Pair]) -> Tensor:
-    """Do the two loops of L-BFGS; before any step, return the gradient at length 1 or less."""
+def _inverse_hessian_times(gradient: Tensor, history: list[Pair]) -> Tensor:
+    """Two-loop recursion of L-BFGS; before any step, the gradient at length 1 or less."""
     if not history:
         return gradient / _dot(gradient, gradient).sqrt().clamp_min(1)
     result = gradient.clone()
     parts = []
-    for pair in reversed(history):
-        part = pair.inverse_product * _dot(pair.step, result)
-        result -= part * pair.change
+    for step, change, inverse in reversed(history):
+        part = inverse * _dot(step, result)
+        result -= part * change
         parts.append(part)
-    result *= history[-1].scale
-    for pair, part in zip(history, reversed(parts), strict=True):
-        result += pair.step * (part - pair.inverse_product * _dot(pair.change, result))
+    step, change, inverse = history[-1]
+    result *= (_dot(step, change) / _dot(change, change)).where(inverse > 0, 0.0)
+    for (step, change, inverse), part in zip(history, reversed(parts), strict=True):
+        result += step * (part - inverse * _dot(change, result))
     return result
 
 
@@ -160,8 +151,8 @@ def _search(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Halve each task's step until it is good enough.
 
-    It is if the objective falls by a share of what the slope promised or, where that fall would
-    drown in rounding, if the slope does not turn up as steeply (Hager and Zhang 2005).
+    It is if the objective falls by a share of what the slope predicts or, where rounding hides that
+    fall, if the slope has become flat enough (Hager and Zhang 2005).
     """
     slope = _dot(gradient, direction)
     noise = ROUNDING * torch.finfo(value.dtype).eps * value

@@ -18,7 +18,6 @@ from vsm.classify.suggestion import Suggestion, suggest
 from vsm.data.preprocessing import as_features
 from vsm.errors import ClassifierError
 from vsm.evaluation.memory_choice import ClassFeatures
-from vsm.memory import PreparedMemory
 from vsm.memory.named import Changes, NamedMemory
 from vsm.model import FewShotModel
 from vsm.runs.learning import NO_ENCODER, gaussian_model, learn_from_features, named_memory
@@ -57,7 +56,6 @@ class FewShotClassifier:
     classes_: npt.NDArray[Any]
     _fitted: FittedClasses | None = None
     _memory: NamedMemory | None = None  # what later fits recall, if it differs from the encoder's
-    _prepared: tuple[NamedMemory, PreparedMemory | None] | None = None
 
     def __init__(
         self,
@@ -364,13 +362,8 @@ class FewShotClassifier:
         return self._fitted
 
     def _fit(self, trained: TrainedModel, memory: NamedMemory | None, examples: Examples) -> None:
-        """Begin with all classes anew; what the memory's recall prepares serves later fits too."""
-        prepared = None
-        if memory is not None:
-            if self._prepared is None or self._prepared[0] is not memory:
-                self._prepared = memory, trained.model.prepare(memory.memory)
-            prepared = self._prepared[1]
-        self._fitted = FittedClasses(trained, memory, prepared, examples, self.seed)
+        """Begin with all classes anew."""
+        self._fitted = FittedClasses(trained, memory, examples, self.seed)
         self.classes_ = np.asarray(examples.labels)
 
     def _temperature(self, fitted: FittedClasses) -> float:

@@ -24,7 +24,7 @@ from vsm.classify.explanation import (
 from vsm.errors import ClassifierError
 from vsm.evaluation.calibration import scale_by_temperature
 from vsm.evaluation.evaluator import ELEMENTS_AT_ONCE
-from vsm.memory import Memory, Posterior, PreparedMemory, SupportSet
+from vsm.memory import Memory, Posterior, SupportSet
 from vsm.memory.named import NamedMemory
 from vsm.nn.prototype_classifier import mean_distance, predictive
 from vsm.runs.trained_model import TrainedModel
@@ -91,14 +91,12 @@ class FittedClasses:
     Attributes:
         trained: the model.
         recalled: the memory that the classes are inferred with; None for methods without one.
-        prepared: the same memory, prepared by the model's recall, if it can be.
         examples: of every class.
         seed: of what is drawn.
     """
 
     trained: TrainedModel
     recalled: NamedMemory | None
-    prepared: PreparedMemory | None
     examples: Examples
     seed: int = 0
 
@@ -121,7 +119,7 @@ class FittedClasses:
         counted = (0,) * len(examples.labels)
         state = slot_mask = None
         if memory is not None:
-            state = self.prepared or memory.memory.to(projected.device)
+            state = memory.memory.to(projected.device)
             if memory.names:
                 slot_mask = _slot_mask(memory, examples.labels, projected.device)
                 support, counted = _with_remembered(support, examples, memory)

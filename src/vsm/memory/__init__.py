@@ -9,8 +9,16 @@ through one interface: inference returns a :class:`Posterior`. Reading never wri
 from vsm.memory.posterior import GaussianPosterior, Posterior, SampledPosterior
 from vsm.memory.reader import GaussianReader
 from vsm.memory.slots.consolidation import Consolidation, MeanConsolidation, SlotConsolidation
-from vsm.memory.slots.designs import MEMORIES, MemoryDesign
-from vsm.memory.slots.recall import MemoryPrior, PreparedMemory, Recall, Recollection
+from vsm.memory.slots.kanerva import KanervaRecall
+from vsm.memory.slots.mann import MannRecall
+from vsm.memory.slots.recall import (
+    MemoryPrior,
+    Recall,
+    Recollection,
+    RoteRecall,
+    TransformedRecall,
+)
+from vsm.memory.slots.variational import VariationalRecall
 from vsm.memory.state import ClassMemory, Memory, Observations, SlotMemory, SupportSet
 from vsm.memory.statistics import (
     ClassStatistics,
@@ -18,6 +26,15 @@ from vsm.memory.statistics import (
     GaussianMemory,
     ReadSettings,
 )
+from vsm.settings import Method
+
+MEMORIES: dict[Method, type[Recall]] = {
+    "rote": RoteRecall,
+    "transformed": TransformedRecall,
+    "vsm": VariationalRecall,
+    "mann": MannRecall,
+    "kanerva": KanervaRecall,
+}
 
 __all__ = [
     "MEMORIES",
@@ -30,11 +47,9 @@ __all__ = [
     "GaussianReader",
     "MeanConsolidation",
     "Memory",
-    "MemoryDesign",
     "MemoryPrior",
     "Observations",
     "Posterior",
-    "PreparedMemory",
     "ReadSettings",
     "Recall",
     "Recollection",

@@ -41,42 +41,26 @@ class Moments(NamedTuple):
         return Moments(*(moment.unsqueeze(axis) for moment in self))
 
 
-class SharedComponents(NamedTuple):
-    """Components of many mixtures, with all that their moments need of them.
+def mean_and_variances(
+    weights: Tensor, components: DiagonalGaussian
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, mean variance and variance of means ``[..., D]`` of mixtures.
 
-    The variance of the means is taken about their plain average before weighting, because
-    E[μ²] − E[μ]² of features far from zero cancels catastrophically in single precision.
-
-    Attributes:
-        center: plain average of the means ``[D]``.
-        centered: means less that ``[C, D]``.
-        squares: of these ``[C, D]``.
-        variance: ``[C, D]``.
+    They have ``weights [..., C]`` and share ``components [C, D]``. The variance of the means is
+    taken about their plain average before weighting, because E[μ²] − E[μ]² of features far from
+    zero cancels catastrophically in single precision.
     """
-
-    center: Tensor
-    centered: Tensor
-    squares: Tensor
-    variance: Tensor
-
-    @staticmethod
-    def of(components: DiagonalGaussian) -> "SharedComponents":
-        """Prepare ``components [C, D]``."""
-        center = _center(components.mean, -2)
-        centered = components.mean - center
-        return SharedComponents(center, centered, centered.square(), components.variance)
-
-    def mean_and_variances(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return mean, mean variance and variance of means ``[..., D]`` of weights ``[..., C]``."""
-        mean = weights @ self.centered
-        between = (weights @ self.squares - mean.square()).clamp_min(0)
-        return mean + self.center, weights @ self.variance, between
+    center = _center(components.mean, -2)
+    centered = components.mean - center
+    mean = weights @ centered
+    between = (weights @ centered.square() - mean.square()).clamp_min(0)
+    return mean + center, weights @ components.variance, between
 
 
 def weighted_moments(weights: Tensor, components: DiagonalGaussian) -> Moments:
     """Moments of mixtures with ``weights [..., C]`` that share ``components [C, D]``."""
-    shared = SharedComponents.of(components)
-    return Moments(*shared.mean_and_variances(weights), weights @ components.log_variance)
+    moments = mean_and_variances(weights, components)
+    return Moments(*moments, weights @ components.log_variance)
 
 
 def _center(means: Tensor, axis: int) -> Tensor:

@@ -1,7 +1,6 @@
 """Where to look in the memory: Eq. 9."""
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,30 +12,16 @@ EPSILON = 1e-6  # no length is taken to be less
 DEFAULT_SCALE = {"cosine": 30.0, "dot": 1.0}
 
 
-class Keys(NamedTuple):
-    """Slots as supports are compared with them.
-
-    Attributes:
-        slots: M ``[A, D]``, less the center, and of length one for a cosine.
-        center: mean of all slots ``[D]``; None if it is not subtracted.
-        differences: M less the center ``[A, D]``, from which a center of fewer slots is found.
-    """
-
-    slots: Tensor
-    center: Tensor | None
-    differences: Tensor
-
-
 class Addressing(nn.Module):
     """λ_a = softmax_a(scale · g(M_a, S)), with g the cosine or the dot product.
 
     Raw dot products of many post-ReLU features saturate to one-hot, and cosines alone are almost
     uniform; hence the cosine with a learnable scale that starts sharp. Post-ReLU features also
     share a large common part, which makes every cosine close to one: by default they are compared
-    relative to the mean of all slots that are not hidden, so that a hidden slot has no influence.
+    relative to the mean of all slots that are not masked, so that a masked slot has no influence.
 
-    Two controls show what addressing is worth: equal weights for all slots, and weights that are as
-    sharp as they should be but belong to other slots (half the memory further on).
+    Two controls measure what addressing is worth: equal weights for all slots, and equally sharp
+    weights that belong to other slots (half the memory further on).
     """
 
     def __init__(self, settings: MemorySettings) -> None:
@@ -50,34 +35,26 @@ class Addressing(nn.Module):
             torch.tensor(math.log(scale)), requires_grad=settings.learn_addressing_scale
         )
 
-    def keys(self, content: Tensor) -> Keys:
-        """Return what supports are compared with, of M ``[A, D]``."""
-        center = content.mean(0) if self.center and content.shape[0] else None
-        keys = content if center is None else content - center
-        slots = F.normalize(keys, dim=-1) if self.similarity == "cosine" else keys
-        return Keys(slots, center, keys)
-
-    def forward(
-        self, support_mean: Tensor, content: Tensor | Keys, slot_mask: Tensor | None
-    ) -> Tensor:
-        """Eq. 9: return λ ``[T, N, A]``; a row whose slots are all hidden is zero throughout.
+    def forward(self, support_mean: Tensor, content: Tensor, slot_mask: Tensor | None) -> Tensor:
+        """Eq. 9: return λ ``[T, N, A]``; a row whose slots are all masked is zero throughout.
 
         Args:
             support_mean: ``[T, N, D]``.
-            content: M ``[A, D]``, or the keys of it.
+            content: M ``[A, D]``.
             slot_mask: boolean ``[T, N, A]``, slots that may not be addressed, or None.
         """
-        keys = content if isinstance(content, Keys) else self.keys(content)
-        if keys.center is not None:
-            support_mean = support_mean - keys.center
-        if keys.center is not None and slot_mask is not None:
-            similarity = self._about_visible(support_mean, keys.differences, ~slot_mask)
+        num_slots = content.shape[0]
+        is_centered = self.center and num_slots > 0
+        if is_centered:
+            center = content.mean(0)
+            support_mean, content = support_mean - center, content - center
+        if is_centered and slot_mask is not None:
+            similarity = self._about_visible(support_mean, content, ~slot_mask)
         elif self.similarity == "cosine":
-            similarity = F.normalize(support_mean, dim=-1) @ keys.slots.mT
+            similarity = F.normalize(support_mean, dim=-1) @ F.normalize(content, dim=-1).mT
         else:
-            similarity = support_mean @ keys.slots.mT
+            similarity = support_mean @ content.mT
         logits = self.log_scale.exp() * similarity
-        num_slots = keys.slots.shape[0]
         if self.control == "uniform":
             logits = torch.zeros_like(logits)
         elif self.control == "permuted":

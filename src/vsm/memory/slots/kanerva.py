@@ -37,7 +37,7 @@ from vsm.memory.state import Mask, Memory, Observations, SupportSet, is_integer,
 from vsm.nn.networks import GaussianNetwork, Perceptron
 from vsm.probability import DiagonalGaussian, bounded_log_variance, unbounded_log_variance
 from vsm.seeding import Randomness
-from vsm.settings import KanervaSettings, ModelSettings
+from vsm.settings import KanervaSettings, ModelSettings, RunSettings
 
 
 @dataclass(frozen=True)
@@ -200,10 +200,14 @@ class KanervaRecall(Recall):
     Where nothing has been written, that is a reading of the machine's learned prior.
     """
 
-    def __init__(self, num_features: int, settings: KanervaSettings, model: ModelSettings) -> None:
-        super().__init__()
-        self.machine = KanervaMachine(num_features, settings, model)
-        self.network = GaussianNetwork(num_features, model)  # ψ, of the prior alone
+    def __init__(self, num_features: int, run: RunSettings) -> None:
+        super().__init__(num_features, run)
+        self.machine = KanervaMachine(num_features, run.kanerva, run.model)
+        self.network = GaussianNetwork(num_features, run.model)  # ψ, of the prior alone
+
+    def consolidation(self) -> KanervaConsolidation:
+        """Build what adds evidence."""
+        return KanervaConsolidation(self.machine, self.run.kanerva.retention)
 
     def forward(
         self,

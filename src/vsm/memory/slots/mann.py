@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from vsm.memory.slots.recall import Recall, Recollection
 from vsm.memory.state import SupportSet
 from vsm.seeding import Randomness, uniform
-from vsm.settings import MannSettings
+from vsm.settings import RunSettings
 
 
 class Episode(NamedTuple):
@@ -52,9 +52,9 @@ class Episode(NamedTuple):
 class MannRecall(Recall):
     """Show the support to the controller, then read once for every class: J = 1."""
 
-    def __init__(self, num_features: int, settings: MannSettings) -> None:
-        super().__init__()
-        self.settings = settings
+    def __init__(self, num_features: int, run: RunSettings) -> None:
+        super().__init__(num_features, run)
+        self.settings = settings = run.mann
         read = settings.reads * settings.width
         self.controller = nn.LSTMCell(2 * num_features + read, settings.controller_units)
         self.keys = nn.Linear(settings.controller_units, read)

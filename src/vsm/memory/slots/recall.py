@@ -1,20 +1,21 @@
-"""What comes back from the memory: the contract that every recall fulfills.
+"""Recall: the interface of all methods, and the deterministic recalls of the paper's Table 2.
 
-The look-up from a method to its recall is :data:`vsm.memory.MEMORIES`.
+:data:`vsm.memory.MEMORIES` maps a method to its recall.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from vsm.memory.slots.addressing import Addressing, Keys, entropy
-from vsm.memory.state import Memory, SupportSet
+from vsm.memory.slots.addressing import Addressing, entropy
+from vsm.memory.slots.consolidation import Consolidation, SlotConsolidation
+from vsm.memory.state import SlotMemory, SupportSet
+from vsm.nn.networks import LearnedVariance, Perceptron
 from vsm.probability import DiagonalGaussian
-from vsm.probability.mixture import SharedComponents
 from vsm.seeding import Randomness
-from vsm.settings import MemorySettings
+from vsm.settings import RunSettings
 
 
 class Recollection(NamedTuple):
@@ -48,17 +49,18 @@ class MemoryPrior(NamedTuple):
     known: Tensor
 
 
-@dataclass(frozen=True)
-class PreparedMemory:
-    """A memory whose prior was computed once, for a model that will never be trained again."""
-
-    keys: Keys
-    components: SharedComponents  # p_ψ(m | M_a) of every slot
-    statistics = None  # slots have none
-
-
 class Recall(nn.Module, ABC):
-    """The contract: a support set and a memory in, a recollection out, nothing changed."""
+    """Maps a support set and a memory to a recollection; changes nothing.
+
+    Args:
+        num_features: D.
+        run: settings of the run.
+    """
+
+    def __init__(self, num_features: int, run: RunSettings) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.run = run
 
     @abstractmethod
     def forward(
@@ -87,9 +89,8 @@ class Recall(nn.Module, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no Gaussian prior")
 
-    def prepare(self, memory: Memory) -> PreparedMemory | None:
-        """Compute once what :meth:`prior` needs of ``memory``; None where that saves nothing."""
-        del memory
+    def consolidation(self) -> Consolidation | None:
+        """Build what writes this memory; None for one that is cleared between episodes."""
         return None
 
     def diagnostics(self, recollection: Recollection) -> dict[str, Tensor]:
@@ -100,9 +101,13 @@ class Recall(nn.Module, ABC):
 class SlotRecall(Recall):
     """What recalls from one slot per class have in common: Eq. 9 with a learnable scale."""
 
-    def __init__(self, memory: MemorySettings) -> None:
-        super().__init__()
-        self.addressing = Addressing(memory)
+    def __init__(self, num_features: int, run: RunSettings) -> None:
+        super().__init__(num_features, run)
+        self.addressing = Addressing(run.memory)
+
+    def consolidation(self) -> SlotConsolidation:
+        """Build Eqs. 11-13."""
+        return SlotConsolidation(self.num_features, self.run.memory)
 
     def diagnostics(self, recollection: Recollection) -> dict[str, Tensor]:
         """Add the learned scale."""
@@ -111,5 +116,72 @@ class SlotRecall(Recall):
 
 
 def addressed(weights: Tensor) -> Tensor:
-    """Tell which rows of λ ``[T, N, A]`` address anything at all: boolean ``[T, N]``."""
+    """Which rows of λ ``[T, N, A]`` address any slot: boolean ``[T, N]``."""
     return weights.detach().sum(-1) > 0
+
+
+class RoteRecall(SlotRecall):
+    """The addressed average M̄ = Σ λ_a M_a itself; the support mean where nothing is addressed.
+
+    An average does not say how far a prototype may lie from it, so conjugate inference learns τ²,
+    one variance for each feature.
+    """
+
+    def __init__(self, num_features: int, run: RunSettings) -> None:
+        super().__init__(num_features, run)
+        self.variance: LearnedVariance | None = None
+        if run.model.inference == "conjugate":
+            self.variance = LearnedVariance(num_features, run.model.initial_log_variance)
+
+    def forward(
+        self,
+        support: SupportSet,
+        memory: SlotMemory,
+        slot_mask: Tensor | None,
+        num_samples: int,
+        random: Randomness,
+    ) -> Recollection:
+        """See :class:`Recall`; there is one value and nothing to draw."""
+        del num_samples, random
+        weights, recalled = self._recalled(support, memory, slot_mask)
+        divergence = recalled.new_zeros(weights.shape[:2])
+        return Recollection(recalled.unsqueeze(-2), weights, divergence)
+
+    def prior(
+        self, support: SupportSet, memory: SlotMemory, slot_mask: Tensor | None
+    ) -> MemoryPrior:
+        """See :class:`Recall`: μ₀ is the recollection, τ² is learned."""
+        assert self.variance is not None
+        weights, mean = self._recalled(support, memory, slot_mask)
+        gaussian = DiagonalGaussian(mean, self.variance().expand_as(mean))
+        return MemoryPrior(gaussian, weights, addressed(weights))
+
+    def _recalled(
+        self, support: SupportSet, memory: SlotMemory, slot_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return λ ``[T, N, A]`` and the transformed M̄ ``[T, N, D]``."""
+        weights = self.addressing(support.mean, memory.content, slot_mask)
+        known = addressed(weights).unsqueeze(-1)
+        average = torch.where(known, weights @ memory.content, support.mean)
+        return weights, self.transform(average)
+
+    def transform(self, average: Tensor) -> Tensor:
+        """Return M̄ as it is."""
+        return average
+
+
+class TransformedRecall(RoteRecall):
+    """A perceptron of the addressed average, T(M̄).
+
+    For conjugate inference it is M̄ + T(M̄): a prior for the prototype must begin in the space of
+    the features.
+    """
+
+    def __init__(self, num_features: int, run: RunSettings) -> None:
+        super().__init__(num_features, run)
+        self.transformation = Perceptron(num_features, run.model)
+
+    def transform(self, average: Tensor) -> Tensor:
+        """Return T(M̄), or M̄ + T(M̄)."""
+        transformed: Tensor = self.transformation(average)
+        return transformed if self.variance is None else average + transformed

@@ -4,19 +4,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.memory.slots.recall import (
-    MemoryPrior,
-    PreparedMemory,
-    Recollection,
-    SlotRecall,
-    addressed,
-)
-from vsm.memory.state import Memory, SlotMemory, SupportSet
+from vsm.memory.slots.recall import MemoryPrior, Recollection, SlotRecall, addressed
+from vsm.memory.state import SlotMemory, SupportSet
 from vsm.nn.networks import GaussianNetwork
 from vsm.probability import DiagonalGaussian
-from vsm.probability.mixture import SharedComponents, pairwise_log_prob, weighted_moments
+from vsm.probability.mixture import mean_and_variances, pairwise_log_prob, weighted_moments
 from vsm.seeding import Randomness, categorical, uniform
-from vsm.settings import MemorySettings, ModelSettings, ObjectiveSettings
+from vsm.settings import RunSettings
 
 
 class VariationalRecall(SlotRecall):
@@ -31,26 +25,13 @@ class VariationalRecall(SlotRecall):
     Where nothing can be addressed, m is drawn from p_ψ(m | h̄) and the divergence is zero.
     """
 
-    def __init__(
-        self,
-        num_features: int,
-        memory: MemorySettings,
-        model: ModelSettings,
-        objective: ObjectiveSettings,
-    ) -> None:
-        super().__init__(memory)
-        self.network = GaussianNetwork(num_features, model)  # ψ, shared by prior and posterior
-        self.kind = memory.recall_kind
-        self.soft_variance = memory.soft_variance
-        self.gumbel_temperature = memory.gumbel_softmax_temperature
-        self.kl = objective.kl
-
-    @torch.no_grad()
-    def prepare(self, memory: Memory) -> PreparedMemory | None:
-        """See :class:`vsm.memory.slots.recall.Recall`: the keys and p_ψ(m | M_a) of all slots."""
-        assert isinstance(memory, SlotMemory)
-        components = SharedComponents.of(self.network(memory.content))
-        return PreparedMemory(self.addressing.keys(memory.content), components)
+    def __init__(self, num_features: int, run: RunSettings) -> None:
+        super().__init__(num_features, run)
+        self.network = GaussianNetwork(num_features, run.model)  # ψ, shared by prior and posterior
+        self.kind = run.memory.recall_kind
+        self.soft_variance = run.memory.soft_variance
+        self.gumbel_temperature = run.memory.gumbel_softmax_temperature
+        self.kl = run.objective.kl
 
     def forward(
         self,
@@ -66,8 +47,7 @@ class VariationalRecall(SlotRecall):
         slots: DiagonalGaussian = self.network(content)  # [A, D]
         prior: DiagonalGaussian = self.network(support_mean)  # [T, N, D]
         if self.kind == "soft":
-            latent = self._soft(weights, SharedComponents.of(slots))
-            latent = latent.where(addressed(weights), prior)
+            latent = self._soft(weights, slots).where(addressed(weights), prior)
             return Recollection(latent.sample(num_samples, random), weights, latent.kl(prior))
         if self.kind == "mixture" or self.kl == "monte_carlo":
             ancestral, chosen = self._ancestral(weights, slots, prior, num_samples, random)
@@ -83,23 +63,16 @@ class VariationalRecall(SlotRecall):
         return Recollection(samples, weights, divergence)
 
     def prior(
-        self,
-        support: SupportSet,
-        memory: SlotMemory | PreparedMemory,
-        slot_mask: Tensor | None,
+        self, support: SupportSet, memory: SlotMemory, slot_mask: Tensor | None
     ) -> MemoryPrior:
         """See :class:`vsm.memory.slots.recall.Recall`: the mixture's mean and variance."""
-        if isinstance(memory, PreparedMemory):
-            keys, shared = memory.keys, memory.components
-        else:
-            keys = self.addressing.keys(memory.content)
-            shared = SharedComponents.of(self.network(memory.content))
-        weights = self.addressing(support.mean, keys, slot_mask)
-        return MemoryPrior(self._soft(weights, shared), weights, addressed(weights))
+        weights = self.addressing(support.mean, memory.content, slot_mask)
+        gaussian = self._soft(weights, self.network(memory.content))
+        return MemoryPrior(gaussian, weights, addressed(weights))
 
-    def _soft(self, weights: Tensor, slots: SharedComponents) -> DiagonalGaussian:
+    def _soft(self, weights: Tensor, slots: DiagonalGaussian) -> DiagonalGaussian:
         """One Gaussian ``[T, N, D]``: mean Σλμ, variance Σλ(σ² + μ²) − (Σλμ)² or Σλσ²."""
-        mean, within, between = slots.mean_and_variances(weights)
+        mean, within, between = mean_and_variances(weights, slots)
         # Unaddressed rows have no variance; they are replaced by the prior, and their log must
         # not poison the gradient.
         variance = within.masked_fill(~addressed(weights).unsqueeze(-1), 1.0)
@@ -144,7 +117,7 @@ class VariationalRecall(SlotRecall):
         chances = uniform(random, *weights.shape[:2], num_samples, weights.shape[-1])
         gumbel = -torch.log(-torch.log(chances.clamp(1e-20, 1 - 1e-7))).to(weights)
         relaxed = F.softmax((log_weights + gumbel) / self.gumbel_temperature, -1)
-        relaxed = relaxed * (weights > 0).unsqueeze(-2)  # hidden slots stay hidden: [T, N, J, A]
+        relaxed = relaxed * (weights > 0).unsqueeze(-2)  # masked slots stay masked: [T, N, J, A]
         variance = (relaxed @ slots.variance).masked_fill(~known[..., None, None], 1.0)
         drawn = DiagonalGaussian(relaxed @ slots.mean, variance.log())
         return drawn.where(known.unsqueeze(-1), prior.unsqueeze(-2)).sample(1, random).squeeze(-2)

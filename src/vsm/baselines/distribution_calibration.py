@@ -5,10 +5,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from vsm.baselines.contract import BaseFeatures, Baseline, tukey
+from vsm.baselines.base import BaseFeatures, Baseline
 from vsm.baselines.logistic import fit_logistic_regression
 from vsm.errors import SettingsError
 from vsm.seeding import Randomness, normal
+
+
+def tukey(features: Tensor, power: float) -> Tensor:
+    """Tukey's ladder of powers, x^λ; a negative feature keeps its sign: −|x|^λ."""
+    return features.sign() * features.abs() ** power
 
 
 class DistributionCalibration(Baseline):
@@ -23,7 +28,7 @@ class DistributionCalibration(Baseline):
     """
 
     def fit_predict(self, support: Tensor, queries: Tensor, random: Randomness) -> Tensor:
-        """Classify ``[T, N, Q, D]`` by ``[T, N, K, D]`` and what is drawn around them."""
+        """See :class:`Baseline`."""
         support, queries = (tukey(part, self.settings.power) for part in (support, queries))
         drawn = self.draw(support, random)
         samples = torch.cat([support, drawn.flatten(2, 3)], 2)
@@ -31,10 +36,7 @@ class DistributionCalibration(Baseline):
         return fitted.log_probabilities(queries.flatten(1, 2))
 
     def draw(self, support: Tensor, random: Randomness) -> Tensor:
-        """Draw around transformed support features ``[T, N, K, D]``.
-
-        Returns ``[T, N, K, M, D]``, M the share of one support image.
-        """
+        """Draw M features around each transformed support feature: ``[T, N, K, M, D]``."""
         base, lenders = self.statistics, self.settings.nearest_classes
         distances = torch.cdist(support.flatten(0, 2), base.class_means)
         nearest = distances.topk(lenders, largest=False).indices.view(*support.shape[:3], -1)

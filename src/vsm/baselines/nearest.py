@@ -1,11 +1,11 @@
-"""Nearest centroids, after a transformation of the features."""
+"""Nearest class mean and nearest neighbor."""
 
 from typing import Literal
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.baselines.contract import BaseFeaturesSource, Baseline
+from vsm.baselines.base import BaseFeaturesSource, Baseline
 from vsm.nn.prototype_classifier import Distance, pairwise_distance
 from vsm.seeding import Randomness
 from vsm.settings import BaselineSettings
@@ -33,7 +33,7 @@ class SimpleShot(Baseline):
         self.transformation, self.distance = transformation, distance
 
     def fit_predict(self, support: Tensor, queries: Tensor, random: Randomness) -> Tensor:  # noqa: ARG002 - contract
-        """Classify ``[T, N, Q, D]`` by ``[T, N, K, D]``; nothing is drawn."""
+        """See :class:`Baseline`; nothing is drawn."""
         centroids = self._transform(support).mean(2, keepdim=True)  # [T, N, 1, D]
         inputs = self._transform(queries).flatten(1, 2)  # [T, N·Q, D]
         distances = pairwise_distance(inputs, centroids, self.distance).squeeze(-1)
@@ -43,3 +43,22 @@ class SimpleShot(Baseline):
         if self.transformation == "cl2n":
             features = features - self.base().mean
         return features if self.transformation == "un" else F.normalize(features, dim=-1)
+
+
+class NearestNeighbor(Baseline):
+    """The class of the most similar support image, as in a search by embeddings.
+
+    Probabilities are the softmax of the largest cosine in each class over the temperature.
+    """
+
+    def fit_predict(self, support: Tensor, queries: Tensor, random: Randomness) -> Tensor:  # noqa: ARG002 - contract
+        """See :class:`Baseline`; nothing is drawn."""
+        way, shot = support.shape[1:3]
+        examples = F.normalize(support, dim=-1).flatten(1, 2)  # [T, N·K, D]
+        cosines = F.normalize(queries, dim=-1).flatten(1, 2) @ examples.mT  # [T, N·Q, N·K]
+        nearest = cosines.unflatten(-1, (way, shot)).amax(-1)
+        return F.log_softmax(nearest / self.settings.temperature, -1)
+
+    def elements_per_task(self, way: int, shot: int, queries: int, num_features: int) -> int:
+        """See :class:`Baseline`."""
+        return way * (shot + queries) * num_features + way**2 * queries * shot

@@ -1,4 +1,4 @@
-"""What every baseline offers, and the training features that some of them know."""
+"""The interface of baselines, and the training features that some of them use."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from vsm.settings import BaselineSettings
 
 @dataclass(frozen=True)
 class BaseFeatures:
-    """Features of the training classes, and statistics of them that are computed once."""
+    """Features of the training classes; their statistics are computed once."""
 
     features: Tensor  # [B, D], class after class
     class_sizes: Sequence[int]  # how many rows each of the C classes has
@@ -55,22 +55,12 @@ class BaseFeatures:
         return torch.split(self.features, list(self.class_sizes))
 
 
-def tukey(features: Tensor, power: float) -> Tensor:
-    """Tukey's ladder of powers, x^λ; a negative feature keeps its sign: −|x|^λ."""
-    return features.sign() * features.abs() ** power
-
-
 BaseFeaturesSource = Callable[[], BaseFeatures]
 """Gives the training features; called only by baselines that need them."""
 
 
 class Baseline(ABC):
-    """A classifier on fixed features: fitted to the support set of every episode.
-
-    Args:
-        settings: hyper-parameters of all baselines.
-        base: gives the features of the training classes.
-    """
+    """A classifier on fixed features, fitted to the support set of every episode."""
 
     def __init__(self, settings: BaselineSettings, base: BaseFeaturesSource) -> None:
         self.settings = settings
@@ -90,5 +80,5 @@ class Baseline(ABC):
         """
 
     def elements_per_task(self, way: int, shot: int, queries: int, num_features: int) -> int:
-        """Return about how many numbers an episode needs at a time, so that memory is bounded."""
+        """Estimate how many numbers an episode needs at once, to bound memory use."""
         return way * (shot + queries) * num_features + way**2 * queries
