@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -73,7 +74,6 @@ SMALLER: dict[str, dict[str, Any]] = {
     "evaluation": TINY_EVALUATION,
     "reference_evaluation": TINY_EVALUATION,
     "pretraining_step": {"channels": 2, "images": 4, "classes": 3},
-    "statistics_update": {"num_features": 6, "remembered": 4, "images": 2},
     **dict.fromkeys(("embed_images", "fit_and_predict", "predict", "explain"), TINY_CLASSIFIER),
 }
 """Arguments that make the benchmarks of the full suite fast."""
@@ -495,7 +495,7 @@ def test_results_have_the_promised_ratios_and_each_is_the_median_of_its_pairs(
     for name, ratio in found.items():
         assert 0 < spans[name]["low"] <= ratio == spans[name]["median"] <= spans[name]["high"]
         assert spans[name]["count"] == (1 if "evaluation" in name else 2)
-    assert not any(name.startswith("recall") for name in results["milliseconds"])
+    assert {f"recall_{slots}" for slots in (100, 100_000)} <= results["milliseconds"].keys()
     sizes = [found[f"vsm_step_vs_reference_protonet_{size}"] for size in (28, 32)]
     assert found["vsm_step_vs_reference_protonet"] == max(sizes)
     shots = [found[f"evaluation_2k_vs_reference_600_{shot}shot"] for shot in (1, 5)]
@@ -531,7 +531,6 @@ def test_results_have_times_and_the_machine_but_not_whose_machine(
     results: dict[str, Any],
 ) -> None:
     assert all(one["median"] > 0 for one in results["milliseconds"].values())
-    assert [row["slots"] for row in results["memory_size"]] == [100, 1_000, 10_000, 100_000]
     assert results["machine"]["torch"] == torch.__version__
     assert results["machine"]["cores"] >= 1
     written = json.dumps(results)
@@ -540,24 +539,19 @@ def test_results_have_times_and_the_machine_but_not_whose_machine(
     assert str(Path.cwd()) not in written
 
 
-def test_results_are_written_as_json_a_page_and_a_plot(
-    results: dict[str, Any], tmp_path: Path
-) -> None:
+def test_results_are_written_as_json_and_a_page(results: dict[str, Any], tmp_path: Path) -> None:
     full.write_results(results, tmp_path)
     assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8")) == results
     page = (tmp_path / "results.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in page for name in (*results["quartiles"], *results["milliseconds"]))
     assert "≤ 1.35" in page
-    assert f"({full.PLOT}.svg)" in page
-    assert "<svg" in (tmp_path / f"{full.PLOT}.svg").read_text(encoding="utf-8")
 
 
 def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> None:
     folder = Path(__file__).parents[1] / "benchmarks"
     stored = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     page = full.write_results(stored, tmp_path)
-    for name in (page.name, f"{full.PLOT}.svg"):
-        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+    assert page.read_bytes() == (folder / page.name).read_bytes()
 
 
 # One engine: jobs, their store, and what names them
@@ -645,7 +639,7 @@ def test_bench_full_writes_a_page_and_measures_again_only_when_asked(
             assert main(["bench", "--full", "--output", str(tmp_path), "--json", *words]) == 0
         assert len(measured) == total * len(jobs)
         assert json.loads(output.getvalue()).keys() == {
-            *("ratios", "quartiles", "milliseconds", "memory_size", "machine", "commit"),
+            *("ratios", "quartiles", "milliseconds", "machine", "commit"),
         }
     assert (tmp_path / "results.md").is_file()
 
@@ -693,9 +687,8 @@ def test_bench_prints_a_table_for_people(
     monkeypatch.setattr("vsm_lab.benchmarking.suite.measure_briefly", lambda *_: result)
     assert main(["bench"]) == 0
     printed = capsys.readouterr().out
-    for step, title in (("vsm_conjugate", "vsm"), ("vsm", "vsm with the paper's network")):
-        ratio = result["ratios"][f"{step}_step_vs_reference_protonet"]
-        assert f"training step of {title} ÷ reference ProtoNet: {ratio:.2f} (" in printed
+    for name, ratio in result["ratios"].items():
+        assert re.search(rf"{name} .* {ratio:.2f} \(", printed)
     assert f"images embedded per second: {result['images_per_second']:,.0f}" in printed
 
 

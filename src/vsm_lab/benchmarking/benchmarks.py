@@ -17,10 +17,8 @@ from vsm.data import EpisodeSampler, ImageDataset, open_images
 from vsm.encoders import Backbone
 from vsm.evaluation.evaluator import evaluate
 from vsm.memory import (
-    GaussianMemory,
     Memory,
     Observations,
-    ReadSettings,
     Recollection,
     SlotConsolidation,
     SlotMemory,
@@ -215,17 +213,6 @@ def _memory_parts(sizes: Sizes) -> tuple[FewShotModel, SlotMemory, Tensor]:
     memory = fill_memory(model, sizes.remembered)
     assert isinstance(memory, SlotMemory)
     return model, memory, episode_classes(sizes, 0)
-
-
-def statistics_update(num_features: int, remembered: int = 100, images: int = 20) -> Benchmark:
-    """Add a class of ``images`` to a Gaussian memory of other classes and prepare its reader."""
-    per_class = 2 * num_features // remembered + 2
-    rows = uniform(generator(0, "statistics"), remembered * per_class, num_features)
-    class_ids = torch.arange(remembered).repeat_interleave(per_class)
-    memory = GaussianMemory.fit(rows, class_ids, rows.mean(0), ReadSettings("cl2n", 3.0, 1.0, 0.5))
-    new = memory.normalize(uniform(generator(0, "new"), images, num_features))
-    new_ids = torch.full((images,), remembered)
-    return lambda: memory.add(new, new_ids, 1).reader
 
 
 class Classifier:

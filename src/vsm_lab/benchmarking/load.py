@@ -4,17 +4,17 @@ The classifier and ``vsm serve`` have a process each; the clients are threads of
 does little else. Requests are built beforehand and answers are checked afterwards.
 """
 
+import http.client
 import importlib.util
 import itertools
 import json
 import math
-import re
-import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +34,6 @@ TOLERANCE = 1e-4  # of probabilities: batches of other sizes are rounded differe
 TIMEOUT_SECONDS = 40.0  # the server's own limit is 30
 BOUNDARY = "benchmark-image-boundary"
 FORM = f"multipart/form-data; boundary={BOUNDARY}"
-LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-HEAD_END = b"\r\n\r\n"
 LEAST_RATIO, MOST_LATENCY, MOST_GROWTH = 0.7, 5.0, 5.0
 COLUMNS = ["", "measured", "target", "reached"]
 
@@ -108,14 +106,14 @@ class Answers:
     deviation: float = 0.0
     cpu_seconds: float = 0.0
 
-    def check(self, answer: bytes | None, query: Query) -> None:
-        """Count one answer. Any of several equally probable labels is right."""
+    def check(self, answer: tuple[int, bytes] | None, query: Query) -> None:
+        """Count one answer, status and body. Any of several equally probable labels is right."""
         self.requests += 1
-        if answer is None or answer[9:12] != b"200":
+        if answer is None or answer[0] != HTTPStatus.OK:
             self.lost += 1
             return
         try:
-            [found] = json.loads(answer.partition(HEAD_END)[2])["answers"]
+            [found] = json.loads(answer[1])["answers"]
             low, high = query.expected[found["label"]]
             deviation = float(max(low - found["probability"], found["probability"] - high, 0.0))
             is_best = high >= max(lowest for lowest, _ in query.expected.values()) - TOLERANCE
@@ -141,70 +139,39 @@ def send_requests(
     request is due at that rate. Latencies begin when a request is due, even if all clients are
     busy then. A client whose connection fails does not reconnect.
     """
-    requests = [
-        _request(f"{HOST}:{port}", path, form_body({}, [(query.name, query.content)]))
-        for query in queries
-    ]
-    connections = _connect(port, clients)
+    bodies = [form_body({}, [(query.name, query.content)]) for query in queries]
     numbers = itertools.count()  # shared: each client takes the next
-    received: dict[int, bytes] = {}
+    received: dict[int, tuple[int, bytes]] = {}
     latencies: list[float] = []
     cpu, begun = time.process_time(), time.perf_counter()
     ended = [begun]
 
-    def client(connection: socket.socket) -> None:
+    def client(_: int) -> None:
+        connection = http.client.HTTPConnection(HOST, port, TIMEOUT_SECONDS)
         while (number := next(numbers)) < count:
             due = time.perf_counter()
             if per_second is not None:
                 now, due = due, begun + number / per_second
                 time.sleep(max(0.0, due - now))
             try:
-                connection.sendall(requests[number % len(requests)])
-                answer = _receive(connection)
-            except OSError:
-                return
-            if answer is None:
-                return
+                body = bodies[number % len(bodies)]
+                connection.request("POST", path, body, {"Content-Type": FORM})
+                response = connection.getresponse()
+                received[number] = response.status, response.read()
+            except (OSError, http.client.HTTPException):
+                break
             now = time.perf_counter()
             ended.append(now)
             latencies.append(now - due)
-            received[number] = answer
-
-    if connections:
-        with ThreadPoolExecutor(len(connections)) as pool:
-            list(pool.map(client, connections))
-    for connection in connections:
         connection.close()
+
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(client, range(clients)))
     answers = Answers(seconds=max(ended) - begun, latencies=latencies)
     answers.cpu_seconds = time.process_time() - cpu
     for number in range(count):
         answers.check(received.get(number), queries[number % len(queries)])
     return answers
-
-
-def _connect(port: int, clients: int) -> list[socket.socket]:
-    connections = []
-    for _ in range(clients):
-        try:
-            connection = socket.create_connection((HOST, port), TIMEOUT_SECONDS)
-        except OSError:
-            continue
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connections.append(connection)
-    return connections
-
-
-def _receive(connection: socket.socket) -> bytes | None:
-    """Read one response; None if the server closes the connection."""
-    content = b""
-    while chunk := connection.recv(1 << 16):
-        content += chunk
-        head, complete, body = content.partition(HEAD_END)
-        if complete:
-            length = LENGTH.search(head)
-            if len(body) >= (int(length[1]) if length else 0):
-                return content
-    return None
 
 
 def form_body(fields: Mapping[str, str], files: Sequence[tuple[str, bytes]]) -> bytes:
@@ -215,14 +182,6 @@ def form_body(fields: Mapping[str, str], files: Sequence[tuple[str, bytes]]) -> 
         head = f'{begin}files"; filename="{name}"\r\nContent-Type: application/octet-stream\r\n\r\n'
         parts += [head.encode(), content, b"\r\n"]
     return b"".join([*parts, f"--{BOUNDARY}--\r\n".encode()])
-
-
-def _request(host: str, path: str, body: bytes) -> bytes:
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {FORM}\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
 
 
 @dataclass(frozen=True)
@@ -317,9 +276,7 @@ def _measure(
     images = {"classifier": batches * load.images, "server": burst}
     process_ids = {"classifier": python.process_id, "server": task.server.process_id}
     before = {name: usage(number) for name, number in process_ids.items()}
-    batches_before = task.server.counters()["vsm_batches_total"]
     times = interleave(turns, load.pairs, progress=progress, stop=stop)
-    batches_served = task.server.counters()["vsm_batches_total"] - batches_before
     cpu: dict[str, float | None] = {}
     for name, number in process_ids.items():
         first, last = before[name], usage(number)
@@ -341,7 +298,6 @@ def _measure(
         "memory": memory,
         "answers": task.summary(),
         "cpu_milliseconds_per_image": cpu,
-        "images_per_batch": load.pairs * burst / max(1, batches_served),
         "workload": asdict(load),
     }
 
@@ -440,7 +396,6 @@ def table(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     others = [
         ("largest deviation of a probability", f"{answers['deviation']:.0e}"),
         *((f"images per second, {who}", rate) for who, rate in rates.items()),
-        ("images per batch of the model", _number(result["images_per_batch"], 1)),
         ("requests per second at half the load", _number(half["requests_per_second"], 1)),
         ("median latency at half the load, ms", _number(half["p50_milliseconds"], 1)),
         ("99th percentile of it, ms", _number(half["p99_milliseconds"], 1)),

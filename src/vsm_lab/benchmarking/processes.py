@@ -24,7 +24,6 @@ COMMAND = (sys.executable, "-m", "vsm_lab.benchmarking.worker")
 SETTLE_SECONDS = 0.02  # OpenMP threads spin for some milliseconds after a benchmark
 HOST = "127.0.0.1"
 ADDRESS = re.compile(r"^vsm serve: http://[\d.]+:(\d+),", re.MULTILINE)
-COUNTER = re.compile(r"^(vsm_\w+) ([\d.e+]+)$", re.MULTILINE)
 START_SECONDS, ANSWER_SECONDS = 120.0, 60.0
 SERVE = """
 import os, runpy, threading
@@ -164,11 +163,6 @@ class Server(_Process):
         except OSError as error:
             raise BenchmarkError(f"the server failed to answer {path}: {error}") from error
         return content
-
-    def counters(self) -> dict[str, float]:
-        """Return the metrics that have no labels."""
-        text = self.request("/metrics").decode()
-        return {name: float(value) for name, value in COUNTER.findall(text)}
 
     def _wait_for_port(self, log: Path) -> int:
         deadline = time.monotonic() + START_SECONDS

@@ -26,11 +26,6 @@ IMAGE_SIZES, REFERENCE_IMAGE_SIZES = (28, 32, 84), (28, 32)
 SMALL_ENCODERS = ("cifar-fs-vsm", "glyphs-5w1s", "omniglot-vsm")
 LARGE_ENCODERS = ("cifar-fs-resnet12-vsm", "photos-vsm")
 SLOTS = (100, 1_000, 10_000, 100_000)
-MEMORY_BENCHMARKS: dict[str, Call] = {
-    "recall": ("recall", {}),
-    "recall_with_gradient": ("recall", {"gradient": True}),
-    "consolidation": ("consolidation", {}),
-}
 WORST = (
     "evaluation_2k_vs_reference_600",
     "vsm_step_vs_reference_protonet",
@@ -156,20 +151,13 @@ def full_suite(threads: int | None = None) -> list[Group]:
         *(_classifier(model, 75, rounds=7, warm_up=1) for model in LARGE_ENCODERS),
         *(
             Group(
-                f"update of class statistics, {width} features",
-                {"statistics_update": ("statistics_update", {"num_features": width})},
-                suffix=f"_{width}",
-            )
-            for width in (256, 1280)
-        ),
-        *(
-            Group(
                 f"recall and consolidation, {slots:,} slots",
                 {
-                    name: (function, {**arguments, "remembered": slots})
-                    for name, (function, arguments) in MEMORY_BENCHMARKS.items()
+                    "recall": ("recall", {"remembered": slots}),
+                    "recall_with_gradient": ("recall", {"gradient": True, "remembered": slots}),
+                    "consolidation": ("consolidation", {"remembered": slots}),
                 },
-                suffix=f" {slots}",
+                suffix=f"_{slots}",
                 rounds=7,
             )
             for slots in SLOTS

@@ -30,7 +30,6 @@ BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
     "evaluation": benchmarks.evaluation,
     "recall": benchmarks.recall,
     "consolidation": benchmarks.consolidation,
-    "statistics_update": benchmarks.statistics_update,
     "embed_images": benchmarks.embed_images,
     "fit_and_predict": benchmarks.fit_and_predict,
     "predict": benchmarks.predict,

@@ -8,7 +8,7 @@ import jsonargparse
 
 from vsm.cli.arguments import add_json_argument
 from vsm.cli.classify import default_model
-from vsm.cli.output import ProgressBar, need_matplotlib, print_json, print_table, say
+from vsm.cli.output import ProgressBar, print_json, print_table, say
 from vsm.cli.serve import require_serving
 from vsm.errors import SettingsError
 from vsm_lab.cli.running import add_output_argument, require_success, run_jobs
@@ -21,12 +21,6 @@ MODES_OF = {
     "output": ("full", "load"),
 }
 """Arguments → kinds of benchmarks in which they have a meaning."""
-STEP_TITLES = {
-    "protonet_step": "training step of protonet",
-    "vpn_step": "training step of vpn with the paper's network",
-    "vsm_conjugate_step": "training step of vsm",
-    "vsm_step": "training step of vsm with the paper's network",
-}
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -45,8 +39,8 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     add(
         "--full",
         action="store_true",
-        help="Run all benchmarks, about twenty minutes, and write results.md, results.json and "
-        "memory_size.svg into --output. If stopped, the same command continues.",
+        help="Run all benchmarks, about twenty minutes, and write results.md and results.json into "
+        "--output. If stopped, the same command continues.",
     )
     add("--again", action="store_true", help="With --full: discard earlier measurements.")
     add(
@@ -108,7 +102,6 @@ def _run_load(parsed: jsonargparse.Namespace) -> None:
 
 def _run_all(parsed: jsonargparse.Namespace) -> None:
     """Run the missing jobs one after another: concurrent measurements would disturb each other."""
-    need_matplotlib("bench --full")
     from vsm_lab.benchmarking.full import collect_results, speed_jobs, write_results
     from vsm_lab.benchmarking.suite import full_suite
     from vsm_lab.launchers import InProcess
@@ -137,26 +130,14 @@ def _run_brief(parsed: jsonargparse.Namespace) -> None:
 def _print_times(result: dict[str, Any]) -> None:
     from vsm_lab.benchmarking.timing import Quartiles
 
-    sizes, machine = result["workload"], result["machine"]
-    milliseconds = {name: Quartiles(**value) for name, value in result["milliseconds"].items()}
-    ratios = {name: Quartiles(**value) for name, value in result["quartiles"].items()}
-
-    def row(title: str, name: str, ratio: str | None = None) -> list[str]:
-        return [title, milliseconds[name].describe(0), ratios[ratio].describe() if ratio else "–"]
-
-    print_table(
+    sizes = result["workload"]
+    title = (
         f"{sizes['tasks']} tasks of {sizes['way']}-way {sizes['shot']}-shot with "
         f"{sizes['queries']} queries per class, {sizes['image_size']}×{sizes['image_size']} "
-        f"pixels, conv4-{sizes['channels']}, {machine['threads']} threads; medians (quartiles) of "
-        f"{milliseconds['backbone'].count}",
-        ["", "milliseconds", "÷ bare backbone"],
-        [
-            row("bare backbone, forward and backward", "backbone"),
-            *(row(title, name, f"{name}_vs_backbone") for name, title in STEP_TITLES.items()),
-            row("reference ProtoNet, task by task", "reference_protonet"),
-        ],
+        f"pixels, conv4-{sizes['channels']}, {result['machine']['threads']} threads"
     )
-    for name, title in STEP_TITLES.items():
-        if ratio := ratios.get(f"{name}_vs_reference_protonet"):
-            say(f"{title} ÷ reference ProtoNet: {ratio.describe()}")
+    times = [[n, Quartiles(**found).describe(0)] for n, found in result["milliseconds"].items()]
+    ratios = [[n, Quartiles(**found).describe()] for n, found in result["quartiles"].items()]
+    print_table(title, ["milliseconds", "median (quartiles)"], times)
+    print_table("", ["ratio", "median (quartiles)"], ratios)
     say(f"images embedded per second: {result['images_per_second']:,.0f}")
