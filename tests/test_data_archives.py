@@ -2,10 +2,8 @@
 
 import gzip
 import io
-import stat
 import tarfile
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,20 +45,7 @@ def test_folders_zips_and_tars_hold_the_same_files(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before  # nothing is unpacked
 
 
-def test_many_threads_may_read_one_tar(tmp_path: Path) -> None:
-    files = {f"{number}.png": bytes([number % 256]) * 5000 for number in range(300)}
-    with tarfile.open(tmp_path / "many.tar", "w") as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    with open_tree(tmp_path / "many.tar") as tree, ThreadPoolExecutor(8) as pool:
-        assert tree.in_any_order
-        found = dict(zip(files, pool.map(tree.read, files), strict=True))
-    assert found == files
-
-
-def test_images_in_a_compressed_tar_have_to_be_unpacked_first(tmp_path: Path) -> None:
+def test_images_in_a_tar_have_to_be_unpacked_first(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "images.tar.gz", [(tarfile.TarInfo("a/x.png"), b"")])
     form = ImageFormat(side=8, channels=3)
     message = r"images\.tar\.gz: .* unpack it"
@@ -68,52 +53,24 @@ def test_images_in_a_compressed_tar_have_to_be_unpacked_first(tmp_path: Path) ->
         Layout({"train": ["a"]}, 1, form, allow_missing=False).from_files(tree, {"a": tree.names})
 
 
-@pytest.mark.parametrize("name", ["../evil.png", "a/../../evil.png", "/etc/evil", "C:/evil.png"])
-def test_names_that_leave_a_zip_are_refused(name: str, tmp_path: Path) -> None:
-    path = write_zip(tmp_path / "bad.zip", {"fine.png": b"", name: b"x"})
-    with (
-        pytest.raises(DataError, match=r"bad\.zip: refused because of member .*evil"),
-        open_tree(path),
-    ):
-        pass
+def test_links_and_devices_in_a_tar_are_not_read(tmp_path: Path) -> None:
+    members = []
+    for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE):
+        member = tarfile.TarInfo(f"odd{kind!r}")
+        member.type, member.linkname = kind, "/etc/passwd"
+        members.append((member, b""))
+    path = write_tar(tmp_path / "odd.tar.gz", [*members, (tarfile.TarInfo("a"), b"x")])
+    with open_tree(path) as tree:
+        assert tree.names == ["a"]
 
 
-def test_backslashes_do_not_hide_a_name_that_leaves_a_zip(tmp_path: Path) -> None:
-    path = write_zip(tmp_path / "bad.zip", {"..\\evil.png": b"x"})
-    assert_refused(path, "points outside the archive")
-
-
-@pytest.mark.parametrize("name", ["../evil.png", "/etc/evil"])
-def test_names_that_leave_a_tar_are_refused(name: str, tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "bad.tar.gz", [(tarfile.TarInfo(name), b"x")])
-    with (
-        pytest.raises(DataError, match=r"bad\.tar\.gz: refused because of member .*evil"),
-        open_tree(path),
-    ):
-        pass
-
-
-def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
-    link = zipfile.ZipInfo("link.png")
-    link.external_attr = (stat.S_IFLNK | 0o777) << 16
-    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
-        archive.writestr(link, "/etc/passwd")
-    with (
-        pytest.raises(DataError, match=r"'link\.png': it is a link"),
-        open_tree(tmp_path / "bad.zip"),
-    ):
-        pass
-
-
-@pytest.mark.parametrize(
-    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE]
-)
-def test_links_and_devices_in_a_tar_are_refused(kind: bytes, tmp_path: Path) -> None:
-    member = tarfile.TarInfo("odd")
-    member.type = kind
-    member.linkname = "/etc/passwd"
-    path = write_tar(tmp_path / "bad.tar.gz", [(member, b"")])
-    assert_refused(path, "'odd': it is a link or a device")
+def test_names_that_leave_an_archive_stay_in_it(tmp_path: Path) -> None:
+    (tmp_path / "evil.png").write_bytes(b"outside")
+    (tmp_path / "in").mkdir()
+    path = write_zip(tmp_path / "in" / "bad.zip", {"../evil.png": b"inside"})
+    with open_tree(path) as tree:
+        assert tree.read("../evil.png") == b"inside"
+    assert (tmp_path / "evil.png").read_bytes() == b"outside"
 
 
 def test_a_zip_that_unpacks_to_far_too_much_is_refused(tmp_path: Path) -> None:

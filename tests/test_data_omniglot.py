@@ -9,7 +9,7 @@ import pytest
 from data_layouts import leftovers, omniglot_drawing, write_tree, write_zip
 from vsm.data import open_images, store
 from vsm.data.catalog import prepare
-from vsm.data.published import paper_split, vinyals_split
+from vsm.data.published import paper_split, published_split
 from vsm.errors import DataError
 
 BACKGROUND = ("Greek/character01", "Greek/character02")
@@ -87,7 +87,7 @@ def test_the_papers_split_has_its_sizes_and_never_changes() -> None:
 def test_the_split_of_vinyals_can_be_chosen(source: Path) -> None:
     prepare("omniglot-vinyals", source, allow_missing=True)
     dataset = open_images("omniglot-vinyals")
-    for split, names in vinyals_split().items():
+    for split, names in published_split("omniglot_vinyals").items():
         stored = {dataset.class_names[c] for c in dataset.splits.get(split, ())}
         assert {name for name in stored if "@" not in name} <= set(names)
 

@@ -24,7 +24,6 @@ ARRAYS: list[np.ndarray[Any, Any]] = [
     np.array([True, False]),
     np.array(["apple", "bear"]),
     np.array([b"apple", b"bear"]),
-    np.array(["mixed", 3, None], dtype=object),
     np.zeros((0, 84, 84, 3), dtype=np.uint8),
     np.array(3.5),
 ]
@@ -59,9 +58,9 @@ def test_strings_numbers_and_containers_come_through(protocol: int) -> None:
         "text": "naïve",
         "bytes": b"\x00\xff",
         "empty": b"",
-        "numbers": [1, -(2**70), 2.5, 1 + 2j, True, None],
+        "numbers": [1, -(2**70), 2.5, True, None],
         "scalars": (np.int64(7), np.float32(0.5)),
-        "containers": ({1, 2}, frozenset({3}), OrderedDict(a=1)),
+        "containers": ([1, [2]], {"a": (3,)}),
     }
     assert load(pickle.dumps(value, protocol=protocol)) == value
 
@@ -108,6 +107,8 @@ def test_a_malicious_pickle_is_refused_by_name_and_runs_nothing(
         Calls(pickle.loads, b"N."),
         Calls(np.ndarray.__new__, np.ndarray),
         Path("x"),
+        OrderedDict(a=1),
+        np.array(["mixed", 3, None], dtype=object),
         np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
         np.array(["2020-01-01"], dtype="datetime64[D]"),
         np.ma.masked_array([1, 2], [True, False]),

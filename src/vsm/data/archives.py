@@ -1,27 +1,25 @@
-"""Reading files out of folders, zips and tars in place, without unpacking anything.
+"""Reading files in folders, zips and tars in place; nothing is ever unpacked.
 
-Archives are untrusted. When one is opened, a member whose name leaves the archive, a link, or more
-data than an archive of images can hold is refused by name, before a byte of it is used.
+Archives are untrusted: only regular members are read, and an archive that would unpack to far more
+than archives of images do is refused when it is opened.
 """
 
 import io
 import os
-import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from threading import Lock
 from typing import IO, Any
 
 from vsm.data import pickles
 from vsm.data.images import is_image_name
 from vsm.errors import DataError
 
-MAXIMUM_RATIO = 100  # unpacked to packed; images and pickled arrays stay below 10
+MAX_RATIO = 100  # unpacked to packed; images and pickled arrays stay below 10
 RATIO_ALLOWANCE = 1 << 20  # bytes; small archives of blank images compress better than that
 UNREADABLE = (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error)
 
@@ -32,8 +30,8 @@ class Tree:
 
     location: Path  # the folder or archive, for messages
     names: list[str]  # paths of all files relative to the root, with / between parts
-    in_any_order: bool  # False if reading a file may mean unpacking everything before it
-    open: Callable[[str], IO[bytes]]  # one of the names; called from several threads
+    open: Callable[[str], IO[bytes]]  # one of the names; called from several threads unless a tar
+    is_tar: bool = False  # members can only be read one at a time, a compressed tar's in order
 
     @contextmanager
     def opened(self, name: str) -> Iterator[IO[bytes]]:
@@ -52,7 +50,7 @@ class Tree:
             return file.read()
 
     def load_pickle(self, name: str) -> Any:
-        """Return what a pickle holds, in whichever folder it is; see :mod:`vsm.data.pickles`."""
+        """Load the pickle of that name in any folder; see :mod:`vsm.data.pickles`."""
         found = [path for path in self.names if PurePosixPath(path).name == name]
         if not found:
             raise DataError(f"{self.location}: {name} is missing; fetch or copy it again")
@@ -71,84 +69,60 @@ class Tree:
 
 @contextmanager
 def open_tree(path: Path) -> Iterator[Tree]:
-    """Open a folder, zip or tar as a :class:`Tree`; nothing is unpacked."""
+    """Open a folder, zip or tar as a :class:`Tree`."""
     if path.is_dir():
-        yield _folder(path)
+        yield Tree(path, _files_below(path), lambda name: (path / name).open("rb"))
         return
     if not path.is_file():
         raise DataError(f"{path}: no such file or folder; check the path given with --from")
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                yield _zip(path, archive)
+                _refuse_bomb(path, ((m.filename, m.file_size) for m in archive.infolist()))
+                names = {member.filename for member in archive.infolist() if not member.is_dir()}
+                yield Tree(path, sorted(names), archive.open)
             return
         with tarfile.open(path) as tar:
-            yield _tar(path, tar)
+            _refuse_bomb(path, ((m.name, m.size) for m in tar))
+            members = {member.name: member for member in tar.getmembers() if member.isfile()}
+            yield Tree(
+                path,
+                sorted(members),
+                lambda name: tar.extractfile(members[name]) or io.BytesIO(),
+                True,
+            )
     except UNREADABLE as error:
         raise DataError(
             f"{path}: cannot be read as a zip or tar archive ({error}); fetch it again"
         ) from error
 
 
-def _folder(path: Path) -> Tree:
+def _files_below(path: Path) -> list[str]:
     """List the files below a folder; links to folders are not followed."""
-    names, waiting = [], [""]
-    while waiting:  # os.walk of Python 3.11 would recurse
-        below = waiting.pop()
+    names, pending = [], [""]
+    while pending:  # os.walk of Python 3.11 would recurse
+        below = pending.pop()
         try:
             with os.scandir(path / below) as entries:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
-                        waiting.append(f"{below}{entry.name}/")
+                        pending.append(f"{below}{entry.name}/")
                     elif Path(entry).is_file():  # no pipe, which never ends
                         names.append(below + entry.name)
         except OSError as error:
             raise DataError(
                 f"cannot list {error.filename}: {error.strerror}; check its permissions"
             ) from error
-    return Tree(path, sorted(names), True, lambda name: (path / name).open("rb"))
+    return sorted(names)
 
 
-def _zip(path: Path, archive: zipfile.ZipFile) -> Tree:
-    members = archive.infolist()
-    # The upper half of the external attributes is a Unix mode, when there is one.
-    _refuse_unsafe(
-        path, ((m.filename, m.file_size, stat.S_ISLNK(m.external_attr >> 16)) for m in members)
-    )
-    names = sorted({member.filename for member in members if not member.is_dir()})
-    return Tree(path, names, True, archive.open)
-
-
-def _tar(path: Path, archive: tarfile.TarFile) -> Tree:
-    _refuse_unsafe(path, ((m.name, m.size, not (m.isfile() or m.isdir())) for m in archive))
-    members = {member.name: member for member in archive.getmembers() if member.isfile()}
-    one_at_a_time = Lock()  # members share one position in the file
-
-    def read(name: str) -> IO[bytes]:
-        with one_at_a_time:
-            file = archive.extractfile(members[name])
-            assert file is not None  # only regular files are in members
-            return io.BytesIO(file.read())
-
-    is_uncompressed = type(archive.fileobj) is io.BufferedReader
-    return Tree(path, sorted(members), is_uncompressed, read)
-
-
-def _refuse_unsafe(location: Path, members: Iterable[tuple[str, int, bool]]) -> None:
-    """Check the name, the size, and whether it is a link or device, of one member after another."""
-    remaining = MAXIMUM_RATIO * location.stat().st_size + RATIO_ALLOWANCE
-    for name, size, is_link in members:
+def _refuse_bomb(location: Path, members: Iterator[tuple[str, int]]) -> None:
+    """Add up the sizes that the headers of members give; readers never go beyond these."""
+    remaining = MAX_RATIO * location.stat().st_size + RATIO_ALLOWANCE
+    for name, size in members:
         remaining -= size
-        parts = PurePosixPath(name.replace("\\", "/")).parts
-        if ".." in parts or parts[:1] == ("/",) or (parts and parts[0].endswith(":")):
-            reason = "its name points outside the archive"
-        elif is_link:
-            reason = "it is a link or a device, not a file"
-        elif remaining < 0:
-            reason = f"it unpacks to over {MAXIMUM_RATIO} times the archive's size"
-        else:
-            continue
-        raise DataError(
-            f"{location}: refused because of member {name!r}: {reason}; get the archive from its "
-            "official source"
-        )
+        if remaining < 0:
+            raise DataError(
+                f"{location}: refused because of {name!r}: it unpacks to over {MAX_RATIO} times "
+                "the archive's size; get the archive from its official source"
+            )

@@ -1,4 +1,4 @@
-"""Datasets by name: what there is, preparing them once, opening and describing them.
+"""Datasets by name: listing, preparing, opening and describing them.
 
 ``folder:PATH`` and ``glyphs`` are prepared when first opened; those of
 :data:`vsm.data.published.CATALOG` once, from files that the user has or from a public download.
@@ -94,10 +94,10 @@ def prepare(
     if store.is_prepared(name):
         store.read(name)  # an error if it is damaged
         return store.data_root() / name
+    if source is not None and download:
+        raise DataError("data: --from and --download exclude each other; give one of them")
     if source is None:
         source = _download(name, entry, download, progress)
-    elif download:
-        raise DataError("data: --from and --download exclude each other; give one of them")
     elif not source.expanduser().exists():
         raise DataError(f"data: {source} does not exist; check the path given with --from")
     with entry.read(source.expanduser(), allow_missing) as preparation:
@@ -113,24 +113,24 @@ def describe(spec: str) -> dict[str, Any]:
     """
     dataset = open_dataset(spec)
     sizes = dataset.class_sizes
-    shared = {
-        "splits": {split: len(dataset.splits.get(split, ())) for split in SPLITS},
+    found: dict[str, Any] = {
+        "name": dataset.name,
+        "classes": len(dataset.class_names),
         "class_sizes": {"smallest": int(sizes.min()), "largest": int(sizes.max())},
+        "splits": {split: len(dataset.splits.get(split, ())) for split in SPLITS},
+        "origin": dataset.origin,
     }
-    found: dict[str, Any] = {"name": dataset.name, "classes": len(dataset.class_names)}
     if isinstance(dataset, FeatureDataset):
         num_rows, num_features = dataset.features.shape
-        found |= {"rows": num_rows, "num_features": num_features, **shared}
-        return found | {"origin": dataset.origin, "bytes": dataset.features.nbytes}
+        size = dataset.features.nbytes
+        return found | {"rows": num_rows, "num_features": num_features, "bytes": size}
     assert isinstance(dataset, ImageDataset)
     location = _location(dataset)
     return found | {
         "images": len(dataset.images),
         "image_shape": list(dataset.image_shape),
-        **shared,
         "normalization": asdict(dataset.normalization),
         "augmentation": asdict(dataset.augmentation),
-        "origin": dataset.origin,
         "bytes": dataset.images.nbytes,
         "sha256": store.read_index(location.name)["sha256"] if location else None,
         "location": str(location) if location else None,
@@ -143,7 +143,7 @@ def list_datasets() -> list[dict[str, Any]]:
     Each has ``name``, ``title``, ``prepared``, ``location`` and ``bytes`` (both None if not
     prepared), ``needs`` (what ``--from`` expects) and ``download`` (whether there is one).
     """
-    rows = [_row("glyphs", "glyphs-v*", "built-in procedural characters", "nothing", False)]
+    rows = [_row("glyphs", "glyphs-v*", "built-in procedural characters", "nothing")]
     for name, entry in CATALOG.items():
         rows.append(_row(name, name, entry.title, entry.needs, bool(entry.downloads)))
     for index in sorted(store.data_root().glob(f"{STORED_FOLDER_PREFIX}*/index.json")):
@@ -152,11 +152,11 @@ def list_datasets() -> list[dict[str, Any]]:
             title = str(store.read_index(name)["origin"])
         except DataError as error:
             title = str(error)
-        rows.append(_row(name, name, title, "a folder of class folders", False))
+        rows.append(_row(name, name, title, "a folder of class folders"))
     return rows
 
 
-def _row(name: str, stored: str, title: str, needs: str, download: bool) -> dict[str, Any]:
+def _row(name: str, stored: str, title: str, needs: str, download: bool = False) -> dict[str, Any]:
     found = sorted(path.parent for path in store.data_root().glob(f"{stored}/index.json"))
     return {
         "name": name,
@@ -180,10 +180,8 @@ def _entry(name: str) -> Entry:
 def _download(name: str, entry: Entry, wanted: bool, progress: Progress) -> Path:
     """Fetch the public files of ``entry`` and return the folder or file to read."""
     if not wanted:
-        raise DataError(
-            f"data: prepare {name} needs --from PATH, {entry.needs}"
-            + (", or --download" if entry.downloads else "")
-        )
+        options = ", or --download" if entry.downloads else ""
+        raise DataError(f"data: prepare {name} needs --from PATH, {entry.needs}{options}")
     if not entry.downloads:
         raise DataError(
             f"data: {name} has no public download; get it from its authors and pass --from PATH, "

@@ -10,17 +10,15 @@ old and new module paths are understood.
 import pickle
 import re
 import struct
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from vsm.errors import DataError
 
-PLAIN_TYPE = re.compile(r"[biufcSUO]\d+")  # booleans, numbers, strings, references to what was read
+PLAIN_TYPE = re.compile(r"[biufcSU]\d+")  # booleans, numbers and strings
 
 # What the interpreter's unpickler raises for a damaged stream.
 MALFORMED = (
@@ -86,11 +84,7 @@ def _from_buffer(data: Any, element: object, shape: Any, order: str | bytes) -> 
     if not isinstance(element, _ElementType) or not PLAIN_TYPE.fullmatch(element.code):
         raise pickle.UnpicklingError(f"unsupported element type {element!r}")
     byte_order: Any = text(element.state[1])
-    dtype = np.dtype(element.code).newbyteorder(byte_order)
-    if dtype.kind == "O" and isinstance(data, list):
-        values: npt.NDArray[Any] = np.fromiter(map(_built, data), dtype)
-    else:
-        values = np.frombuffer(data, dtype)  # refuses references
+    values = np.frombuffer(data, np.dtype(element.code).newbyteorder(byte_order))
     return values.reshape(shape, order="F" if text(order) == "F" else "C")
 
 
@@ -111,12 +105,6 @@ def _latin1(value: str | bytes, _: object) -> bytes:
     return value if isinstance(value, bytes) else value.encode("latin1")  # as old protocols do
 
 
-BUILTINS = {
-    "bytes": lambda: b"",  # as old protocols make empty ones; sizes are not accepted
-    "complex": complex,
-    "frozenset": frozenset,
-    "set": set,
-}
 ADMITTED: Mapping[tuple[str, str], Any] = {
     ("numpy", "ndarray"): NDARRAY,
     ("numpy", "dtype"): _ElementType,
@@ -124,13 +112,12 @@ ADMITTED: Mapping[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "scalar"): lambda dtype, data: _from_buffer(data, dtype, (), "C")[()],
     ("numpy.core.numeric", "_frombuffer"): _from_buffer,
     ("_codecs", "encode"): _latin1,
-    ("collections", "OrderedDict"): OrderedDict,
-    **{(module, n): b for module in ("builtins", "__builtin__") for n, b in BUILTINS.items()},
+    ("__builtin__", "bytes"): lambda: b"",  # as old protocols make empty ones
 }
 
 
 class _PlainUnpickler(pickle._Unpickler):
-    """The standard unpickler in Python, which damaged input cannot crash as it can the one in C."""
+    """The unpickler written in Python: unlike the one in C, damaged input cannot crash it."""
 
     stack: list[Any]
 

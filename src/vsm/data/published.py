@@ -1,8 +1,7 @@
 """Omniglot, CIFAR-FS, miniImageNet and tieredImageNet, as they are published.
 
-Every reader goes the same way: open an archive or a folder, find the images of every class, and
-compare them with the published class lists (:class:`Layout`), which gives a
-:class:`~vsm.data.store.Preparation` to store.
+Every reader opens an archive or a folder, finds the images of every class, and compares them with
+the published class lists (:class:`Layout`), which gives a :class:`~vsm.data.store.Preparation`.
 """
 
 import csv
@@ -30,7 +29,7 @@ from vsm.data.dataset import (
     random_split,
 )
 from vsm.data.downloads import PublicFile
-from vsm.data.images import ImageFormat, decode_all, is_image_name
+from vsm.data.images import ImageFormat, decode_all
 from vsm.data.store import Preparation
 from vsm.errors import DataError
 
@@ -61,30 +60,34 @@ class Layout:
 
     def from_files(self, tree: Tree, files: Mapping[str, Sequence[str]]) -> Preparation:
         """Prepare image files of ``tree``, given those of every class."""
-        if not tree.in_any_order:
+        if tree.is_tar:
             raise DataError(
-                f"{tree.location}: images in a compressed tar can only be read from its beginning "
-                "to its end; unpack it and pass the folder"
+                f"{tree.location}: images in a tar cannot be read in any order; unpack it and pass "
+                "the folder"
             )
 
-        def batches(present: ClassLists) -> Iterator[Pixels]:
-            names = [file for class_name in all_classes(present) for file in files[class_name]]
+        def batches(present: list[str]) -> Iterator[Pixels]:
+            names = [file for class_name in present for file in files[class_name]]
             return decode_all(names, tree.read, self.form, lambda n: f"{tree.location}/{n}")
 
         return self.prepare(tree.location, files, batches)
 
+    def from_arrays(self, location: Path, images: Mapping[str, Pixels]) -> Preparation:
+        """Prepare the images ``[n, H, W, C]`` of every class."""
+        return self.prepare(location, images, lambda present: map(images.__getitem__, present))
+
     def prepare(
         self,
         location: Path,
-        found: Mapping[str, Sequence[str] | Ids],
-        batches: Callable[[ClassLists], Iterable[Pixels]],
+        found: Mapping[str, Sequence[str] | Ids | Pixels],
+        batches: Callable[[list[str]], Iterable[Pixels]],
     ) -> Preparation:
         """Compare what was found with what was published, and prepare what is there.
 
         Args:
             location: where it was found.
-            found: the images of each class; absent classes may be absent here.
-            batches: gives the images of the classes that are present, class after class.
+            found: the images of each class that has any.
+            batches: gives the images of these classes, class after class.
         """
         each, unit = (self.class_size, "images") if self.class_size else (1, "classes")
         sizes = {name: len(found.get(name, ())) for name in all_classes(self.lists)}
@@ -102,8 +105,9 @@ class Layout:
         origin = f"{location.resolve()}: {images:,} images"
         if missing:
             origin += f"; INCOMPLETE, {expected - num_missing:,} of {expected:,} {unit}"
-        chosen = {name: sizes[name] for name in all_classes(present)}
-        return Preparation(self.form.shape, present, chosen, batches(present), origin)
+        names = all_classes(present)
+        chosen = {name: sizes[name] for name in names}
+        return Preparation(self.form.shape, present, chosen, batches(names), origin)
 
 
 # Omniglot: 1,623 handwritten characters of 50 alphabets, 20 drawings each. B. M. Lake,
@@ -117,14 +121,10 @@ OMNIGLOT_TURNS = ("", "@90", "@180", "@270")  # suffixes of class names, counter
 OMNIGLOT_FORMAT = ImageFormat(side=28, channels=1, ink=True)
 
 
-def vinyals_split() -> ClassLists:
-    """Return the 1,028 / 172 / 423 characters of Vinyals et al."""
-    return published_split("omniglot_vinyals")
-
-
 def paper_split() -> ClassLists:
     """Return 1,100 / 100 / 423 characters, drawn once from a fixed seed."""
-    return random_split(all_classes(vinyals_split()), (1100, 100, 423), seed=0)
+    characters = all_classes(published_split("omniglot_vinyals"))
+    return random_split(characters, (1100, 100, 423), seed=0)
 
 
 @contextmanager
@@ -134,28 +134,26 @@ def read_omniglot(
     """Read the official zips or folders, in ``source`` or beside it."""
     is_above = source.is_dir() and source.name not in OMNIGLOT_PARTS
     folder = source if is_above else source.parent
+    owner: dict[str, Tree] = {}
+
+    def open_member(name: str) -> IO[bytes]:
+        return owner[name].open(name.partition("/")[2])
+
     with ExitStack() as stack:
-        trees = [stack.enter_context(_omniglot_part(folder, part)) for part in OMNIGLOT_PARTS]
-        owner = {f"{tree.location.name}/{name}": tree for tree in trees for name in tree.names}
-
-        def open_member(name: str) -> IO[bytes]:
-            return owner[name].open(name.partition("/")[2])
-
-        tree = Tree(folder, list(owner), all(tree.in_any_order for tree in trees), open_member)
+        for part in OMNIGLOT_PARTS:
+            found = [one for one in (folder / part, folder / f"{part}.zip") if one.exists()]
+            if not found:
+                raise DataError(
+                    f"omniglot: found neither {part}.zip nor a folder {part} in {folder}; pass the "
+                    "folder that holds both with --from, or use --download"
+                )
+            tree = stack.enter_context(open_tree(found[0]))
+            owner |= {f"{found[0].name}/{name}": tree for name in tree.names}
+        both = Tree(folder, list(owner), open_member)
         # …/<alphabet>/<character>/<file>
-        files = tree.images_by_class(lambda path: "/".join(path.parts[-3:-1]))
-        upright = Layout(split(), 20, OMNIGLOT_FORMAT, allow_missing).from_files(tree, files)
+        files = both.images_by_class(lambda path: "/".join(path.parts[-3:-1]))
+        upright = Layout(split(), 20, OMNIGLOT_FORMAT, allow_missing).from_files(both, files)
         yield _with_rotations(upright)
-
-
-def _omniglot_part(folder: Path, part: str) -> AbstractContextManager[Tree]:
-    for candidate in (folder / part, folder / f"{part}.zip"):
-        if candidate.exists():
-            return open_tree(candidate)
-    raise DataError(
-        f"omniglot: found neither {part}.zip nor a folder {part} in {folder}; pass the folder "
-        "that holds both with --from, or use --download"
-    )
 
 
 def _with_rotations(upright: Preparation) -> Preparation:
@@ -168,12 +166,11 @@ def _with_rotations(upright: Preparation) -> Preparation:
             for turns in range(len(OMNIGLOT_TURNS)):
                 yield np.rot90(character, turns, axes=(1, 2))
 
-    def turned(names: Iterable[str]) -> list[str]:
-        return [name + turn for name in names for turn in OMNIGLOT_TURNS]
-
-    return Preparation(
-        image_shape=upright.image_shape,
-        class_lists={split: turned(names) for split, names in upright.class_lists.items()},
+    return upright._replace(
+        class_lists={
+            split: [name + turn for name in names for turn in OMNIGLOT_TURNS]
+            for split, names in upright.class_lists.items()
+        },
         class_sizes={name + turn: size for name, size in sizes.items() for turn in OMNIGLOT_TURNS},
         batches=batches(),
         origin=f"{upright.origin}; {len(sizes):,} characters in 4 rotations",
@@ -199,7 +196,7 @@ def read_cifar_fs(source: Path, allow_missing: bool) -> Iterator[Preparation]:
     layout = Layout(published_split("cifar_fs"), 600, CIFAR_FORMAT, allow_missing)
     with open_tree(source) as tree:
         if {"meta", *CIFAR_PICKLES} <= {PurePosixPath(name).name for name in tree.names}:
-            yield _cifar_from_pickles(layout, tree)
+            yield layout.from_arrays(tree.location, _load_cifar(tree))
             return
         files = tree.images_by_class()
         if not files:
@@ -210,19 +207,15 @@ def read_cifar_fs(source: Path, allow_missing: bool) -> Iterator[Preparation]:
         yield layout.from_files(tree, files)
 
 
-def _cifar_from_pickles(layout: Layout, tree: Tree) -> Preparation:
+def _load_cifar(tree: Tree) -> dict[str, Pixels]:
+    """Return the images of every class of CIFAR-100."""
     with pickles.expecting("the layout of CIFAR-100", f"{tree.location}: meta"):
         names = [pickles.text(name) for name in tree.load_pickle("meta")["fine_label_names"]]
         parts = [tree.load_pickle(name) for name in CIFAR_PICKLES]
         labels = np.concatenate([np.asarray(part["fine_labels"], np.int64) for part in parts])
         planes = np.concatenate([np.asarray(part["data"], np.uint8) for part in parts])
         images = planes.reshape(len(labels), 3, 32, 32).transpose(0, 2, 3, 1)
-    positions = {name: np.flatnonzero(labels == label) for label, name in enumerate(names)}
-    return layout.prepare(
-        tree.location,
-        positions,
-        lambda present: (images[positions[name]] for name in all_classes(present)),
-    )
+        return {name: images[labels == label] for label, name in enumerate(names)}
 
 
 # miniImageNet: 100 classes of 600 images of ImageNet at 84×84. O. Vinyals et al.: Matching networks
@@ -230,7 +223,7 @@ def _cifar_from_pickles(layout: Layout, tree: Tree) -> Preparation:
 # model for few-shot learning. ICLR 2017. tieredImageNet: 608 classes, split by what they are kinds
 # of. M. Ren et al.: Meta-learning for semi-supervised few-shot classification. ICLR 2018.
 # The images may not be passed on, so there is no download. Both are read from image files, or from
-# pickles, of which those of one split are in memory at a time (6 GB for tieredImageNet's train).
+# pickles: all of miniImageNet's at once (1.3 GB), of tieredImageNet's one split (6 GB) at a time.
 
 IMAGENET_FORMAT = ImageFormat(side=84, channels=3)
 MINI_CLASS_SIZE = 600  # images
@@ -247,19 +240,31 @@ def read_mini_imagenet(source: Path, allow_missing: bool) -> Iterator[Preparatio
     layout = Layout(lists, MINI_CLASS_SIZE, IMAGENET_FORMAT, allow_missing)
     with _open_imagenet(source) as tree:
         if splits := _splits_with(MINI_PICKLE, tree, allow_missing):
-            yield _mini_from_pickles(layout, tree, splits)
+            images = {name: i for split in splits for name, i in _load_mini(tree, split).items()}
+            yield layout.from_arrays(tree.location, images)
             return
-        images = [name for name in tree.names if is_image_name(name)]
-        tables = {PurePosixPath(name).name: name for name in tree.names if name.endswith(".csv")}
-        if not images:
+        classes = set(all_classes(lists))
+        files = tree.images_by_class(
+            lambda path: (
+                path.parent.name if path.parent.name in classes else path.name[:SYNSET_LENGTH]
+            )
+        )
+        if not files:
             raise DataError(
                 f"mini-imagenet: {tree.location} holds no images and no mini-imagenet-cache-*.pkl; "
                 "pass the folder that does with --from"
             )
-        if any(f"{short}.csv" in tables for short in SHORT_NAMES.values()):
-            yield layout.from_files(tree, _mini_by_tables(layout, tree, images, tables))
-        else:
-            yield layout.from_files(tree, _mini_by_class(layout, tree))
+        tables = {PurePosixPath(name).name: name for name in tree.names if name.endswith(".csv")}
+        if tables.keys() & {f"{short}.csv" for short in SHORT_NAMES.values()}:
+            files = _mini_by_tables(layout, tree, files, tables)
+        for label in classes & files.keys():
+            if (count := len(files[label])) > MINI_CLASS_SIZE:
+                raise DataError(
+                    f"mini-imagenet: class {label} has {count:,} images in {tree.location}, more "
+                    f"than {MINI_CLASS_SIZE}; add train.csv, val.csv and test.csv, which say which "
+                    "of them count"
+                )
+        yield layout.from_files(tree, files)
 
 
 @contextmanager
@@ -290,10 +295,10 @@ def _splits_with(pickle: str, tree: Tree, allow_missing: bool) -> list[Split]:
 
 
 def _mini_by_tables(
-    layout: Layout, tree: Tree, images: list[str], tables: dict[str, str]
+    layout: Layout, tree: Tree, found: dict[str, list[str]], tables: dict[str, str]
 ) -> dict[str, list[str]]:
     """Return the files of every class by the rows of the CSVs; suffixes need not agree."""
-    by_stem = {PurePosixPath(name).stem: name for name in images}
+    by_stem = {PurePosixPath(name).stem: name for names in found.values() for name in names}
     files: dict[str, list[str]] = {}
     for split, short in SHORT_NAMES.items():
         if f"{short}.csv" not in tables:
@@ -321,65 +326,28 @@ def _mini_by_tables(
     return files
 
 
-def _mini_by_class(layout: Layout, tree: Tree) -> dict[str, list[str]]:
-    """Return the files of every class by the name of their folder, or by how their name begins."""
-    classes = set(all_classes(layout.lists))
-
-    def class_of(path: PurePosixPath) -> str:
-        return path.parent.name if path.parent.name in classes else path.name[:SYNSET_LENGTH]
-
-    files = tree.images_by_class(class_of)
-    for label in all_classes(layout.lists):
-        if (count := len(files.get(label, ()))) > MINI_CLASS_SIZE:
-            raise DataError(
-                f"mini-imagenet: class {label} has {count:,} images in {tree.location}, more than "
-                f"{MINI_CLASS_SIZE}; add train.csv, val.csv and test.csv, which say which of them "
-                "count"
-            )
-    return files
-
-
-def _mini_from_pickles(layout: Layout, tree: Tree, splits: list[Split]) -> Preparation:
-    """Read the pickles twice, once for sizes and once for pixels, and hold one at a time."""
-    positions: dict[str, Ids] = {}
-    for split in splits:
-        found = _load_mini_pickle(tree, split)[1]
-        positions |= {name: found[name] for name in layout.lists[split] if name in found}
-
-    def batches(present: ClassLists) -> Iterator[Pixels]:
-        for split in splits:
-            images, _ = _load_mini_pickle(tree, split)
-            yield from (images[positions[name]] for name in present[split])
-
-    return layout.prepare(tree.location, positions, batches)
-
-
-def _load_mini_pickle(tree: Tree, split: Split) -> tuple[Pixels, dict[str, Ids]]:
-    """Return the images ``[n, 84, 84, 3]`` of a pickle and each class's positions in them."""
+def _load_mini(tree: Tree, split: Split) -> dict[str, Pixels]:
+    """Return the images ``[n, 84, 84, 3]`` of every class in the pickle of a split."""
     what = "a miniImageNet cache, which has image_data uint8 [n, 84, 84, 3] and class_dict"
     name = MINI_PICKLE.format(SHORT_NAMES[split])
     cache = tree.load_pickle(name)
     with pickles.expecting(what, f"{tree.location}/{name}"):
         images = np.asarray(cache["image_data"])
-        classes = cache["class_dict"].items()
-        positions = {label: np.asarray(found, np.int64) for label, found in classes}
         if images.dtype != np.uint8 or images.shape[1:] != IMAGENET_FORMAT.shape:
             raise ValueError(f"image_data is {images.dtype} {images.shape}")
-        for label, found in positions.items():
-            if len(found) and not 0 <= found.min() <= found.max() < len(images):
-                raise ValueError(f"class {label} points past the {len(images)} images")
-    return images, positions
+        classes = cache["class_dict"].items()
+        return {label: images[np.asarray(ids, np.int64)] for label, ids in classes}
 
 
 def _tiered_from_pickles(tree: Tree, splits: list[Split], allow_missing: bool) -> Preparation:
     """Read the labels of all splits now, and the images of one split after another later."""
     positions = {split: _load_tiered_labels(tree, split) for split in splits}
-    lists = {split: [*positions[split]] for split in splits}
+    lists = {split: [*positions.get(split, ())] for split in SPLITS}
     for split, count in TIERED_CLASSES.items():  # what is not there counts as missing
-        names = lists.setdefault(split, [])
-        names += [f"{split} number {number}" for number in range(len(names) + 1, count + 1)]
+        numbers = range(len(lists[split]) + 1, count + 1)
+        lists[split] += [f"{split} number {number}" for number in numbers]
 
-    def batches(_: ClassLists) -> Iterator[Pixels]:
+    def batches(_: list[str]) -> Iterator[Pixels]:
         for split, classes in positions.items():
             yield from _decode_tiered(tree, split, np.concatenate([*classes.values()]).tolist())
 
@@ -460,7 +428,7 @@ CATALOG: dict[str, Entry] = {
     "omniglot-vinyals": replace(
         _OMNIGLOT,
         title="Omniglot, 1028/172/423 characters in 4 rotations (split of Vinyals et al.)",
-        read=partial(read_omniglot, split=vinyals_split),
+        read=partial(read_omniglot, split=partial(published_split, "omniglot_vinyals")),
     ),
     "cifar-fs": Entry(
         title="CIFAR-FS, 64/16/20 classes (Bertinetto et al.)",
