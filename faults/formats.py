@@ -102,7 +102,7 @@ def _learn(words: str) -> tuple[Reader, ...]:
 ADD = "memory add learned --images support --json"
 LEARNED = ("learned/memory.safetensors", "learned/.memory")
 EVALUATE = _vsm("evaluate learned --way 3 --shot 1 --queries 2 --episodes 2 --json")
-RENDER = _vsm("study study.yaml --render out.md", ("out.md", "charts"))
+RENDER = _vsm("study study.yaml --render out.md", ("out.md",))
 SHOW_DATA = _vsm("data info folder:images --verify --json")
 RESUMED = tuple(f"resumed/{n}" for n in ("model.safetensors", "memory.safetensors", "config.yaml"))
 RESUME = (_vsm(f"{TRAIN} --output resumed --resume", ("resumed",), RESUMED),)
@@ -150,7 +150,7 @@ SETTINGS_READERS = (
     _vsm("train --config settings.yaml --output out --print-config"),
     _vsm(f"train --config settings.yaml --output out {TINY} --steps 1", ("out",)),
 )
-JOBS = _vsm("study study.yaml --output jobs --json", ("jobs", "study/"))
+JOBS = _vsm("study study.yaml --output jobs --json", ("jobs", "study/", "study.md"))
 SHIPPED_READERS = (_classify("model --reject 0.9"), _classify("model"))
 TABLE_READER = _vsm("classify --support table.csv --query query --model learned --json")
 FOREIGN_READER = _vsm(EVALUATE_FOREIGN)

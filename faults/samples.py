@@ -43,7 +43,7 @@ STUDY = {
     "rows": {"memory": "run", "without": "plain"},
     "reference": "memory",
     **{"ways": [3], "shots": [1], "queries": 2, "episodes": 4, "temperature_episodes": 4},
-    **{"baselines": ["cosine"], "memory_sizes": [0], "memory_subsets": 1, "pictures": False},
+    **{"baselines": ["cosine"], "memory_sizes": [0], "memory_subsets": 1},
 }
 SETTINGS = {
     **{"data": "folder:images", "way": 3, "steps": 2},
