@@ -53,9 +53,8 @@ from vsm_lab.benchmarking.reference import (
 from vsm_lab.benchmarking.suite import Group, Sizes, full_suite, summarize
 from vsm_lab.benchmarking.timing import Timed, interleave, quartiles
 from vsm_lab.jobs import Job
-from vsm_lab.launchers import InProcess
+from vsm_lab.launchers import InProcess, run_jobs
 from vsm_lab.provenance import measured_code
-from vsm_lab.runner import run_jobs
 from vsm_lab.store import JobStore
 
 TINY: dict[str, Any] = {

@@ -24,21 +24,25 @@ from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.settings import METHODS, GaussianSettings, ModelSettings, RunSettings, SlurmSettings
 from vsm.system.interruption import Interrupted
 from vsm_lab import execution, jobs
-from vsm_lab.changes import with_changes
 from vsm_lab.document import Block, Heading, Picture, Table, Text, to_html, to_markdown
-from vsm_lab.jobs import Job, evaluate_job, in_order, run_settings, train_job
-from vsm_lab.launchers import Handle, InProcess, make_launcher
+from vsm_lab.jobs import Job, evaluate_job, in_order, run_settings, train_job, with_changes
+from vsm_lab.launchers import Handle, InProcess, Outcome, SubmittedJob, make_launcher, run_jobs
 from vsm_lab.measures import separation
-from vsm_lab.paper.budgets import BUDGETS, FOLDER, Budget, Unavailable
-from vsm_lab.paper.catalog import Column, PaperTable, Row, table, tables
+from vsm_lab.paper.catalog import (
+    BUDGETS,
+    FOLDER,
+    Budget,
+    Column,
+    PaperTable,
+    Row,
+    Unavailable,
+    table,
+    tables,
+)
 from vsm_lab.paper.plan import Plan, Request, check_data, make_plan, remember, requests
-from vsm_lab.paper.report import write_report
-from vsm_lab.paper.results import collect
-from vsm_lab.paper.tables import difference_table, value_table
-from vsm_lab.runner import Outcome, run_jobs
+from vsm_lab.paper.report import collect, difference_table, value_table, write_report
 from vsm_lab.store import JobStore
 from vsm_lab.study.definition import StudySettings, read_study
-from vsm_lab.worker import SubmittedWork
 
 STUDIES = Path(__file__).parents[1] / "studies"
 
@@ -269,7 +273,7 @@ def test_without_a_word_about_data_the_paper_budget_takes_the_papers() -> None:
 def test_rows_this_version_lacks_are_listed_and_the_others_are_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("vsm_lab.paper.budgets.METHODS", ("protonet", "vsm"))
+    monkeypatch.setattr("vsm_lab.paper.catalog.METHODS", ("protonet", "vsm"))
     plan = make_plan(Request("table-4", "tiny", seeds=1))
     assert {row for row, _, _ in plan.cells} == {"vsm"}
     assert plan.unavailable == {
@@ -341,7 +345,7 @@ def test_a_run_begins_with_the_pretraining_it_needs(
 ) -> None:
     frozen = replace(BUDGETS["tiny"], file="cpu.yaml", pretraining_epochs={"": 1})
     monkeypatch.setitem(BUDGETS, "tiny", frozen)
-    monkeypatch.setattr("vsm_lab.paper.budgets._base", short_heads)
+    monkeypatch.setattr("vsm_lab.paper.catalog._base", short_heads)
     plan = make_plan(Request("figure-2", "tiny", (pictures,), seeds=1))
     assert [job.kind for job in plan.jobs] == ["pretrain", *["train", "prototypes"] * 2]
     outcome, _ = run_plan(plan, tmp_path)
@@ -564,7 +568,7 @@ def test_a_submitted_job_that_runs_out_of_time_saves_and_asks_for_another_turn(
         store.describe(first)
         with monkeypatch.context() as patch:
             patch.setattr(training, "training_step", warn)
-            work = SubmittedWork(str(tmp_path), first.key)
+            work = SubmittedJob(str(tmp_path), first.key)
             assert work() == 128 + signal.SIGUSR2
     finally:
         signal.signal(signal.SIGUSR2, before)
@@ -756,7 +760,7 @@ def test_quoted_rows_show_the_papers_number_and_a_dash_for_ours(tmp_path: Path) 
 def test_unfinished_seeds_and_missing_methods_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsm_lab.paper.budgets.METHODS", ("protonet", "vsm"))
+    monkeypatch.setattr("vsm_lab.paper.catalog.METHODS", ("protonet", "vsm"))
     plan = make_plan(Request("table-4", "tiny", ("glyphs",), seeds=2))
     fill(plan, tmp_path, {"vsm": 5})
     store = JobStore(tmp_path)

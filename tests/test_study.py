@@ -31,8 +31,7 @@ from vsm.runs.trained_model import load
 from vsm.seeding import generator
 from vsm.settings import MemorySettings, ModelSettings, PretrainSettings, RunSettings
 from vsm.system.documents import read_json
-from vsm_lab.changes import with_changes
-from vsm_lab.jobs import VIEWS
+from vsm_lab.jobs import VIEWS, with_changes
 from vsm_lab.measures import with_slots
 from vsm_lab.provenance import command, training_record
 from vsm_lab.study.definition import (
@@ -41,8 +40,8 @@ from vsm_lab.study.definition import (
     read_study,
 )
 from vsm_lab.study.page import write_page
-from vsm_lab.study.plan import StudyPlan
 from vsm_lab.study.plots import chart
+from vsm_lab.study.runs import StudyPlan
 
 ROOT = Path(__file__).parents[1]
 TINY = [

@@ -11,8 +11,7 @@ from vsm.cli import main
 from vsm.memory import SupportSet
 from vsm.runs.trained_model import load
 from vsm.seeding import task_generators
-from vsm_lab.study.uncertainty_page import COVERAGES
-from vsm_lab.uncertainty import certainty
+from vsm_lab.study.uncertainty import COVERAGES, certainty
 
 
 def test_a_model_is_measured_and_a_page_is_written(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import base64
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,16 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+
+def grouped_table(columns: Sequence[str], groups: Mapping[str, Sequence[Sequence[str]]]) -> Table:
+    """Return a table of groups of rows; the name of a group stands before its first row."""
+    named = [
+        ["" if position else name, *row]
+        for name, rows in groups.items()
+        for position, row in enumerate(rows)
+    ]
+    return Table(columns, named)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from vsm_lab.measures import (
     with_slots,
 )
 from vsm_lab.store import JobStore
-from vsm_lab.uncertainty import measure_uncertainty
+from vsm_lab.study.uncertainty import measure_uncertainty
 
 Outcome = dict[str, Any]
 

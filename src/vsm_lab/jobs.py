@@ -1,4 +1,4 @@
-"""Jobs: pieces of work, each named by the hash of everything that defines its result.
+"""Jobs: units of work, each named by the hash of everything that defines its result.
 
 Plans that need the same run share it, because its name is the same. What does not change a result
 is no part of the name: where it is stored, how often it is saved, which plan asked for it.
@@ -7,12 +7,13 @@ is no part of the name: where it is stored, how often it is saved, which plan as
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from vsm.runs.configuration import AnySettings
+from vsm.errors import SettingsError
+from vsm.runs.configuration import AnySettings, ReadSettings
 from vsm.settings import PretrainSettings, RunSettings, is_frozen_encoder
 
 VIEWS = ("mirror", "shift", "with_adapter")
@@ -24,19 +25,21 @@ GIVEN_FILES = (
     "config.yaml", "model.safetensors", "memory.safetensors", "backbone.safetensors",
     "calibration.json",
 )  # fmt: skip
+Changes = Mapping[str, Any]
+"""Dotted names of settings and their values, e.g. ``{"memory.update": "mean"}``."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A piece of work.
+    """A unit of work.
 
     Attributes:
-        kind: what is done, a key of :data:`vsm_lab.execution.KINDS`, or "given".
-        title: what people call it.
+        kind: a key of :data:`vsm_lab.execution.KINDS`, or "given" for a directory that exists.
+        title: for people.
         recipe: everything that defines the result, as JSON values.
         after: the jobs whose results it needs; the model it measures comes first.
-        options: what does not change the result: of a training how often to save, of a given
-            directory its path, of both the device.
+        options: what does not change the result: device, precision, how often to save, and the
+            path of a given directory.
     """
 
     kind: str
@@ -63,7 +66,7 @@ class Job:
         return self.kind == "given"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what ``job.json`` holds, with all it needs, so that a process can work from it."""
+        """Return the content of ``job.json``, including all jobs it needs."""
         return {
             "key": self.key,
             "kind": self.kind,
@@ -93,23 +96,35 @@ def given_job(path: Path, **options: Any) -> Job:
 def pretrain_job(
     settings: PretrainSettings, data_checksum: str, teacher: Job | None = None, **options: Any
 ) -> Job:
-    """Return the pre-training of a backbone by ``settings``, which ``teacher`` teaches, if any.
-
-    ``settings`` name no teacher of their own: its path would not tell what it has learned.
-    """
+    """Return the pre-training of a backbone; ``teacher`` replaces that of the settings."""
     title = f"pre-train {settings.backbone} on {settings.data}, {settings.epochs} epochs"
-    after = () if teacher is None else (teacher,)
-    options = {"checkpoint_every": settings.checkpoint_every, **options}
-    return Job("pretrain", title, _recipe(settings, data_checksum), after, options)
+    return _training_job("pretrain", title, settings, data_checksum, teacher, options)
 
 
 def train_job(
     settings: RunSettings, data_checksum: str, before: Job | None = None, **options: Any
 ) -> Job:
     """Return the training run of ``settings``, which begins with the backbone of ``before``."""
-    title, after = f"train {describe(settings)}", () if before is None else (before,)
-    options = {"checkpoint_every": settings.checkpoint_every, **options}
-    return Job("train", title, _recipe(settings, data_checksum), after, options)
+    title = f"train {describe(settings)}"
+    return _training_job("train", title, settings, data_checksum, before, options)
+
+
+def _training_job(
+    kind: str,
+    title: str,
+    settings: RunSettings | PretrainSettings,
+    data_checksum: str,
+    before: Job | None,
+    options: Mapping[str, Any],
+) -> Job:
+    """Name a training by its settings, except how often to save and the path ``init``."""
+    values = asdict(settings)
+    options = {"checkpoint_every": values.pop("checkpoint_every"), **options}
+    values.pop("init", None)  # the job before it counts
+    if not settings.augment_affine:  # so that results from before this setting keep their names
+        values.pop("augment_affine")
+    after = () if before is None else (before,)
+    return Job(kind, title, {"settings": values, "data": data_checksum}, after, options)
 
 
 def learn_job(
@@ -119,28 +134,14 @@ def learn_job(
     options: Mapping[str, Any],
     **views: int,
 ) -> Job:
-    """Return the learning of a memory, as the ``gaussian`` of ``settings`` says.
-
-    ``options`` may have device and precision; ``views`` are some of :data:`VIEWS`, for
-    :func:`vsm.runs.learning.open_encoder`.
-    """
-    title = f"learn a memory of {settings.data}"
+    """Return the learning of a memory by the ``gaussian`` settings; ``views`` as :data:`VIEWS`."""
     values = asdict(settings)
     learned = {name: values[name] for name in ("data", "seed", "gaussian")}
     recipe = {"settings": learned, "pixels": data_checksum, **views}
     if settings.init is not None and is_frozen_encoder(settings.init):
         recipe["encoder"] = settings.init
-    return Job("learn", title, recipe, () if encoder is None else (encoder,), dict(options))
-
-
-def _recipe(settings: RunSettings | PretrainSettings, data_checksum: str) -> dict[str, Any]:
-    """Leave out how often to save, and the path ``init``, for which the job before it counts."""
-    values = asdict(settings)
-    for name in ("checkpoint_every", "init"):
-        values.pop(name, None)
-    if not settings.augment_affine:  # without it, names are those from before there was one
-        values.pop("augment_affine")
-    return {"settings": values, "data": data_checksum}
+    after = () if encoder is None else (encoder,)
+    return Job("learn", f"learn a memory of {settings.data}", recipe, after, dict(options))
 
 
 def evaluate_job(model: Job, title: str, protocol: Mapping[str, Any], **more: Any) -> Job:
@@ -148,9 +149,9 @@ def evaluate_job(model: Job, title: str, protocol: Mapping[str, Any], **more: An
 
     Args:
         model: what is measured.
-        title: what people call it.
+        title: for people.
         protocol: fields of :class:`vsm.evaluation.protocol.EpisodeProtocol`.
-        more: ``slots`` (how many the memory keeps, and which choice of them), ``baseline`` (name
+        more: ``slots`` (how many the memory keeps, and which subset of them), ``baseline`` (name
             and settings of a classifier on the model's features), ``confusions`` (true: keep those
             of every episode), ``temperature`` (the protocol of validation episodes to which one is
             fitted).
@@ -213,3 +214,25 @@ def describe(settings: RunSettings) -> str:
         f"{', '.join(parts)}: {settings.data} {settings.way}-way {settings.shot}-shot, "
         f"{settings.steps} steps, seed {settings.seed}"
     )
+
+
+def with_changes(settings: ReadSettings, changes: Changes, prefix: str = "") -> ReadSettings:
+    """Return ``settings`` with the values that dotted names give, checked when all are in place.
+
+    Raises:
+        SettingsError: if there is no such setting, or a value is not valid.
+    """
+    known = [one.name for one in fields(settings)] if is_dataclass(settings) else []
+    parts: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        first, _, rest = name.partition(".")
+        if first not in known:
+            raise SettingsError(
+                f"unknown setting {prefix}{name}; known there: {', '.join(known) or 'none'}"
+            )
+        parts.setdefault(first, {})[rest] = value
+    values = {}
+    for name, part in parts.items():
+        nested = getattr(settings, name)
+        values[name] = part[""] if "" in part else with_changes(nested, part, f"{prefix}{name}.")
+    return replace(settings, **values)

@@ -1,4 +1,4 @@
-"""What experiments leave on disk: one folder for each job.
+"""Files of experiments: one folder for each job, and the checksums of datasets.
 
 ``jobs/<key>/`` holds ``job.json`` (what it is), the run directory ``run`` of a training,
 ``result.json`` when it is done, and ``failure.json`` when it failed. A result is written last and
@@ -6,12 +6,18 @@ atomically: a job without a readable one is not done, and is taken up again.
 """
 
 import traceback
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vsm import __version__
-from vsm.errors import RunError, VsmError
+from vsm.data import open_dataset, store
+from vsm.data.catalog import FOLDER_PREFIX
+from vsm.data.folder import key as folder_key
+from vsm.data.glyphs import GENERATOR_VERSION
+from vsm.data.published import CATALOG
+from vsm.errors import DataError, RunError, VsmError
 from vsm.runs.directory import RunDirectory
 from vsm.system.documents import read_json, write_json
 from vsm.system.files import exclusive_lock, is_locked
@@ -19,6 +25,7 @@ from vsm_lab.jobs import Job
 
 State = Literal["done", "running", "failed", "interrupted", "damaged", "waiting"]
 STATES: tuple[State, ...] = get_args(State)
+UNPREPARED = "not prepared"
 
 
 class JobStore:
@@ -36,7 +43,7 @@ class JobStore:
         return Path(job.options["path"]) if job.is_given else self.folder(job) / "run"
 
     def result_file(self, job: Job) -> Path:
-        """Return the file that says that a job is done, and what it found."""
+        """Return the file that holds the result of a finished job."""
         return self.folder(job) / "result.json"
 
     def failure_file(self, job: Job) -> Path:
@@ -44,7 +51,7 @@ class JobStore:
         return self.folder(job) / "failure.json"
 
     def state(self, job: Job) -> State:
-        """Return how far a job is."""
+        """Return the state of a job."""
         if self.is_done(job):
             return "done"
         if self.result_file(job).is_file():
@@ -56,7 +63,7 @@ class JobStore:
         return "interrupted" if self.run_folder(job).is_dir() else "waiting"
 
     def is_done(self, job: Job) -> bool:
-        """Return whether a job has a readable result, or needs none."""
+        """Whether a job has a readable result, or needs none."""
         return job.is_given or self._read_result(job) is not None
 
     def result(self, job: Job) -> dict[str, Any] | None:
@@ -74,7 +81,7 @@ class JobStore:
         return found
 
     def outcome(self, job: Job) -> dict[str, Any]:
-        """Return what a job that is done found."""
+        """Return the outcome of a finished job."""
         found = self.result(job)
         if found is None:
             raise RunError(f"{job.title} is not done: {self.result_file(job)} is missing")
@@ -117,15 +124,9 @@ class JobStore:
         self.result_file(job).unlink(missing_ok=True)
 
     def write_result(self, job: Job, outcome: dict[str, Any], seconds: float | None) -> None:
-        """Record that a job is done, what it found, and how long it took unless it was resumed."""
-        found = {
-            "key": job.key,
-            "title": job.title,
-            "package": __version__,
-            "seconds": seconds,
-            "outcome": outcome,
-        }
-        write_json(self.result_file(job), found)
+        """Record the outcome of a job, and how long it took unless it was resumed."""
+        found = {"key": job.key, "title": job.title, "package": __version__}
+        write_json(self.result_file(job), {**found, "seconds": seconds, "outcome": outcome})
 
     def write_failure(self, job: Job, error: Exception) -> None:
         """Record why a job failed."""
@@ -135,23 +136,35 @@ class JobStore:
         write_json(self.failure_file(job), found, indent=1)
 
     def lock(self, job: Job) -> AbstractContextManager[None]:
-        """Hold a job while the block runs, so that no other process works on it.
-
-        Raises:
-            RunError: if another process holds it.
-        """
+        """Hold a job while the block runs; RunError if another process holds it."""
         folder = self.folder(job)
         folder.mkdir(parents=True, exist_ok=True)
         return exclusive_lock(folder, f"{job.title}: another process is working on {folder}")
 
     def timing_lock(self) -> AbstractContextManager[None]:
-        """Keep other processes from timing anything of this folder while the block runs.
-
-        Raises:
-            RunError: if another process holds it.
-        """
+        """Keep other processes from timing for this folder; RunError if one does already."""
         return exclusive_lock(
             self.root / "jobs" / "timing",
-            f"another process is timing for {self.root}, and works side by side slow each other "
-            "down; wait until it ends",
+            f"another process is timing for {self.root}, and processes that run side by side slow "
+            "each other down; wait until it ends",
         )
+
+
+def data_checksum(data: str, remembered: Mapping[str, str]) -> str:
+    """Return the checksum of a dataset's pixels: now, or when it was last there.
+
+    Raises:
+        DataError: if there is no dataset of that name.
+    """
+    if data == "glyphs":
+        return f"generator version {GENERATOR_VERSION}"
+    if data.startswith(FOLDER_PREFIX):
+        try:
+            return folder_key(Path(data.removeprefix(FOLDER_PREFIX)))
+        except DataError:
+            return remembered.get(data, UNPREPARED)
+    if store.is_prepared(data):
+        return str(store.read_index(data)["sha256"])
+    if data not in CATALOG:
+        open_dataset(data)  # raises, and lists the names
+    return remembered.get(data, UNPREPARED)

@@ -18,8 +18,7 @@ from vsm_lab.cli.running import (
     run_jobs,
     show_plan,
 )
-from vsm_lab.paper.budgets import BUDGETS
-from vsm_lab.paper.catalog import PaperTable, table, tables
+from vsm_lab.paper.catalog import BUDGETS, PaperTable, table, tables
 
 if TYPE_CHECKING:
     from vsm_lab.paper.plan import Plan
@@ -123,10 +122,9 @@ def _described(shown: PaperTable) -> dict[str, Any]:
 def _reproduce(names: Sequence[str], chosen: jsonargparse.Namespace) -> None:
     """Plan, run, and print what was found."""
     from vsm.system.allocator import keep_allocations
-    from vsm_lab.checksums import UNPREPARED
     from vsm_lab.jobs import in_order
     from vsm_lab.paper.plan import check_data, remember
-    from vsm_lab.store import JobStore
+    from vsm_lab.store import UNPREPARED, JobStore
 
     keep_allocations()
     plans = _plans(names, chosen)
@@ -177,9 +175,7 @@ def _unavailable(plans: "Sequence[Plan]") -> list[str]:
 def _print_results(
     plans: "Sequence[Plan]", store: "JobStore", outcome: dict[str, Any], as_json: bool
 ) -> None:
-    from vsm_lab.paper.report import describe
-    from vsm_lab.paper.results import collect
-    from vsm_lab.paper.tables import difference_table, value_table
+    from vsm_lab.paper.report import collect, describe, difference_table, value_table
 
     found = [collect(plan, store) for plan in plans]
     if as_json:
@@ -193,12 +189,11 @@ def _print_results(
             if differences := difference_table(results, position):
                 title = "paired differences; * if clear of zero over two or more seeds"
                 print_table(title, differences.columns, differences.rows)
-    console().print(f"With pictures: vsm reproduce report --output {store.root}", highlight=False)
+    console().print(f"With plots: vsm reproduce report --output {store.root}", highlight=False)
 
 
 def _status(chosen: jsonargparse.Namespace) -> None:
-    from vsm_lab.paper.report import plans_in_order
-    from vsm_lab.paper.results import status_of
+    from vsm_lab.paper.report import plans_in_order, status_of
     from vsm_lab.store import JobStore
 
     store = JobStore(chosen.output)

@@ -13,8 +13,7 @@ from vsm.settings import SlurmSettings
 
 if TYPE_CHECKING:
     from vsm_lab.jobs import Job
-    from vsm_lab.launchers import Launcher
-    from vsm_lab.runner import Outcome
+    from vsm_lab.launchers import Launcher, Outcome
     from vsm_lab.store import JobStore
 
 
@@ -44,7 +43,7 @@ def run_jobs(
     command: str, jobs: "Sequence[Job]", launcher: "Launcher", output: Path, quiet: bool
 ) -> "Outcome":
     """Run jobs, and print how each ended unless ``quiet``."""
-    from vsm_lab import runner
+    from vsm_lab import launchers
     from vsm_lab.store import JobStore
 
     store = JobStore(output)
@@ -52,7 +51,7 @@ def run_jobs(
         waiting = sum(not store.is_done(job) for job in jobs)
         console().print(f"vsm {command}: {waiting} of {len(jobs)} jobs to do", highlight=False)
     with ProgressBar(quiet) as bar:
-        return runner.run_jobs(jobs, store, launcher, bar)
+        return launchers.run_jobs(jobs, store, launcher, bar)
 
 
 def require_success(outcome: "Outcome") -> None:

@@ -37,9 +37,9 @@ from vsm_lab.study.page import (
 
 if TYPE_CHECKING:
     from vsm_lab.store import JobStore
-    from vsm_lab.study.plan import StudyPlan
     from vsm_lab.study.pretraining import PretrainingPlan
-    from vsm_lab.uncertainty import UncertaintyPlan
+    from vsm_lab.study.runs import StudyPlan
+    from vsm_lab.study.uncertainty import UncertaintyPlan
 
     Plan = StudyPlan | UncertaintyPlan | PretrainingPlan
 
@@ -113,9 +113,9 @@ def _render(studies: Sequence[Study], parsed: jsonargparse.Namespace) -> None:
 
 
 def _plan(study: Study, parsed: jsonargparse.Namespace) -> "Plan":
-    from vsm_lab.study.plan import StudyPlan
     from vsm_lab.study.pretraining import PretrainingPlan
-    from vsm_lab.uncertainty import UncertaintyPlan
+    from vsm_lab.study.runs import StudyPlan
+    from vsm_lab.study.uncertainty import UncertaintyPlan
 
     kinds: dict[str, type[Plan]] = {
         "runs": StudyPlan,
@@ -128,20 +128,10 @@ def _plan(study: Study, parsed: jsonargparse.Namespace) -> "Plan":
 
 def _write(plan: "Plan", store: "JobStore", made: set[str], quiet: bool) -> dict[str, Any]:
     """Write the result file and page of a study, and print what was found."""
-    from vsm_lab import uncertainty
-    from vsm_lab.study import results
-    from vsm_lab.study.plan import StudyPlan
-    from vsm_lab.study.pretraining import PretrainingPlan
-
     study = plan.study
-    if isinstance(plan, StudyPlan):
-        found = results.write_results(plan, store)
-        if not quiet:
-            _print_conditions(plan.asked, found["conditions"])
-    elif isinstance(plan, PretrainingPlan):
-        plan.write_results(store)
-    else:
-        uncertainty.write_results(plan, store)
+    found = plan.write_results(store)
+    if isinstance(study.settings, StudySettings) and not quiet:
+        _print_conditions(study.settings, found["conditions"])
     page = write_page(study)
     measured = sum(job.key in made for job in plan.jobs)
     kept = len(plan.jobs) - measured

@@ -1,14 +1,18 @@
-"""What the paper prints, which of its rows can be measured here, by which settings, and claims.
+"""The paper's tables and figures, and the settings with which their rows are measured.
 
 Printed values are read from paper.json, what is measured of them from measured.yaml. A row is a few
-changes to the settings of its column (:mod:`vsm_lab.paper.budgets`). Rows without changes
-are quoted: the paper's number stands alone.
+changes to the settings of its column, which depend on the budget. Rows without changes are only
+quoted from the paper.
+
+Settings of the budgets ``tiny`` (for the tests), ``smoke`` and ``cpu`` are in ``budgets/``. Those
+of ``paper`` are the presets ``paper-…``: the paper's own schedule, with a reading under which its
+memory works.
 """
 
 import difflib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,19 @@ from typing import Any
 import yaml
 
 from vsm.errors import SettingsError
-from vsm_lab.changes import Changes
+from vsm.runs.configuration import PRESETS, preset_paths, settings_from_files
+from vsm.settings import METHODS, RunSettings
+from vsm_lab.jobs import Changes, with_changes
+
+HERE = Path(__file__).parent
+FOLDER = HERE / "budgets"
+FULL_WIDTH = 64
+CHARACTERS = ("glyphs", "omniglot", "omniglot-vinyals")
+RETENTION_OF_SHOT = {1: 0.7, 5: 0.8}  # the paper's best α (Table 10)
+
+
+class Unavailable(Exception):  # noqa: N818 - a property of a row, not an error
+    """A row cannot be measured under this budget or by this version; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +154,8 @@ def _table(name: str, printed: dict[str, Any], added: dict[str, Any]) -> PaperTa
 @cache
 def tables() -> dict[str, PaperTable]:
     """Return every table and figure of results by name, in the paper's order, tables first."""
-    here = Path(__file__)
-    printed = json.loads(here.with_name("paper.json").read_text(encoding="utf-8"))
-    added = yaml.safe_load(here.with_name("measured.yaml").read_text(encoding="utf-8"))
+    printed = json.loads((HERE / "paper.json").read_text(encoding="utf-8"))
+    added = yaml.safe_load((HERE / "measured.yaml").read_text(encoding="utf-8"))
     return {name: _table(name, printed[name], added[name]) for name in printed}
 
 
@@ -158,3 +173,121 @@ def table(name: str) -> PaperTable:
 def _suggest(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a reproduction may take.
+
+    Attributes:
+        name: what ``--budget`` takes.
+        purpose: one line for people.
+        channels: width of each backbone it affords.
+        episodes: test episodes per cell.
+        queries: query images per class at test.
+        data: datasets that stand in for the paper's unless ``--data`` says otherwise.
+        file: settings of its runs; None for the paper's presets.
+        refusal: why a backbone that is not in ``channels`` is not trained.
+        pretraining_epochs: by dataset ("" for any other), if runs begin with a pre-trained
+            backbone.
+    """
+
+    name: str
+    purpose: str
+    channels: Mapping[str, int]
+    episodes: int
+    queries: int = 15
+    data: tuple[str, ...] = ()
+    file: str | None = None
+    refusal: str = ""
+    pretraining_epochs: Mapping[str, int] = field(default_factory=dict)
+
+    def settings(self, table: PaperTable, column: Column, row: Row, seed: int) -> RunSettings:
+        """Return the settings of a row's training run.
+
+        Raises:
+            Unavailable: if this budget or this version cannot train it; says why.
+        """
+        if row.changes is None:
+            raise Unavailable("quoted from the paper")
+        if table.backbone not in self.channels:
+            raise Unavailable(self.refusal)
+        method = row.changes.get("method")
+        if method not in METHODS:
+            raise Unavailable(f"not available in this version: method {method}")
+        setting: dict[str, Any] = {
+            "data": column.data,
+            "way": column.way,
+            "shot": column.shot,
+            "seed": seed,
+            "model.backbone": table.backbone,
+            "model.channels": self.channels[table.backbone],
+            "memory.retention": RETENTION_OF_SHOT.get(column.shot, RETENTION_OF_SHOT[1]),
+        }
+        if table.backbone != "conv4":
+            setting["model.keep_probability"] = 1.0  # the paper's dropout is of its shallow network
+        return with_changes(_base(self.file, column), {**setting, **row.changes})
+
+    def narrow(self, backbone: str) -> str:
+        """Say that a backbone is narrower than the published one, if it is."""
+        width = self.channels.get(backbone, FULL_WIDTH)
+        return f"{backbone} with {width} of {FULL_WIDTH} channels" if width < FULL_WIDTH else ""
+
+    def epochs(self, data: str) -> int | None:
+        """Return the epochs of pre-training on ``data``; None if runs begin from scratch."""
+        return self.pretraining_epochs.get(data, self.pretraining_epochs.get(""))
+
+
+BUDGETS: dict[str, Budget] = {
+    "tiny": Budget(
+        "tiny",
+        "two steps per run, for the tests of this package",
+        {"conv4": 4, "resnet12": 4, "wrn28_10": 4},
+        episodes=4,
+        queries=3,
+        data=("glyphs",),
+        file="tiny.yaml",
+    ),
+    "smoke": Budget(
+        "smoke",
+        "seconds per run, on glyphs: proves the plumbing; deep networks are narrow",
+        {"conv4": 32, "resnet12": 8, "wrn28_10": 4},
+        episodes=200,
+        data=("glyphs",),
+        file="smoke.yaml",
+    ),
+    "cpu": Budget(
+        "cpu",
+        "minutes per run on two cores, from one pre-trained backbone per dataset; no deep networks",
+        {"conv4": 64},
+        episodes=2000,
+        file="cpu.yaml",
+        refusal="a deep network takes days on a CPU; choose --budget smoke (narrow) or paper",
+        pretraining_epochs={"": 20, "cifar-fs": 40, "mini-imagenet": 15, "tiered-imagenet": 2},
+    ),
+    "paper": Budget(
+        "paper",
+        "the paper's schedule: 100,000 to 150,000 steps per run",
+        {"conv4": 64, "resnet12": 64, "wrn28_10": 64},
+        episodes=2000,
+    ),
+}
+
+
+def budget(name: str) -> Budget:
+    """Return the budget called ``name``, or say which there are."""
+    if name not in BUDGETS:
+        raise SettingsError(f"budget: expected one of {', '.join(BUDGETS)}, got {name!r}")
+    return BUDGETS[name]
+
+
+@cache
+def _base(file: str | None, column: Column) -> RunSettings:
+    """Return the settings that all rows of a column share."""
+    if file is not None:
+        return settings_from_files(FOLDER / file)
+    own = f"paper-{column.data}-{column.way}way-{column.shot}shot"
+    if (PRESETS / f"{own}.yaml").is_file():
+        return settings_from_files(*preset_paths(own))
+    like = "omniglot" if column.data in CHARACTERS else "mini-imagenet"
+    return settings_from_files(*preset_paths(f"paper-{like}-{column.way}way-{column.shot}shot"))

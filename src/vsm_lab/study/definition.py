@@ -168,6 +168,8 @@ class UncertaintySettings:
     """Names of shipped models, or run directories."""
     episodes: int = 500
     """Episodes of each split."""
+    remark: str | None = None
+    """Added to the page."""
 
     def __post_init__(self) -> None:
         _require_episodes(self.episodes)

@@ -8,16 +8,13 @@ from statistics import fmean
 
 from vsm.errors import RunError, VsmError
 from vsm.system.documents import shortened
-from vsm_lab.document import Block, Heading, Picture, Table, Text, write_markdown
+from vsm_lab.document import Block, Heading, Picture, Table, Text, grouped_table, write_markdown
 from vsm_lab.study.definition import (
     Found,
-    PretrainingStudySettings,
     Study,
     StudySettings,
     condition_of,
 )
-from vsm_lab.study.pretraining_page import pretraining_blocks
-from vsm_lab.study.uncertainty_page import grouped_table, uncertainty_blocks
 
 QUARTERS = ("nearest", "second", "third", "farthest")
 INTRODUCTION = (
@@ -46,23 +43,27 @@ def write_page(study: Study, page: Path | None = None) -> Path:
         ) from error
     command = f"`vsm study {study.path.as_posix()} --render`"
     source = f"{study.path.stem}/results.json"
-    rendered = Text(f"Rendered from `{source}` by {command}.")
-    write_markdown(page, [Heading(1, results["study"]["title"]), rendered, *blocks])
+    texts = [f"Rendered from `{source}` by {command}.", *filter(None, [study.settings.remark])]
+    write_markdown(page, [Heading(1, results["study"]["title"]), *map(Text, texts), *blocks])
     return page
 
 
 def _blocks(study: Study, results: Found) -> list[Block]:
+    """Return the content of a page; only pages of runs do without torch."""
     if isinstance(study.settings, StudySettings):
         return [Text(INTRODUCTION), *run_blocks(study, results)]
-    if isinstance(study.settings, PretrainingStudySettings):
-        return pretraining_blocks(results, study.settings.remark)
+    if study.settings.kind == "pretraining":
+        from vsm_lab.study.pretraining import pretraining_blocks  # noqa: PLC0415
+
+        return pretraining_blocks(results)
+    from vsm_lab.study.uncertainty import uncertainty_blocks  # noqa: PLC0415
+
     return uncertainty_blocks(results)
 
 
 def run_blocks(study: Study, results: Found) -> list[Block]:
     """Return the page of a study of runs: each table covers all conditions."""
-    assert isinstance(study.settings, StudySettings)
-    asked, remark = results["study"], study.settings.remark
+    asked = results["study"]
     conditions = {str(condition_of(found)): found for found in results["conditions"]}
     split = asked["split"]
     seeds = ", ".join(map(str, asked["seeds"]))
@@ -75,7 +76,6 @@ def run_blocks(study: Study, results: Found) -> list[Block]:
             f"{asked['episode_seed']}) with {asked['queries']} queries per class, the same for all "
             f"rows; training seeds {seeds}. {_lengths(results['runs'])}"
         ),
-        *([] if remark is None else [Text(remark)]),
         grouped_table(["", *SCORE_COLUMNS], scores),
     ]
     if any(differences.values()):

@@ -1,4 +1,4 @@
-"""From a study of runs to its jobs: evaluations of every row, condition and seed, and the rest."""
+"""Studies of runs: the jobs they take, and their result files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -7,13 +7,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from vsm.data import Dataset, open_dataset
 from vsm.errors import RunError, SettingsError
+from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.evaluation.statistics import crossed_estimate, estimate, spearman, student_quantile
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import find_run
 from vsm.settings import BaselineSettings, ModelSettings, RunSettings, is_frozen_encoder
-from vsm_lab.changes import with_changes
-from vsm_lab.checksums import data_checksum
+from vsm_lab.cells import Cell, class_interval, interval, number, read_cell
 from vsm_lab.jobs import (
     VIEWS,
     Job,
@@ -22,10 +27,13 @@ from vsm_lab.jobs import (
     in_order,
     learn_job,
     train_job,
+    with_changes,
 )
 from vsm_lab.provenance import training_record
-from vsm_lab.store import JobStore
-from vsm_lab.study.definition import Condition, Study, StudySettings
+from vsm_lab.store import JobStore, data_checksum
+from vsm_lab.study.definition import Condition, Found, Study, StudySettings
+
+SCORES = ("nll", "ece", "temperature", "calibrated_nll", "calibrated_ece")
 
 
 class Model(NamedTuple):
@@ -87,6 +95,11 @@ class StudyPlan:
                 found[label, job.key] = {"row": label, "seed": seed, **record}
         return list(found.values())
 
+    def write_results(self, store: JobStore) -> Found:
+        """Summarize the finished jobs, and write the result file."""
+        conditions = [self._found(condition, store) for condition in self.asked.conditions]
+        return self.study.write_results({"runs": self.records(store), "conditions": conditions})
+
     def score(self, label: str, condition: Condition, seed: int) -> Job:
         """Return the evaluation of a row, or of a baseline on the features of the reference."""
         protocol, more = self._protocol(condition), dict[str, Any](confusions=True)
@@ -130,7 +143,7 @@ class StudyPlan:
         """Return the model of a row; it is looked up once."""
         row = self.asked.rows[label]
         if isinstance(row, str):
-            name = row.format(seed=seed, **_shape(condition))
+            name = row.format(seed=seed, way=condition.way, shot=condition.shot)
             if name not in self._models:
                 self._models[name] = self._given(Path(name))
         else:
@@ -202,16 +215,141 @@ class StudyPlan:
         return {
             "data": asked.data,
             "split": asked.split,
-            **_shape(condition),
+            "way": condition.way,
+            "shot": condition.shot,
             "queries": asked.queries,
             "episodes": asked.episodes,
             "seed": asked.episode_seed,
             "batch_norm": condition.batch_norm,
         }
 
+    @cached_property
+    def _dataset(self) -> Dataset:
+        return open_dataset(self.asked.data)
 
-def _shape(condition: Condition) -> dict[str, int]:
-    return {"way": condition.way, "shot": condition.shot}
+    def _found(self, condition: Condition, store: JobStore) -> Found:
+        """Return everything that was measured under one condition."""
+        asked = self.asked
+        is_inductive = condition.batch_norm == "inductive"
+        rows = {label: self._cell(label, condition, store) for label in asked.rows}
+        baselines = {
+            name: self._cell(name, condition, store) for name in asked.baselines if is_inductive
+        }
+        reference, class_ids = rows[asked.reference], self._class_ids(condition)
+        found: Found = {
+            **condition._asdict(),
+            "rows": {label: _score(cell) for label, cell in rows.items()},
+            "baselines": {name: _score(cell) for name, cell in baselines.items()},
+            "differences": {
+                label: self._difference(reference, (rows | baselines)[label], class_ids)
+                for label in (*asked.compared, *baselines)
+            },
+            "pairs": [
+                {"row": one, "minus": other, **self._difference(rows[one], rows[other], class_ids)}
+                for one, other in asked.pairs.items()
+            ],
+        }
+        if is_inductive:
+            found["memory_sizes"] = self._memory_sizes(reference, condition, store)
+        if is_inductive and asked.without_memory is not None:
+            more = reference.confusions - rows[asked.without_memory].confusions  # [S, E, N, N]
+            by_class = more.mean(0).diagonal(dim1=1, dim2=2)
+            found["gains"] = self._gains(by_class, class_ids, condition, store)
+            found["changes"] = store.outcome(self.changes(condition)) or None
+        return found
+
+    def _cell(self, label: str, condition: Condition, store: JobStore) -> Cell:
+        jobs = [self.score(label, condition, seed) for seed in self.asked.seeds]
+        return read_cell(store, jobs, self.asked.seeds)
+
+    def _difference(self, reference: Cell, other: Cell, class_ids: Tensor) -> Found:
+        """Return how much more accurate the first is, over episodes and over classes."""
+        seed = self.asked.episode_seed
+        more = reference.values("accuracy") - other.values("accuracy")  # [S, E]
+        pairs = reference.confusions - other.confusions  # [S, E, N, N]
+        return {
+            **interval(crossed_estimate(more)),
+            "ci95_classes": class_interval(pairs.mean(0), class_ids, seed),
+            "seeds": [
+                {
+                    "seed": one,
+                    **interval(estimate(values)),
+                    "ci95_classes": class_interval(of_seed, class_ids, seed),
+                }
+                for one, values, of_seed in zip(reference.seeds, more, pairs, strict=True)
+            ],
+        }
+
+    def _memory_sizes(self, reference: Cell, condition: Condition, store: JobStore) -> list[Found]:
+        """Return the accuracy of the reference with ever more of its slots; all come last."""
+        slots = [one["memory_slots"] for one in reference.outcomes]
+        if not min(slots):
+            return []
+        found, asked = [], self.asked
+        for size in sorted({size for size in asked.memory_sizes if size < min(slots)}):
+            subsets = self.subsets(size)
+            cells = [
+                [self.cut(condition, size, subset, seed) for seed in asked.seeds]
+                for subset in subsets
+            ]
+            accuracies = [read_cell(store, c, asked.seeds).values("accuracy") for c in cells]
+            over_seeds = interval(crossed_estimate(torch.stack(accuracies).mean(0)))
+            apart = None
+            if len(subsets) > 1:  # over choices of classes, each by its mean
+                means = torch.stack([one.mean() for one in accuracies])
+                std = means.std().item() / len(subsets) ** 0.5
+                apart = student_quantile(len(subsets) - 1) * std
+            found.append(
+                {"slots": [size], "subsets": len(subsets), **over_seeds, "ci95_subsets": apart}
+            )
+        every = interval(crossed_estimate(reference.values("accuracy")))
+        return [*found, {"slots": sorted(set(slots)), "subsets": 1, **every}]
+
+    def _gains(
+        self, values: Tensor, class_ids: Tensor, condition: Condition, store: JobStore
+    ) -> Found | None:
+        """Set what each class gains beside its mean nearness to the memory, nearest first.
+
+        ``values`` and ``class_ids`` are by episode and class ``[E, N]``.
+        """
+        seeds = self.asked.seeds
+        found = [store.outcome(self.nearness(condition, seed)) for seed in seeds]
+        if not all(found):
+            return None
+        classes, member = class_ids.flatten().unique(return_inverse=True)
+        gain = torch.bincount(member, values.flatten()) / torch.bincount(member)
+        near = [sum(one[str(c)] for one in found) / len(found) for c in classes.tolist()]
+        listed = [
+            {"class": self._dataset.class_names[class_id], "nearness": nearness, "gain": of_class}
+            for class_id, nearness, of_class in zip(
+                classes.tolist(), near, gain.tolist(), strict=True
+            )
+        ]
+        return {
+            "spearman": number(spearman(torch.tensor(near, dtype=torch.float64), gain)),
+            "classes": sorted(listed, key=lambda one: -one["nearness"]),
+        }
+
+    def _class_ids(self, condition: Condition) -> Tensor:
+        """Return the classes of every episode ``[E, N]``."""
+        protocol = EpisodeProtocol(**self._protocol(condition))
+        sampler = protocol.sampler(self._dataset)
+        blocks = sampler.evaluation_episodes(protocol.episodes, protocol.seed)
+        return torch.cat([block.class_ids for block in blocks])
+
+
+def _score(cell: Cell) -> Found:
+    """Return means over seeds, and each seed by itself."""
+    names = [name for name in SCORES if name in cell.outcomes[0]]
+    by_seed = cell.values("accuracy")
+    return {
+        **interval(crossed_estimate(by_seed)),
+        **{name: sum(one[name] for one in cell.outcomes) / len(cell.outcomes) for name in names},
+        "seeds": [
+            {"seed": seed, **interval(estimate(values)), **{name: one[name] for name in names}}
+            for seed, values, one in zip(cell.seeds, by_seed, cell.outcomes, strict=True)
+        ],
+    }
 
 
 def run_job(

@@ -1,4 +1,4 @@
-"""How reliable a model's uncertainty is: coverage, OOD detection, calibration, and its causes.
+"""Studies of uncertainty: coverage, OOD detection, calibration, and its sources.
 
 An episode has N classes that are fitted with K examples each, and others that are not: their
 queries are out-of-distribution (OOD). The same episodes serve every K, with the first K of ten
@@ -7,7 +7,7 @@ measured once, with the score that the package uses.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise, product
 from typing import Any
@@ -27,19 +27,18 @@ from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import find_run
 from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import Randomness, generator, task_generators
+from vsm_lab.document import Block, Table, Text, grouped_table
 from vsm_lab.jobs import Job, in_order
 from vsm_lab.store import JobStore
 from vsm_lab.study.definition import Found, Study, UncertaintySettings
-from vsm_lab.study.plan import run_job
-from vsm_lab.study.uncertainty_page import (
-    CHOSEN,
-    COVERAGES,
-    DISTANCE,
-    PARTS,
-    PROBABILITY,
-    SCORES,
-)
+from vsm_lab.study.runs import run_job
 
+COVERAGES = (0.8, 0.9, 0.95)
+CHOSEN, DISTANCE, PROBABILITY = "rejection score", "distance alone", "largest probability"
+SCORES = (CHOSEN, DISTANCE, PROBABILITY)
+"""What may detect OOD queries; the first is what the package uses."""
+PARTS = ("total", "aleatoric", "epistemic")
+SHARES = [f"{what} at {c}" for c in COVERAGES for what in ("answered", "rejected")]
 SPLITS: tuple[Split, ...] = ("validation", "test")
 WAY, OOD_CLASSES, QUERIES, SEED = 5, 5, 10, 0
 AT_ONCE = 10  # episodes
@@ -176,7 +175,7 @@ def _paired_shots(values: Mapping[int, Mapping[str, Tensor]]) -> Found:
 
 
 class UncertaintyPlan:
-    """The jobs of a study of uncertainty; takes what :class:`.study.plan.StudyPlan` takes."""
+    """The jobs of a study of uncertainty; takes what :class:`.runs.StudyPlan` takes."""
 
     def __init__(self, study: Study, backbones: Sequence[str] = (), **options: Any) -> None:
         assert isinstance(study.settings, UncertaintySettings)
@@ -193,19 +192,102 @@ class UncertaintyPlan:
             self.cells[name, split] = Job("uncertainty", title, recipe, (model,))
         self.jobs = in_order(self.cells.values())
 
+    def write_results(self, store: JobStore) -> Found:
+        """Summarize the finished jobs, and write the result file."""
+        sizes = {"way": WAY, "ood_classes": OOD_CLASSES, "queries": QUERIES}
+        found = {
+            "protocol": {**sizes, "episodes": self.asked.episodes, "seed": SEED},
+            "models": [
+                {
+                    "model": name,
+                    "data": self.cells[name, "test"].recipe["protocol"]["data"],
+                    **{split: store.outcome(self.cells[name, split]) for split in SPLITS},
+                }
+                for name in self.asked.models
+            ],
+        }
+        return self.study.write_results(found)
 
-def write_results(plan: UncertaintyPlan, store: JobStore) -> Found:
-    """Sum up the finished jobs of a study, and write the result file."""
-    sizes = {"way": WAY, "ood_classes": OOD_CLASSES, "queries": QUERIES}
-    found = {
-        "protocol": {**sizes, "episodes": plan.asked.episodes, "seed": SEED},
-        "models": [
-            {
-                "model": name,
-                "data": plan.cells[name, "test"].recipe["protocol"]["data"],
-                **{split: store.outcome(plan.cells[name, split]) for split in SPLITS},
-            }
-            for name in plan.asked.models
-        ],
-    }
-    return plan.study.write_results(found)
+
+def uncertainty_blocks(results: Found) -> list[Block]:
+    """Return what the page says of one study: one table for all models each."""
+    protocol = results["protocol"]
+
+    def table(columns: Sequence[str], rows: Callable[[Found], list[list[str]]]) -> Table:
+        groups = {found["model"]: rows(found) for found in results["models"]}
+        return grouped_table(["model", "K", *columns], groups)
+
+    return [
+        Text(
+            f"{protocol['episodes']} episodes (seed {protocol['seed']}) of {protocol['way']} "
+            f"classes with K examples each and {protocol['ood_classes']} out-of-distribution (OOD) "
+            f"classes, {protocol['queries']} queries per class; the same for every K. In percent, "
+            "with 95% intervals over episodes; other classes would vary by more."
+        ),
+        Text(
+            "Detection of OOD queries on validation classes: area under the ROC curve (AUROC) of "
+            f"{CHOSEN}, and its paired difference to other scores."
+        ),
+        table([CHOSEN, *(f"− {other}" for other in SCORES[1:])], _detection),
+        Text(
+            "Rejection on test classes by the stored thresholds: queries of the classes that are "
+            "answered, and OOD queries that are rejected, at the coverage asked for."
+        ),
+        table(["AUROC", *SHARES], _rejection),
+        Text(
+            "Probabilities on test classes, as computed and calibrated by the card's temperature "
+            "(the classifier's default): NLL in nats, ECE in 15 bins."
+        ),
+        table(["accuracy", "NLL", "calibrated", "ECE", "calibrated"], _calibration),
+        Text(
+            "Uncertainty on test classes in nats, which adds up to the total, and its paired "
+            "changes with more examples."
+        ),
+        table(PARTS[1:], _parts),
+    ]
+
+
+def _detection(found: Found) -> list[list[str]]:
+    validation = found["validation"]
+    return [
+        [
+            shot,
+            _percent(of[CHOSEN]),
+            *(_percent(validation["paired"][shot][o], "+") for o in SCORES[1:]),
+        ]
+        for shot, of in validation["shots"].items()
+    ]
+
+
+def _rejection(found: Found) -> list[list[str]]:
+    shots = found["test"]["shots"].items()
+    return [[shot, *(_percent(of[name]) for name in ("auroc", *SHARES))] for shot, of in shots]
+
+
+def _calibration(found: Found) -> list[list[str]]:
+    return [
+        [
+            shot,
+            _percent(of["accuracy"]),
+            *(_nats(of[name]) for name in ("nll", "nll calibrated")),
+            *(f"{100 * of[name]:.1f}" for name in ("ece", "ece calibrated")),
+        ]
+        for shot, of in found["test"]["shots"].items()
+    ]
+
+
+def _parts(found: Found) -> list[list[str]]:
+    test = found["test"]
+    return [
+        [label, *(_nats(of[part], sign) for part in PARTS[1:])]
+        for rows, sign in ((test["shots"], ""), (test["paired"], "+"))
+        for label, of in rows.items()
+    ]
+
+
+def _percent(found: Found, sign: str = "") -> str:
+    return f"{100 * found['mean']:{sign}.1f} ± {100 * found['ci95']:.1f}"
+
+
+def _nats(found: Found, sign: str = "") -> str:
+    return f"{found['mean']:{sign}.4f} ± {found['ci95']:.4f}"

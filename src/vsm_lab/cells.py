@@ -1,4 +1,4 @@
-"""From the results of jobs to estimates: one cell is one row under one condition, over seeds."""
+"""From results of jobs to estimates: a cell is one row under one condition, over seeds."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The pictures of a report: α, memory size, and prototype distributions. Needs matplotlib."""
+"""Plots of a report: α, memory size, and prototype distributions. Needs matplotlib."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from vsm_lab.episode_plots import prototype_clouds
 from vsm_lab.execution import protocol_of
 from vsm_lab.measures import look_at_episodes
 from vsm_lab.paper.catalog import Column, Row
-from vsm_lab.paper.results import Results
+from vsm_lab.paper.report import Results
 from vsm_lab.plots import color_of, png
 from vsm_lab.store import JobStore
 
@@ -22,8 +22,8 @@ Point = tuple[float, float, float]
 """A place, an accuracy in percent, and its interval."""
 
 
-def pictures(results: Results, store: JobStore) -> list[Picture]:
-    """Draw what a table is shown by, as far as it is measured."""
+def plots(results: Results, store: JobStore) -> list[Picture]:
+    """Return the plots of a table, as far as it is measured."""
     if results.plan.table.name == "figure-2":
         return _prototypes(results, store)
     draw = {"table-10": _retention, "figure-3": _memory_size}.get(results.plan.table.name)
