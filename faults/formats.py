@@ -22,7 +22,7 @@ from faults.mutations import (
     replace_file,
 )
 from faults.oracles import Outcome, check, digest_without_times, parse_answer, snapshot
-from faults.processes import OWN_INTERPRETER_EVERY, Command, Program
+from faults.processes import OWN_INTERPRETER_AT, OWN_INTERPRETER_EVERY, Command, Program
 from faults.samples import (
     EVALUATE_FOREIGN,
     PRETRAIN,
@@ -201,7 +201,7 @@ def _run(tried: Format, sandbox: Sandbox, number: int, random: Random) -> Outcom
     baseline = sandbox.baseline(reader, lambda: _measure(reader, sandbox))
     mutation = tried.damage(sandbox.folder, random)
     prepare = None
-    if isinstance(reader.program, Command) and number % OWN_INTERPRETER_EVERY == 0:
+    if isinstance(reader.program, Command) and number % OWN_INTERPRETER_EVERY == OWN_INTERPRETER_AT:
         prepare = reader.program.execute
     before = snapshot(sandbox.folder)
     completed = sandbox.run(reader.program, prepare=prepare)

@@ -25,6 +25,7 @@ EXTRA_BYTES = 3 << 30  # address space beyond what a case begins with
 POLL_SECONDS = 0.005
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 OWN_INTERPRETER_EVERY = 40  # cases, of which one starts a new interpreter
+OWN_INTERPRETER_AT = 10  # the number of that case: every format has it, the slice does not
 CANARY = "canary"
 """Part of the names of files that no program has a reason to open."""
 CODE_EXECUTION = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class")

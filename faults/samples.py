@@ -80,6 +80,8 @@ def build(folder: Path, scratch: Path, quick: bool = False) -> None:
         done = start(program, folder, scratch, variables, 300).wait()
         if done.code != 0:
             raise RuntimeError(f"cannot write a sample: {done.errors or done.output}")
+    if quick:
+        return
     for name, words in (("resumed", TRAIN), ("begun", PRETRAIN)):
         watch = partial(_kill_when_saved, folder / name)
         program = Command(f"{words} --output {name}")

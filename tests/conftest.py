@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from PIL import Image
 
 from store_helpers import new_database, running_postgres
-from tiny import make_dataset, make_settings
-from vsm.data import ImageDataset
+from tiny import make_dataset, make_settings, write_few_glyphs
+from vsm.data import ImageDataset, open_dataset
 from vsm.settings import RunSettings
 from vsm.system.devices import avoid_unusable_amx
 
@@ -22,9 +23,30 @@ avoid_unusable_amx()  # before any test computes
 
 @pytest.fixture(scope="session", autouse=True)
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One folder of prepared data for all tests, so that glyphs are drawn once."""
+    """One folder of prepared data for all tests, with a fifth of the glyphs, drawn once."""
+    with _prepared_data("vsm-data", tmp_path_factory) as folder:
+        write_few_glyphs()
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def folder_of_all_glyphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with _prepared_data("all-glyphs", tmp_path_factory) as folder:
+        open_dataset("glyphs")
+    return folder
+
+
+@pytest.fixture
+def all_glyphs(folder_of_all_glyphs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``glyphs`` be complete, for models that were trained on it."""
+    monkeypatch.setenv("VSM_DATA", str(folder_of_all_glyphs))
+
+
+@contextmanager
+def _prepared_data(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Prepare data in a folder that the processes of the tests share."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if PARALLEL else base) / "vsm-data"
+    folder = (base.parent if PARALLEL else base) / name
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VSM_DATA", str(folder))

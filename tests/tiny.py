@@ -1,8 +1,12 @@
 """Data and settings so small that a run takes seconds, for tests and the processes they start."""
 
+from itertools import chain
+
 import numpy as np
 
-from vsm.data import ImageDataset, PixelNormalization
+from vsm.data import SPLITS, ImageDataset, PixelNormalization, glyphs, store
+from vsm.data.dataset import ClassLists
+from vsm.data.store import Preparation
 from vsm.settings import ModelSettings, RunSettings, SamplingSettings, ValidationSettings
 from vsm.system.progress import Progress
 
@@ -26,6 +30,27 @@ def make_dataset() -> ImageDataset:
         },
         normalization=PixelNormalization((0.5,), (0.25,)),
     )
+
+
+def write_few_glyphs() -> None:
+    """Prepare the dataset ``glyphs`` with eight of its alphabets, a fifth of the classes."""
+    alphabets = {"train": range(4), "validation": range(28, 30), "test": range(34, 36)}
+    drawn = {n: glyphs.draw_alphabet(glyphs.SEED, n) for n in chain(*alphabets.values())}
+    names = {
+        n: [f"alphabet{n:02}/character{i:02}" for i in range(len(images))]
+        for n, images in drawn.items()
+    }
+    lists: ClassLists = {
+        split: [name for n in alphabets[split] for name in names[n]] for split in SPLITS
+    }
+    few = Preparation(
+        image_shape=(28, 28, 1),
+        class_lists=lists,
+        class_sizes=dict.fromkeys(chain(*lists.values()), glyphs.NUM_DRAWINGS),
+        batches=[images.reshape(-1, 28, 28, 1) for images in drawn.values()],
+        origin="a part of glyphs",
+    )
+    store.write(f"glyphs-v{glyphs.GENERATOR_VERSION}", few, glyphs.NORMALIZATION)
 
 
 def make_settings() -> RunSettings:
