@@ -30,7 +30,7 @@ from vsm.cli import main
 from vsm.data import EpisodeSampler
 from vsm.data.augmentation import Augmentation
 from vsm.model import FewShotModel
-from vsm.nn.batch_norm import SynchronizedBatchNorm2d, synchronize_batch_norm
+from vsm.nn.batch_norm import SynchronizedBatchNorm, synchronize_batch_norm
 from vsm.runs.checkpoints import TrainingState
 from vsm.seeding import generator
 from vsm.settings import (
@@ -99,8 +99,8 @@ def trained(settings: RunSettings, processes: Processes) -> dict[str, Tensor]:
 
 def normalized(kind: torch.dtype, processes: Processes) -> dict[str, Tensor]:
     """Batch norm of this process's share of a batch, forth and back; see ``whole_batch``."""
-    layer, images, gradient = whole_batch(kind)
-    layer = SynchronizedBatchNorm2d(layer, processes) if processes.count > 1 else layer
+    plain, images, gradient = whole_batch(kind)
+    layer = SynchronizedBatchNorm(plain, processes) if processes.count > 1 else plain
     own = processes.share(len(images))
     share = images[own.start : own.stop].clone().requires_grad_()
     output = layer(share)

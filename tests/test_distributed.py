@@ -20,8 +20,7 @@ from vsm.data import ImageDataset
 from vsm.errors import ProcessLostError, SettingsError
 from vsm.model import FewShotModel
 from vsm.nn.batch_norm import (
-    SynchronizedBatchNorm2d,
-    SynchronizedBatchNorm3d,
+    SynchronizedBatchNorm,
     global_statistics,
     synchronize_batch_norm,
     unsynchronized_buffers,
@@ -133,7 +132,7 @@ def test_layers_that_cannot_be_synchronized_stay_and_are_averaged() -> None:
     network = nn.Sequential(*layers)
     synchronize_batch_norm(network, Processes(0, 2))
     assert [type(layer) for layer in network] == [
-        *(nn.BatchNorm2d, nn.BatchNorm2d, SynchronizedBatchNorm3d)
+        *(nn.BatchNorm2d, nn.BatchNorm2d, SynchronizedBatchNorm)
     ]
     left = {id(buffer) for buffer in unsynchronized_buffers(network)}
     assert left == {id(b) for layer in layers[:2] for b in (layer.running_mean, layer.running_var)}
@@ -164,7 +163,7 @@ def test_one_process_keeps_plain_batch_norm(
 ) -> None:
     model = FewShotModel(tiny_settings, tiny_dataset.image_shape)
     synchronize_batch_norm(model, SINGLE_PROCESS)
-    assert not any(isinstance(module, SynchronizedBatchNorm2d) for module in model.modules())
+    assert not any(isinstance(module, SynchronizedBatchNorm) for module in model.modules())
 
 
 def test_synchronizing_keeps_every_name_and_parameter(
@@ -174,7 +173,7 @@ def test_synchronizing_keeps_every_name_and_parameter(
     names, parameters = list(model.state_dict()), list(model.parameters())
     plain = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     synchronize_batch_norm(model, Processes(0, 2))
-    synchronized = [m for m in model.modules() if isinstance(m, SynchronizedBatchNorm2d)]
+    synchronized = [m for m in model.modules() if isinstance(m, SynchronizedBatchNorm)]
     assert len(synchronized) == plain == 4
     assert list(model.state_dict()) == names
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))

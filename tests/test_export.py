@@ -3,7 +3,7 @@
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,11 @@ from vsm import FewShotClassifier, export_onnx
 from vsm.cli import main
 from vsm.data import ImageDataset, open_images
 from vsm.errors import DataError, ExportError
-from vsm.export import classifier_noise, onnx_files
-from vsm.export.graphs import ClassifierGraph, RecordedNoise, StoredNoise
+from vsm.export import onnx_files
+from vsm.export.graphs import ClassifierGraph
 from vsm.memory import GaussianMemory
 from vsm.model import FewShotModel
 from vsm.runs.trained_model import TrainedModel, load
-from vsm.seeding import generator
-from vsm.settings import Method
 
 Arrays = dict[str, npt.NDArray[Any]]
 UNEVEN = dict(zip(CLASSES, (1, 4, 2, 1, 3), strict=True))
@@ -64,12 +62,10 @@ def answers_of(
 ) -> Arrays:
     """Do all that a program without this package must do."""
     encoder, classifier = Graph(folder / "encoder.onnx"), Graph(folder / "classifier.onnx")
-    noise = classifier_noise(trained, len(set(labels)))
     return classifier(
         support_features=encoder(images=pixels(trained, support))["features"],
         support_labels=one_hot(labels),
         query_features=encoder(images=pixels(trained, queries))["features"],
-        **{name: value.numpy() for name, value in noise.items()},
     )
 
 
@@ -94,11 +90,8 @@ class Deciding(Plain):
 
 
 def write_own_run(path: Path, name: str) -> Path:
-    """Write a run of a backbone from the current folder, with all that an encoder can have.
-
-    Its recall is ancestral, so that a classifier draws all that it can draw.
-    """
-    settings = make_settings()
+    """Write a run of a backbone from the current folder, with all that an encoder can have."""
+    settings = replace(make_settings(), method="protonet")
     model = replace(
         settings.model,
         backbone=name,
@@ -107,8 +100,7 @@ def write_own_run(path: Path, name: str) -> Path:
         adapter="linear",
         normalize_features=True,
     )
-    memory = replace(settings.memory, recall="mixture", top_k=4)
-    trained = FewShotModel(replace(settings, model=model, memory=memory), (1, 28, 28)).eval()
+    trained = FewShotModel(replace(settings, model=model), (1, 28, 28)).eval()
     assert trained.adapter is not None
     with torch.no_grad():
         trained.adapter.weight.add_(0.1)  # so that it is missed if it is left out
@@ -162,7 +154,7 @@ def test_a_shipped_models_graphs_answer_as_its_classifier_does(
         assert told.distances[label] == pytest.approx(distance, rel=1e-4)
 
 
-def test_noise_is_stored_for_five_classes_and_then_answers_need_no_other_inputs(
+def test_a_graph_takes_a_temperature_in_place_of_the_models_own(
     glyphs_export: Path,
 ) -> None:
     support, labels, asked = glyph_task(5, 1, 3)
@@ -217,7 +209,6 @@ def test_an_encoder_of_somebodys_own_is_exported_with_adapter_and_mirror(
     np.testing.assert_allclose(features, trained.embed(pictures), atol=1e-5)
     answers = answers_of(Path("graphs"), trained, pictures, labels, pictures[:2])
     np.testing.assert_allclose(answers["probabilities"].sum(1), 1, atol=1e-5)
-    assert ((answers["recalled_weights"] > 0).sum(1) == 4).all(), "top_k is 4"
 
     assert main(["export", str(run), "--onnx", "graphs", "--backbone", name]) == 2
     assert "encoder.onnx is there already; replace it with --overwrite" in capsys.readouterr().err
@@ -235,11 +226,6 @@ def test_a_backbone_that_torch_cannot_export_is_named_in_one_line(
     assert not Path("other").exists()
 
 
-@pytest.fixture
-def opened(tmp_path: Path) -> Callable[[Method], TrainedModel]:
-    return lambda method: load(write_run(tmp_path / method, method))
-
-
 def graph_answers(
     trained: TrainedModel,
     pictures: list[Any],
@@ -248,7 +234,6 @@ def graph_answers(
     **more: Tensor,
 ) -> dict[str, Tensor]:
     """Answer as a graph would, before it is converted."""
-    noise = classifier_noise(trained, len(set(labels)))
     inputs = {
         "support_features": trained.embed(pictures),
         "support_labels": torch.from_numpy(one_hot(labels)),
@@ -256,20 +241,20 @@ def graph_answers(
         "temperature": torch.ones(()),
     }
     with torch.no_grad():
-        return ClassifierGraph(trained).by_name(inputs | noise | more)
+        return ClassifierGraph(trained).by_name(inputs | more)
 
 
-@pytest.mark.parametrize("method", ["protonet", "vpn", "rote", "transformed", "vsm"])
-def test_the_graph_of_every_method_computes_what_its_classifier_does(
-    opened: Callable[[Method], TrainedModel], tiny_dataset: ImageDataset, method: Method
+def test_the_graph_of_a_model_without_memory_computes_what_its_classifier_does(
+    tmp_path: Path, tiny_dataset: ImageDataset
 ) -> None:
+    trained = load(write_run(tmp_path / "run", "protonet"))
     pictures, labels = examples(tiny_dataset, UNEVEN)
     queries, _ = examples(tiny_dataset, dict.fromkeys(CLASSES, 3), first=8)
-    classifier = FewShotClassifier(opened(method)).fit(pictures, labels)
-    answers = graph_answers(opened(method), pictures, labels, queries)
+    classifier = FewShotClassifier(trained).fit(pictures, labels)
+    answers = graph_answers(trained, pictures, labels, queries)
     expected = torch.from_numpy(classifier.predict_proba(queries))
     torch.testing.assert_close(answers["probabilities"], expected, rtol=1e-4, atol=1e-5)
-    assert ("recalled_weights" in answers) == (method not in ("protonet", "vpn"))
+    assert "recalled_weights" not in answers
 
 
 def test_a_graph_chooses_the_temperature_of_the_model_by_the_examples() -> None:
@@ -281,46 +266,26 @@ def test_a_graph_chooses_the_temperature_of_the_model_by_the_examples() -> None:
         assert ours.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_slots_can_be_hidden_as_the_classifier_hides_those_of_other_classes(
-    opened: Callable[[Method], TrainedModel], tiny_dataset: ImageDataset
-) -> None:
-    remembered = dict.fromkeys((0, 3, 7), 2)  # the memory knows classes 0 to 11 by these names
-    pictures, labels = examples(tiny_dataset, remembered)
-    classifier = FewShotClassifier(opened("vsm")).fit(pictures, labels)
-    hidden = torch.zeros(3, 12, dtype=torch.bool)
-    for n in range(3):
-        hidden[n, [slot for slot in remembered if slot != list(remembered)[n]]] = True
+def test_slots_can_be_hidden_as_the_classifier_hides_those_of_other_classes() -> None:
+    trained = load("glyphs-5w1s")
+    assert trained.memory is not None
+    glyphs, slots = open_images("glyphs"), (0, 3, 7)
+    names = [trained.memory.names[slot] for slot in slots]
+    ids = [glyphs.class_names.index(name) for name in names]
+    pictures, _ = examples(glyphs, dict.fromkeys(ids, 2))
+    labels = [name for name in names for _ in range(2)]
+    order = sorted(range(3), key=names.__getitem__)
+    hidden = torch.zeros(3, len(trained.memory.names), dtype=torch.bool)
+    for n, own in enumerate(order):
+        hidden[n, [slot for slot in slots if slot != slots[own]]] = True
+    classifier = FewShotClassifier(trained, temperature=1.0).fit(pictures, labels)
     expected = torch.from_numpy(classifier.predict_proba(pictures))
-    ours = graph_answers(opened("vsm"), pictures, labels, pictures, slot_mask=hidden)
+    ours = graph_answers(trained, pictures, labels, pictures, slot_mask=hidden)
     torch.testing.assert_close(ours["probabilities"], expected, rtol=1e-4, atol=1e-5)
     assert not ours["recalled_weights"][hidden].any()
     everywhere = hidden.any(0, keepdim=True)
-    ours = graph_answers(opened("vsm"), pictures, labels, pictures, slot_mask=everywhere)
+    ours = graph_answers(trained, pictures, labels, pictures, slot_mask=everywhere)
     assert not ours["recalled_weights"][:, everywhere[0]].any()
-
-
-def test_stored_noise_is_shared_out_so_that_no_two_classes_have_the_same_in_a_sample() -> None:
-    recorded = RecordedNoise(generator(0, "noise"))
-    drawn = recorded.normal(1, 2, 5, 3)
-    [stored] = recorded.drawn
-    torch.testing.assert_close(StoredNoise([stored]).normal(1, 2, 5, 3), drawn, rtol=0, atol=0)
-    shared = StoredNoise([stored]).normal(1, 10, 5, 3)[0]  # 2 · 5 is the most
-    assert torch.equal(shared[:2], stored)
-    for sample in range(5):
-        assert len(shared[:, sample].unique(dim=0)) == 10
-    for n in range(10):
-        assert len(shared[n].unique(dim=0)) == 5
-
-
-def test_recorded_choices_follow_their_weights() -> None:
-    weights = torch.tensor([[0.0, 2.0, 0.0, 6.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0]])
-    recorded = RecordedNoise(generator(0, "choices"))
-    chosen = recorded.categorical(weights, 4000)
-    assert recorded.drawn[0].shape == (2, 4000, 1)
-    shares = torch.stack([row.bincount(minlength=5) / 4000 for row in chosen])
-    torch.testing.assert_close(shares, weights / weights.sum(1, keepdim=True), atol=0.03, rtol=0)
-    again = StoredNoise(recorded.drawn).categorical(weights, 4000)
-    assert torch.equal(again, chosen)
 
 
 def test_a_graph_that_answers_otherwise_is_not_written(
@@ -335,7 +300,8 @@ def test_a_graph_that_answers_otherwise_is_not_written(
     other = load("glyphs-5w1s")
     assert other.memory is not None
     assert isinstance(other.state, GaussianMemory)
-    read_otherwise = other.state.read_as(other.state.read_settings._replace(noise_scale=9.0))
+    reading = other.state.read_settings._replace(noise_scale=9.0).tensor()
+    read_otherwise = replace(other.state, reading=reading)
     other = replace(other, memory=replace(other.memory, memory=read_otherwise))
     monkeypatch.setattr(onnx_files, "load", lambda *_, **__: other)
     with pytest.raises(ExportError, match=r"probabilities of glyphs-5w1s differ .*nothing was"):
@@ -358,7 +324,6 @@ def test_an_answer_that_is_no_number_is_infinitely_wrong() -> None:
 
 
 def test_what_cannot_be_exported_is_one_line(
-    opened: Callable[[Method], TrainedModel],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -372,12 +337,14 @@ def test_what_cannot_be_exported_is_one_line(
     out = tmp_path / "out"
     assert "no model of that name" in refused("glyphs-99w1s", "--onnx", out)
     assert "expected a folder" in refused("glyphs-5w1s", "--onnx", tmp_path / "model.onnx")
-    reasons: dict[Method, str] = {"mann": "one by one", "kanerva": "inverts matrices"}
-    for method, reason in reasons.items():
+    for method in ("vpn", "vsm", "kanerva"):
         run = write_run(tmp_path / method, method)
-        assert reason in refused(run, "--onnx", out)
-    run = write_run(tmp_path / "empty", num_slots=0)
-    assert "is empty, and a graph needs at least one slot" in refused(run, "--onnx", out)
+        assert "samples its prototypes, which a graph cannot" in refused(run, "--onnx", out)
+    trained = load("glyphs-5w1s")
+    assert trained.memory is not None
+    nothing = replace(trained.memory, memory=trained.memory.memory.first(0), names=())
+    with pytest.raises(ExportError, match="is empty, and a graph needs at least one slot"):
+        onnx_files._require_exportable(replace(trained, memory=nothing))
     monkeypatch.setattr(onnx_files, "NEEDED", ("onnx", "absent_package"))
     told = refused("glyphs-5w1s", "--onnx", out)
     assert 'needs absent_package: pip install "variational-semantic-memory[export]"' in told

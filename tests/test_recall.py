@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from vsm.memory.slots.recall import RoteRecall, SlotRecall, TransformedRecall
 from vsm.memory.slots.variational import VariationalRecall, mixture_divergence
 from vsm.probability import DiagonalGaussian, GaussianMixture
 from vsm.probability.mixture import pairwise_log_prob
-from vsm.seeding import Draws
 from vsm.settings import (
     KanervaSettings,
     MannSettings,
@@ -377,27 +377,27 @@ def test_cold_gumbel_recall_approaches_the_ancestral_one(
     torch.testing.assert_close(one.var(2), two.var(2), rtol=0.06, atol=0)
 
 
-class WithoutNoise(Draws):
-    """Uniform numbers of a generator, and zeros for normal ones, so that samples are means."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self._random = generator(seed)
-
-    def normal(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float64)
-
-    def uniform(self, *shape: int) -> Tensor:
-        return torch.rand(shape, generator=self._random, dtype=torch.float64)
+@pytest.fixture
+def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros for normal numbers, so that samples are means; uniform ones in double precision."""
+    zeros = partial(torch.zeros, dtype=torch.float64)
+    monkeypatch.setattr("vsm.probability.gaussian.normal", lambda _, *shape: zeros(shape))
+    monkeypatch.setattr("vsm.memory.slots.variational.uniform", doubles)
 
 
+def doubles(random: torch.Generator, *shape: int) -> Tensor:
+    return torch.rand(shape, generator=random, dtype=torch.float64)
+
+
+@pytest.mark.usefixtures("without_noise")
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 4.0])
 def test_gumbel_weights_are_the_softmax_of_the_noisy_log_weights_over_the_temperature(
     temperature: float, support: Tensor, memory: SlotMemory
 ) -> None:
     recall = build("vsm", "gumbel", gumbel_temperature=temperature, addressing_scale=2.0)
-    recollection = recall(SupportSet.of(support), memory, None, SAMPLES, WithoutNoise(5))
+    recollection = recall(SupportSet.of(support), memory, None, SAMPLES, generator(5))
     means = slot_gaussians(recall, memory.content).mean.tolist()
-    uniforms = WithoutNoise(5).uniform(TASKS, WAY, SAMPLES, SLOTS).tolist()
+    uniforms = doubles(generator(5), TASKS, WAY, SAMPLES, SLOTS).tolist()
     weights = recollection.weights.tolist()
     for t in range(TASKS):
         for n in range(WAY):
@@ -413,12 +413,13 @@ def test_gumbel_weights_are_the_softmax_of_the_noisy_log_weights_over_the_temper
                 assert recollection.samples[t, n, j].tolist() == pytest.approx(expected)
 
 
+@pytest.mark.usefixtures("without_noise")
 def test_cold_gumbel_recall_chooses_slots_as_often_as_their_weights_say(
     support: Tensor, memory: SlotMemory
 ) -> None:
     count = 40_000
     recall = build("vsm", "gumbel", gumbel_temperature=1e-4, addressing_scale=3.0)
-    recollection = recall(SupportSet.of(support), memory, None, count, WithoutNoise())
+    recollection = recall(SupportSet.of(support), memory, None, count, generator())
     means = slot_gaussians(recall, memory.content).mean
     random = torch.Generator().manual_seed(1)
     for t in range(TASKS):

@@ -9,7 +9,6 @@ a task meets the same noise whichever process it is computed in.
 
 import hashlib
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -17,31 +16,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-
-class Draws(ABC):
-    """A source of draws other than a generator, such as noise that was drawn before."""
-
-    @abstractmethod
-    def normal(self, *shape: int) -> Tensor:
-        """See :func:`normal`."""
-
-    @abstractmethod
-    def uniform(self, *shape: int) -> Tensor:
-        """See :func:`uniform`."""
-
-    def categorical(self, weights: Tensor, count: int) -> Tensor:
-        """See :func:`categorical`: position a where Σ_{b<a} w_b ≤ u·Σ w_b < Σ_{b≤a} w_b."""
-        reached = weights.cumsum(-1)  # [B, A]
-        chances = self.uniform(1, len(weights), count)[0].to(weights)  # [B, count]
-        chances = chances * reached[:, -1:]
-        below = (reached.unsqueeze(1) <= chances.unsqueeze(-1)).sum(-1)
-        return below.clamp_max(weights.shape[-1] - 1)
-
-
-Generators = torch.Generator | Sequence[torch.Generator]
+Randomness = torch.Generator | Sequence[torch.Generator]
 """One generator for all, or one for each equal part of the first axis."""
-Randomness = Generators | Draws
-"""Where draws come from."""
 
 
 @lru_cache(maxsize=64, typed=True)  # one classifier fits many tasks with one seed
@@ -74,15 +50,11 @@ def task_generators(seed: int, purpose: str, step: int, tasks: range) -> list[to
 
 def normal(random: Randomness, *shape: int) -> Tensor:
     """Draw standard normal numbers."""
-    if isinstance(random, Draws):
-        return random.normal(*shape)
     return _fill(random, torch.empty(shape), lambda part, one: part.normal_(generator=one))
 
 
 def uniform(random: Randomness, *shape: int) -> Tensor:
     """Draw uniform numbers from [0, 1)."""
-    if isinstance(random, Draws):
-        return random.uniform(*shape)
     return _fill(random, torch.empty(shape), lambda part, one: part.uniform_(generator=one))
 
 
@@ -91,8 +63,6 @@ def bernoulli(random: Randomness, probability: float, *shape: int) -> Tensor:
 
     One byte is drawn where 256ths tell the probability, two elsewhere: far faster than floats.
     """
-    if isinstance(random, Draws):
-        return (random.uniform(*shape) < probability).byte()
     generators = _sharing(random, shape[0])
     kind, bits = (torch.int8, 8) if probability * 2**8 % 1 == 0 else (torch.int16, 16)
     count = math.prod(shape) // len(generators)
@@ -106,16 +76,12 @@ def bernoulli(random: Randomness, probability: float, *shape: int) -> Tensor:
 
 def integers(random: Randomness, below: int, *shape: int) -> Tensor:
     """Draw integers from 0 to ``below`` - 1."""
-    if isinstance(random, Draws):
-        raise TypeError("random: integers are drawn by a generator alone")
     empty = torch.empty(shape, dtype=torch.int64)
     return _fill(random, empty, lambda part, one: part.random_(below, generator=one))
 
 
 def categorical(random: Randomness, weights: Tensor, count: int) -> Tensor:
     """Draw positions with replacement by each row of ``weights [B, A]``: ``[B, count]``."""
-    if isinstance(random, Draws):
-        return random.categorical(weights, count)
     chances = weights.detach().cpu()
     drawn = [
         torch.multinomial(part, count, replacement=True, generator=one)
@@ -125,20 +91,20 @@ def categorical(random: Randomness, weights: Tensor, count: int) -> Tensor:
 
 
 def _fill(
-    random: Generators, values: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor]
+    random: Randomness, values: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor]
 ) -> Tensor:
     for part, one in _parts(random, values):
         fill(part, one)
     return values
 
 
-def _parts(random: Generators, values: Tensor) -> Iterator[tuple[Tensor, torch.Generator]]:
+def _parts(random: Randomness, values: Tensor) -> Iterator[tuple[Tensor, torch.Generator]]:
     """Pair each generator with its equal share of the first axis."""
     generators = _sharing(random, len(values))
     return zip(values.tensor_split(len(generators)), generators, strict=True)
 
 
-def _sharing(random: Generators, rows: int) -> Sequence[torch.Generator]:
+def _sharing(random: Randomness, rows: int) -> Sequence[torch.Generator]:
     """Return the generators that share ``rows`` evenly."""
     generators = [random] if isinstance(random, torch.Generator) else random
     if rows % len(generators):

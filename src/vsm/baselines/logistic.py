@@ -126,7 +126,7 @@ def _minimize(problem: _Problem, tolerance: float, max_iterations: int) -> tuple
 
 
 Pair = tuple[Tensor, Tensor, Tensor]
-"""A step and the change of the gradient ``[T, N, D + 1]``; 1 / their product, or 0 ``[T, 1, 1]``."""
+"""A step, that of the gradient ``[T, N, D + 1]``, and 1 / their product or 0 ``[T, 1, 1]``."""
 
 
 def _inverse_hessian_times(gradient: Tensor, history: list[Pair]) -> Tensor:

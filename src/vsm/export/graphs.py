@@ -1,9 +1,9 @@
-"""What is exported, as modules: images to features, and features to probabilities.
+"""The exported modules: images to features, and features to probabilities.
 
 They compute what :class:`vsm.FewShotClassifier` does, by the same code.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,57 +13,9 @@ from torch.nn import functional as F
 from vsm.memory import SupportSet
 from vsm.nn.prototype_classifier import mean_distance, predictive
 from vsm.runs.trained_model import TrainedModel
-from vsm.seeding import Draws, generator, normal, uniform
+from vsm.seeding import generator
 
 TASK_NAMES = ("support_features", "support_labels", "query_features")
-NOISE_CLASSES = 5  # that noise is stored for; more share it, see StoredNoise
-NOISE_NAMES = ("memory_choice", "memory_noise", "prototype_noise")  # fewer draws lack the first
-
-
-class RecordedNoise(Draws):
-    """Draws from a generator, and keeps it, so that a graph without a generator can repeat it.
-
-    One task draws shapes ``[1, N, samples, ...]``; what was ``drawn`` is kept in that order, each
-    as ``[N, samples, width]``.
-    """
-
-    def __init__(self, random: torch.Generator) -> None:
-        self.drawn: list[Tensor] = []
-        self._random = random
-
-    def normal(self, *shape: int) -> Tensor:
-        """See :class:`vsm.seeding.Draws`."""
-        return self._kept(normal(self._random, *shape))
-
-    def uniform(self, *shape: int) -> Tensor:
-        """See :class:`vsm.seeding.Draws`."""
-        return self._kept(uniform(self._random, *shape))
-
-    def _kept(self, noise: Tensor) -> Tensor:
-        self.drawn.append(noise.reshape(*noise.shape[1:3], -1))
-        return noise
-
-
-class StoredNoise(Draws):
-    """Gives noise that was drawn for W classes to any number of them.
-
-    Class n gets the noise of class n mod W, begun n // W samples further on. So in one sample no
-    two classes share their noise, as long as there are at most W times as many as samples. What
-    is ``stored`` is in the order of drawing, each ``[W, samples, width]``.
-    """
-
-    def __init__(self, stored: Sequence[Tensor]) -> None:
-        self._stored = iter(stored)
-
-    def normal(self, *shape: int) -> Tensor:
-        """See :class:`vsm.seeding.Draws`."""
-        noise = next(self._stored)
-        stored, samples = torch.full((1,), noise.shape[0]), noise.shape[1]
-        classes = torch.arange(shape[1]).unsqueeze(-1)  # [N, 1]
-        turns = (torch.arange(samples) + classes // stored) % samples  # [N, samples]
-        return noise[classes % stored, turns].view(shape)
-
-    uniform = normal  # whatever was drawn is what comes
 
 
 class EncoderGraph(nn.Module):
@@ -84,7 +36,7 @@ class EncoderGraph(nn.Module):
         return torch.rand(count, *self.preprocessing.input_shape, generator=random) * density
 
     def signature(self) -> dict[str, Any]:
-        """Return what ``torch.onnx.export`` is told: inputs, their variable axes, and names."""
+        """Return arguments of ``torch.onnx.export``: inputs, their variable axes, and names."""
         return {
             "args": (self.sample(3),),
             "dynamic_shapes": ({0: "batch"},),
@@ -102,15 +54,15 @@ class EncoderGraph(nn.Module):
 
 
 class Answers(NamedTuple):
-    """What a classifier's graph gives for Q queries and N classes."""
+    """Outputs of a classifier's graph for Q queries and N classes."""
 
     probabilities: Tensor  # [Q, N]
-    distances: Tensor  # to each class's prototype, averaged over its samples [Q, N]
+    distances: Tensor  # to each class's prototype [Q, N]
     recalled_weights: Tensor | None  # λ [N, A]; None for methods without memory
 
 
 class ClassifierGraph(nn.Module):
-    """Support and queries to probabilities, with the memory inside: Eqs. 1 and 7-10."""
+    """Support and queries to probabilities, with the memory inside."""
 
     def __init__(self, trained: TrainedModel) -> None:
         super().__init__()
@@ -120,32 +72,30 @@ class ClassifierGraph(nn.Module):
         self.defaults = {"temperature": torch.zeros(())}  # of inputs that are not given
         if trained.state is not None:
             self.defaults["slot_mask"] = torch.zeros(1, len(trained.state), dtype=torch.bool)
-        self.defaults |= classifier_noise(trained, NOISE_CLASSES)  # also prepares what is read
+            trained.state.project(torch.zeros(1, self.model.num_features))  # decompose it now
 
     def signature(self) -> dict[str, Any]:
-        """Return the same as the encoder, with sizes that differ: none is taken for another."""
+        """See ``EncoderGraph``; sizes differ, so that no axis is taken for another."""
         support, way, queries, width = 7, 3, 4, self.model.num_features
         slot_mask = self.defaults.get("slot_mask")
-        noise = [self.defaults[name] for name in NOISE_NAMES if name in self.defaults]
         inputs = (
             torch.randn(support, width, generator=generator(0, "export", "support")),
             F.one_hot(torch.arange(support) % way).float(),
             torch.randn(queries, width, generator=generator(0, "export", "queries")),
             torch.ones(()),
             None if slot_mask is None else slot_mask.repeat(2, 1),
-            noise,
         )
         axes = ({0: "support"}, {0: "support", 1: "way"}, {0: "queries"})
         hidden = None if slot_mask is None else {0: "hidden_classes"}
         return {
             "args": inputs,
-            "dynamic_shapes": (*axes, {}, hidden, [{0: "noise_classes"} for _ in noise]),
+            "dynamic_shapes": (*axes, {}, hidden),
             "input_names": (*TASK_NAMES, *self.defaults),
             "output_names": Answers._fields[: 2 if slot_mask is None else 3],
         }
 
     def temperature(self, shots: Tensor) -> Tensor:
-        """Return what ``Calibration.temperature`` does: ``[N, 1]`` to ``[]``."""
+        """``Calibration.temperature`` of shots ``[N, 1]``, as tensor operations: ``[]``."""
         starts, steps = self.log_shots[:-1], self.log_shots.diff()
         passed = (shots.log().mean() - starts).clamp_min(0).minimum(steps)
         slopes = self.log_temperatures.diff() / steps
@@ -158,7 +108,6 @@ class ClassifierGraph(nn.Module):
         query_features: Tensor,  # [Q, D]
         temperature: Tensor,  # T of p^(1/T) / Z []; 0 is the model's own for so many examples
         slot_mask: Tensor | None,  # slots that a class may not recall, boolean [N, A] or [1, A]
-        noise: list[Tensor],  # see StoredNoise
     ) -> Answers:
         """Infer the classes, and classify; only methods without memory have no ``slot_mask``."""
         shots = support_labels.sum(0).unsqueeze(-1)  # [N, 1]
@@ -171,12 +120,13 @@ class ClassifierGraph(nn.Module):
         if slot_mask is not None:
             rows = torch.arange(mean.shape[1]) % torch.full((1,), slot_mask.shape[0])
             slot_mask = slot_mask[rows].unsqueeze(0)  # [1, N, A]
-        inferred = self.model.infer(support, self.trained.state, StoredNoise(noise), slot_mask)
+        nothing_drawn = torch.Generator()
+        posterior = self.model.infer(support, self.trained.state, nothing_drawn, slot_mask)
         queries = query_features.unsqueeze(0)
-        log_probabilities = predictive(inferred.log_probabilities(queries))
+        log_probabilities = predictive(posterior.log_probabilities(queries))
         chosen = torch.where(temperature > 0, temperature, self.temperature(shots))
-        distances = mean_distance(queries, inferred.prototypes, self.model.classifier.distance)
-        recalled = inferred.weights
+        distances = mean_distance(queries, posterior.prototypes, self.model.classifier.distance)
+        recalled = posterior.weights
         return Answers(
             F.softmax(log_probabilities / chosen, dim=-1)[0],
             distances[0],
@@ -184,22 +134,7 @@ class ClassifierGraph(nn.Module):
         )
 
     def by_name(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Take inputs and give answers by the names that the graph's have."""
-        answers = self(
-            *(inputs[name] for name in (*TASK_NAMES, "temperature")),
-            inputs.get("slot_mask"),
-            [inputs[name] for name in NOISE_NAMES if name in inputs],
-        )
+        """Map inputs to answers, both by the names that the graph uses."""
+        given = (inputs[name] for name in (*TASK_NAMES, "temperature"))
+        answers = self(*given, inputs.get("slot_mask"))
         return {name: value for name, value in answers._asdict().items() if value is not None}
-
-
-@torch.no_grad()
-def classifier_noise(trained: TrainedModel, way: int, seed: int = 0) -> dict[str, Tensor]:
-    """Return what :class:`vsm.FewShotClassifier` draws for ``way`` classes, by names of inputs.
-
-    Each is ``[way, samples, width]``; there are none where the model draws nothing.
-    """
-    noise = RecordedNoise(generator(seed, "classify"))
-    mean = torch.zeros(1, way, trained.model.num_features)
-    trained.model.infer(SupportSet(mean.unsqueeze(2), mean), trained.state, noise)
-    return dict(zip(NOISE_NAMES[-len(noise.drawn) :], noise.drawn, strict=False))

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from vsm import __version__
 from vsm.errors import ExportError
-from vsm.export.graphs import TASK_NAMES, ClassifierGraph, EncoderGraph, classifier_noise
+from vsm.export.graphs import TASK_NAMES, ClassifierGraph, EncoderGraph
 from vsm.runs.trained_model import TrainedModel, load
 from vsm.seeding import generator
 from vsm.system.files import atomic_path
@@ -59,7 +59,7 @@ def export_onnx(
         overwrite: whether to replace files that are there.
 
     Raises:
-        ExportError: if something is missing, cannot be converted, or answers otherwise than
+        ExportError: if something is missing, cannot be converted, or gives other answers than
             PyTorch; nothing is written then.
     """
     paths = Path(output, "encoder.onnx"), Path(output, "classifier.onnx")
@@ -104,31 +104,22 @@ def _require_possible(encoder: Path, classifier: Path, overwrite: bool) -> None:
 
 
 def _require_exportable(trained: TrainedModel) -> None:
-    """Refuse methods whose computation has no ONNX counterpart."""
-    settings = trained.model.settings
-    if settings.method in ("mann", "kanerva"):
-        reason = {"mann": "shows the support one by one", "kanerva": "inverts matrices"}
+    """Refuse models that draw samples, which a graph cannot repeat, and empty memories."""
+    state = trained.state
+    if trained.model.inference is not None and (state is None or state.statistics is None):
         raise ExportError(
-            f"onnx: the method {settings.method} of {trained.name} {reason[settings.method]}, "
-            "which a graph cannot for any number of classes; export rote, transformed, vsm, vpn or "
-            "protonet"
+            f"onnx: {trained.name} samples its prototypes, which a graph cannot; learn a Gaussian "
+            "memory of its features with vsm memory learn --encoder, and export that"
         )
-    if trained.state is not None and len(trained.state) == 0:
+    if state is not None and len(state) == 0:
         raise ExportError(
             f"onnx: the memory of {trained.name} is empty, and a graph needs at least one slot; "
             "give one with --memory"
         )
-    draws_memories = settings.method == "vsm" and settings.inference == "network"
-    draws_weights = settings.memory.recall_kind == "gumbel"
-    if draws_memories and draws_weights and settings.objective.kl == "monte_carlo":
-        raise ExportError(
-            f"onnx: {trained.name} draws Gumbel recall and a Monte Carlo KL together, which is not "
-            "supported; export a run with objective.kl bound"
-        )
 
 
 def _metadata(trained: TrainedModel, kind: str) -> dict[str, Any]:
-    """Return what a program needs to know to use a graph."""
+    """Return what a program needs to use a graph."""
     model, memory = trained.model, trained.memory
     metadata = {
         "kind": kind,
@@ -146,7 +137,6 @@ def _metadata(trained: TrainedModel, kind: str) -> dict[str, Any]:
             "distance": model.classifier.distance,
             "model_temperature": model.classifier.log_temperature.exp().item(),
             "temperatures": dict(trained.calibration.temperatures),
-            "prototype_samples": model.settings.sampling.evaluation_prototypes,
             "class_names": [] if memory is None else memory.names,
             "class_counts": memory.slots.counts.tolist() if memory and memory.names else [],
         }
@@ -168,7 +158,7 @@ def _converted(graph: EncoderGraph | ClassifierGraph, metadata: Mapping[str, Any
 
     own = graph.model.settings.model.own_backbone
     whose = "this model" if own is None else f"the backbone {own}"
-    with _told_in_one_line(f"torch cannot export {whose}"), _quiet():
+    with _wrap_errors(f"torch cannot export {whose}"), _quiet():
         program = torch.onnx.export(graph, **graph.signature(), dynamo=True, verbose=False)
     assert program is not None
     proto: Any = program.model_proto
@@ -181,7 +171,7 @@ def _converted(graph: EncoderGraph | ClassifierGraph, metadata: Mapping[str, Any
 
 
 @contextmanager
-def _told_in_one_line(problem: str) -> Iterator[None]:
+def _wrap_errors(problem: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # of a user's own backbone, torch's exporter or ONNX Runtime
@@ -194,7 +184,7 @@ def _told_in_one_line(problem: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what the exporter says of its own work, to whoever develops it, off the screen."""
+    """Suppress the exporter's messages for its developers."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -208,10 +198,10 @@ def _quiet() -> Iterator[None]:
 def _answers(
     encoding: bytes, classifying: bytes, encoder: EncoderGraph, classifier: ClassifierGraph
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield names of outputs, what ONNX Runtime answers, and what PyTorch does.
+    """Yield names of outputs, the answers of ONNX Runtime, and those of PyTorch.
 
-    Encoders are compared with what a classifier makes of pixels from 0 to 255, or of features;
-    classifiers on tasks of other sizes than the traced one, with defaults and with all inputs.
+    Classifiers are compared on tasks of other sizes than the traced one, with defaults and with
+    all inputs.
     """
     run, preprocessing = _session(encoding), encoder.preprocessing
     for count in (1, 6):
@@ -226,8 +216,7 @@ def _answers(
         features = encoder(encoder.sample(len(labels) + queries))
         parts = (features[:-queries], labels, features[-queries:])
         task = dict(zip(TASK_NAMES, parts, strict=True))
-        noise = classifier_noise(classifier.trained, way)
-        given = {**defaults, **noise, "temperature": torch.tensor(2.0)}
+        given = {**defaults, "temperature": torch.tensor(2.0)}
         if "slot_mask" in given:
             random = generator(0, "export", "hidden", way)
             chances = torch.rand(way, given["slot_mask"].shape[1], generator=random)
@@ -243,14 +232,14 @@ def _session(converted: bytes) -> Callable[[Mapping[str, Tensor]], dict[str, Ten
     import onnxruntime  # noqa: PLC0415 - an extra
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what goes wrong is raised as well
+    options.log_severity_level = 4  # errors are raised as well
     options.intra_op_num_threads = torch.get_num_threads()
-    with _told_in_one_line("ONNX Runtime cannot load the graph"):
+    with _wrap_errors("ONNX Runtime cannot load the graph"):
         session = onnxruntime.InferenceSession(converted, options, ["CPUExecutionProvider"])
     outputs = [output.name for output in session.get_outputs()]
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        with _told_in_one_line("ONNX Runtime cannot run the graph"):
+        with _wrap_errors("ONNX Runtime cannot run the graph"):
             values = session.run(outputs, {name: value.numpy() for name, value in inputs.items()})
         return dict(zip(outputs, map(torch.from_numpy, values), strict=True))
 

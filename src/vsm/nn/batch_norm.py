@@ -1,6 +1,6 @@
-"""Batch norm whose statistics are those of all processes' images.
+"""Batch norm over the images of all processes.
 
-torch's ``SyncBatchNorm`` refuses tensors of the CPU. This one works on any device, sends one small
+torch's ``SyncBatchNorm`` does not support the CPU. This one works on any device, sends one small
 message per layer and direction, and leaves the arithmetic to torch's own kernels.
 """
 
@@ -41,6 +41,9 @@ class SynchronizedBatchNorm(_BatchNorm):
             setattr(self, name, buffer)
         self.train(layer.training)
 
+    def _check_input_dim(self, images: Tensor) -> None:
+        """Accept what the plain layer accepts: ``[B, C, ...]``."""
+
     def forward(self, images: Tensor) -> Tensor:
         """Normalize ``[B, C, ...]`` and, while training, update the running statistics."""
         if not (self.training and self.track_running_stats):
@@ -57,30 +60,11 @@ class SynchronizedBatchNorm(_BatchNorm):
         return normalized
 
 
-class SynchronizedBatchNorm1d(SynchronizedBatchNorm, nn.BatchNorm1d):
-    """For inputs ``[B, C]`` or ``[B, C, L]``."""
-
-
-class SynchronizedBatchNorm2d(SynchronizedBatchNorm, nn.BatchNorm2d):
-    """For inputs ``[B, C, H, W]``."""
-
-
-class SynchronizedBatchNorm3d(SynchronizedBatchNorm, nn.BatchNorm3d):
-    """For inputs ``[B, C, D, H, W]``."""
-
-
-SYNCHRONIZED: dict[type[nn.Module], type[SynchronizedBatchNorm]] = {
-    nn.BatchNorm1d: SynchronizedBatchNorm1d,
-    nn.BatchNorm2d: SynchronizedBatchNorm2d,
-    nn.BatchNorm3d: SynchronizedBatchNorm3d,
-}
-
-
 def can_be_synchronized(layer: nn.Module) -> TypeGuard[_BatchNorm]:
     """Whether ``layer`` is torch's batch norm with weights, running statistics and a momentum."""
     return (
-        isinstance(layer, _BatchNorm)
-        and type(layer) in SYNCHRONIZED
+        type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+        and isinstance(layer, _BatchNorm)
         and layer.affine
         and layer.track_running_stats
         and layer.momentum is not None
@@ -88,13 +72,13 @@ def can_be_synchronized(layer: nn.Module) -> TypeGuard[_BatchNorm]:
 
 
 def synchronize_batch_norm(network: nn.Module, processes: Processes) -> None:
-    """Make every batch norm of ``network`` one of all processes; nothing changes for one alone."""
+    """Replace every batch norm of ``network``; nothing changes for a single process."""
     if processes.count == 1:
         return
     for module in list(network.modules()):
         for name, child in list(module.named_children()):
             if can_be_synchronized(child):
-                setattr(module, name, SYNCHRONIZED[type(child)](child, processes))
+                setattr(module, name, SynchronizedBatchNorm(child, processes))
 
 
 def unsynchronized_buffers(network: nn.Module) -> Iterator[Tensor]:
