@@ -68,50 +68,51 @@ Mutate = Callable[[Path, Random], Mutation]
 
 def mutate_bytes(path: Path, random: Random) -> Mutation:
     """Edit the bytes of a file."""
-    content = bytearray(path.read_bytes())
-    description = _edit(content, random)
+    content, description = _edit(path.read_bytes(), random)
     path.write_bytes(content)
     return Mutation(description)
 
 
-def _edit(content: bytearray, random: Random) -> str:
+def _edit(content: bytes, random: Random) -> tuple[bytes, str]:
     """Flip a bit, or truncate, zero, repeat, append or replace bytes."""
-    size = len(content)
     # Half of the time among the first bytes, where formats have their headers.
-    place = random.randrange(max(1, min(size, 512) if random.random() < 0.5 else size))
-    count = random.choice([1, 16, 512, 4096])
-    edits = ("flip", "flip", "flip", "truncate", "zero", "repeat", "append", "replace")
-    edit = random.choice(edits)
-    if edit == "flip":
-        content[place : place + 1] = (b ^ 1 << random.randrange(8) for b in content[place:][:1])
-    elif edit == "truncate":
-        place = random.choice([0, 1, 7, place, max(0, size - 1)])
-        del content[place:]
-    elif edit == "zero":
-        content[place : place + count] = bytes(len(content[place : place + count]))
-    elif edit == "repeat":
-        content[place:place] = content[place : place + count]
-    elif edit == "append":
-        content += random.randbytes(count)
-    else:
-        content[:] = random.randbytes(count)
-    return f"{edit} at byte {place}, {count} bytes"
+    size = min(len(content), 512) if random.random() < 0.5 else len(content)
+    at, count = random.randrange(max(1, size)), random.choice([1, 16, 512, 4096])
+    before, after, bit = content[:at], content[at:], 1 << random.randrange(8)
+    edits = {
+        "flip": before + bytes(byte ^ bit for byte in after[:1]) + after[1:],
+        "truncate": content[: random.choice([0, 1, 7, at, max(0, len(content) - 1)])],
+        "zero": before + bytes(min(count, len(after))) + after[count:],
+        "repeat": before + after[:count] + after,
+        "append": content + random.randbytes(count),
+        "replace": random.randbytes(count),
+    }
+    edit = random.choice(["flip", "flip", *edits])
+    return edits[edit], f"{edit} at byte {at}, {count} bytes"
 
 
 def replace_file(path: Path, random: Random) -> Mutation:
     """Put something else in place of the file."""
     kind = random.choice(["nothing", "folder", "pipe", "link to itself", "sparse file"])
+    _put(path, kind)
+    return Mutation(f"{kind} instead")
+
+
+def _put(path: Path, kind: str) -> None:
+    """Put something that is no proper file where there may be one."""
     if kind == "sparse file":
+        path.touch()
         os.truncate(path, 6 << 30)
-        return Mutation(kind)
-    path.unlink()
+        return
+    path.unlink(missing_ok=True)
     if kind == "folder":
         path.mkdir()
     elif kind == "pipe":
         os.mkfifo(path)
     elif kind == "link to itself":
         path.symlink_to(path.name)
-    return Mutation(f"{kind} instead")
+    elif kind == "text":
+        path.write_text("not an image")
 
 
 # ------------------------------------------------------------------------------ JSON and YAML
@@ -124,10 +125,9 @@ def mutate_json(path: Path, random: Random) -> Mutation:
     """
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines() if path.suffix == ".jsonl" else [text]
-    number = random.randrange(len(lines))
+    number, may_differ = random.randrange(len(lines)), False
     document, change = _change(json.loads(lines[number]), random)
     lines[number] = _json_text(document, random)
-    may_differ = False
     sign = random.random() < 0.3 and isinstance(document, dict) and "digest" in document
     if sign and RAW not in json.dumps(document):
         from vsm.system.documents import with_digest
@@ -137,22 +137,20 @@ def mutate_json(path: Path, random: Random) -> Mutation:
         change = f"{change}, with a new digest"
         may_differ = re.search(r"nan|inf\b|infinity", lines[number], re.IGNORECASE) is None
     path.write_text("\n".join(lines), encoding="utf-8", errors="surrogatepass")
-    return Mutation(f"line {number + 1}: {change}" if len(lines) > 1 else change, may_differ)
+    return Mutation(f"line {number + 1}: {change}", may_differ)
 
 
 def mutate_yaml(path: Path, random: Random) -> Mutation:
     """Change a value or a key of a YAML document; may remove the digest, as people do."""
     before = path.read_text(encoding="utf-8")
     comments = "".join(re.findall(r"^#.*\n", before, re.MULTILINE))
-    unsigned = random.random() < 0.3
     document, change = _change(yaml.safe_load(before), random)
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    unsigned = comments != "" and random.random() < 0.3
     text += "" if unsigned else comments
     text = re.sub(f"['\"]?{RAW}['\"]?", lambda _: random.choice(ODD_YAML), text)
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
-    return Mutation(
-        f"{change}, without digest" if unsigned else change, unsigned and comments != ""
-    )
+    return Mutation(f"{change}, without digest" if unsigned else change, unsigned)
 
 
 def _json_text(document: Any, random: Random) -> str:
@@ -162,16 +160,12 @@ def _json_text(document: Any, random: Random) -> str:
 
 def _change(document: Any, random: Random) -> tuple[Any, str]:
     """Return a document with one change, and a description of it."""
-    places = list(_places(document, ()))
-    where = random.choice(places) if places and random.random() < 0.9 else ()
-    if not where:
+    places = list(_places(document)) if isinstance(document, dict | list) else []
+    if not places or random.random() < 0.1:
         value = random.choice((*ODD_VALUES, RAW, [document], {"a": document}))
         return value, f"all of it is {_shorten(value)}"
-    container = document
-    for key in where[:-1]:
-        container = container[key]
-    key, old = where[-1], container[where[-1]]
-    name = ".".join(map(str, where))
+    name, container, key = random.choice(places)
+    old = container[key]
     action = random.choice(["put", "put", "put", "drop", "rename", "nudge", "list", "raw"])
     if action == "drop":
         del container[key]
@@ -198,16 +192,13 @@ def _nudge(old: Any, random: Random) -> Any:
     return None
 
 
-def _places(document: Any, above: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every value inside a document."""
-    inside: Any = ()
-    if isinstance(document, dict):
-        inside = document.items()
-    elif isinstance(document, list):
-        inside = enumerate(document[:50])
-    for key, value in inside:
-        yield (*above, key)
-        yield from _places(value, (*above, key))
+def _places(document: Any, above: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name, the container and the key of every value inside a document."""
+    keys = list(document) if isinstance(document, dict) else range(len(document[:50]))
+    for key in keys:
+        yield f"{above}{key}", document, key
+        if isinstance(document[key], dict | list):
+            yield from _places(document[key], f"{above}{key}.")
 
 
 def _shorten(value: Any) -> str:
@@ -345,9 +336,7 @@ def mutate_database(path: Path, random: Random) -> Mutation:
 def _odd_cell(old: Any, random: Random) -> tuple[Any, bool]:
     """Return another value of a cell, and whether it may be intended."""
     if isinstance(old, bytes) and old and random.random() < 0.6:
-        content = bytearray(old)
-        _edit(content, random)
-        return bytes(content), False
+        return _edit(old, random)[0], False
     odd = [
         one for one in ODD_VALUES if isinstance(one, str | int | float | None) and one != "\ud800"
     ]
@@ -374,7 +363,7 @@ def rename_to_bytes(path: Path, name: bytes) -> None:
 def mutate_folder(path: Path, random: Random) -> Mutation:
     """Change a folder of class folders: names, links, nesting, odd files."""
     folder, name = random.choice(sorted(path.iterdir())), random.choice(ODD_NAMES)
-    image, odd = random.choice(sorted(folder.iterdir())), folder / "odd.png"
+    image = random.choice(sorted(folder.iterdir()))
     actions = ("class", "class", "file", "links", "nested", "missing", "empty", "odd")
     action = random.choice(actions)
     if action == "class":
@@ -392,14 +381,7 @@ def mutate_folder(path: Path, random: Random) -> Mutation:
             folder.mkdir()
     else:
         action = random.choice(["pipe", "folder", "text", "sparse file"])
-        if action == "pipe":
-            os.mkfifo(odd)
-        elif action == "folder":
-            odd.mkdir()
-        else:
-            odd.write_text("not an image")
-        if action == "sparse file":
-            os.truncate(odd, 6 << 30)
+        _put(folder / "odd.png", action)
     return Mutation(f"{action} {name!r} in {folder.name}", may_differ=True)
 
 

@@ -107,7 +107,7 @@ class Worker(_Process):
         return answer
 
     def prepare(self, benchmarks: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, Timed]:
-        """Set up benchmarks, each given by its name in ``worker.BENCHMARKS`` and its arguments.
+        """Set up benchmarks, each given by :func:`.worker.find`'s name and its arguments.
 
         Returns functions that time them. The worker runs them alternately: the first one asked for
         triggers a measurement of all, and the others return their time of the same round.
@@ -179,7 +179,7 @@ class Server(_Process):
 
 
 class Usage(NamedTuple):
-    """Resources of a process: resident memory now, CPU time so far."""
+    """Resident memory of a process now, and its CPU time so far."""
 
     resident_bytes: int
     cpu_seconds: float

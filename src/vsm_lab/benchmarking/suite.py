@@ -19,7 +19,7 @@ from vsm_lab.benchmarking.processes import Worker
 from vsm_lab.benchmarking.timing import Quartiles, Timed, interleave, quartiles
 
 Call = tuple[str, dict[str, Any]]
-"""Name in ``worker.BENCHMARKS``, and keyword arguments."""
+"""A function that sets up a benchmark, see :func:`.worker.find`, and keyword arguments."""
 Times = Mapping[str, Sequence[float]]
 """Seconds of each benchmark, one value per round."""
 IMAGE_SIZES, REFERENCE_IMAGE_SIZES = (28, 32, 84), (28, 32)
@@ -154,7 +154,10 @@ def full_suite(threads: int | None = None) -> list[Group]:
                 f"recall and consolidation, {slots:,} slots",
                 {
                     "recall": ("recall", {"remembered": slots}),
-                    "recall_with_gradient": ("recall", {"gradient": True, "remembered": slots}),
+                    "recall_with_gradient": (
+                        "recall",
+                        {"gradient": True, "remembered": slots},
+                    ),
                     "consolidation": ("consolidation", {"remembered": slots}),
                 },
                 suffix=f"_{slots}",
@@ -184,7 +187,12 @@ def _evaluation(shot: int) -> Group:
     return Group(
         f"evaluation, {shot}-shot",
         {"evaluation_2k": ("evaluation", ours)},
-        {"reference_evaluation_600": ("reference_evaluation", {"episodes": 600, "shot": shot})},
+        {
+            "reference_evaluation_600": (
+                "reference_evaluation",
+                {"episodes": 600, "shot": shot},
+            )
+        },
         {"evaluation_2k_vs_reference_600": ("evaluation_2k", "reference_evaluation_600")},
         f"_{shot}shot",
         rounds=3,
@@ -283,7 +291,11 @@ def measure_briefly(
     ratios = {f"{name}_vs_backbone": (name, "backbone") for name in steps}
     for name in ("vsm_conjugate_step", "vsm_step"):
         ratios[f"{name}_vs_reference_protonet"] = (name, "reference_protonet")
-    ours = {"backbone": ("backbone_pass", sizes), **steps, "embedding": ("embedding", sizes)}
+    ours = {
+        "backbone": ("backbone_pass", sizes),
+        **steps,
+        "embedding": ("embedding", sizes),
+    }
     reference = {"reference_protonet": ("reference_steps", sizes)}
     usual: Any = {"rounds": rounds, "warm_up": 1, "threads": threads}
     group = Group("benchmark", ours, reference, ratios, **usual)

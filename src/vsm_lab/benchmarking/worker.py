@@ -11,7 +11,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,23 +22,12 @@ from vsm_lab.benchmarking import benchmarks, images, reference
 from vsm_lab.benchmarking.timing import Benchmark
 
 LEAST_SECONDS = 0.05
-BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
-    "training_step": benchmarks.training_step,
-    "pretraining_step": benchmarks.pretraining_step,
-    "backbone_pass": benchmarks.backbone_pass,
-    "embedding": benchmarks.embedding,
-    "evaluation": benchmarks.evaluation,
-    "recall": benchmarks.recall,
-    "consolidation": benchmarks.consolidation,
-    "embed_images": benchmarks.embed_images,
-    "fit_and_predict": benchmarks.fit_and_predict,
-    "predict": benchmarks.predict,
-    "explain": benchmarks.explain,
-    "reference_steps": reference.reference_steps,
-    "reference_evaluation": reference.reference_evaluation,
-    "classify_files": images.classify_files,
-}
-"""Each sets up a benchmark and returns it."""
+
+
+def find(name: str) -> Any:
+    """Return a function of the modules that benchmarks are in."""
+    modules = (benchmarks, reference, images)
+    return next(getattr(one, name) for one in modules if hasattr(one, name))
 
 
 class BenchmarkRunner:
@@ -59,8 +48,8 @@ class BenchmarkRunner:
         }
 
     def prepare(self, benchmark: str, arguments: dict[str, Any]) -> int:
-        """Set up one of ``BENCHMARKS``; return its position for :meth:`run`."""
-        self._prepared.append(BENCHMARKS[benchmark](**arguments))
+        """Set up a benchmark; return its position for :meth:`run`."""
+        self._prepared.append(find(benchmark)(**arguments))
         return len(self._prepared) - 1
 
     def run(self, positions: Sequence[int]) -> list[float]:
@@ -78,8 +67,9 @@ class BenchmarkRunner:
                 seconds.append(time.perf_counter() - before)
         return [statistics.median(seconds) for seconds in times]
 
-    write_images = staticmethod(images.write_images)
-    expected_answers = staticmethod(images.expected_answers)
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function."""
+        return find(name)(*arguments)
 
 
 def main() -> None:
