@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summary = Summary(results, len(cases), options.seed, time.monotonic() - begin)
     print(summary.text())
     if options.output is not None:
-        options.output.write_text(summary.page(), encoding="utf-8")
+        summary.write(options.output)
     return 1 if summary.defects or summary.left else 0
 
 
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--case", type=int, help="This case alone, with --only PART/GROUP.")
     parser.add_argument("--jobs", type=int, default=2, help="Cases at a time.")
     parser.add_argument("--slice", action="store_true", help="About a minute, for the tests.")
-    parser.add_argument("--output", type=Path, help="Write the page of the documentation.")
+    parser.add_argument("--output", type=Path, help="Page to write the results into.")
     return parser
 
 

@@ -16,6 +16,7 @@ EXIT_CODES = (0, 1, 2)  # of commands without a signal; docs/commands.md
 MOST_LINES, MOST_CHARACTERS = 3, 2000  # of an error message
 LARGE_FILE = 1 << 24
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
+CACHE = ("data/embeddings", "home")  # files that any program may write
 VOLATILE = ("seconds", "location", "at", "digest")
 Snapshot = dict[str, str]
 """A digest of every file by its relative path."""
@@ -139,7 +140,6 @@ def check(
     baseline: Mapping[str, Any],
     may_differ: bool,
     writes: tuple[str, ...],
-    cache: tuple[str, ...],
 ) -> Outcome:
     """Check what a program did with a damaged file.
 
@@ -152,22 +152,21 @@ def check(
         baseline: ``answer``, ``files`` and ``events`` of the same program without damage.
         may_differ: whether another answer is valid.
         writes: prefixes of files it may write if it succeeds.
-        cache: prefixes of files it may write in any case.
     """
     defects = process_defects(completed)
     defects += [e for e in completed.events if e not in baseline["events"] and e not in defects]
     if defects or completed.code != 0:
         killed = completed.hung or completed.code < 0
-        left = [] if killed else changed_files(before, after, cache)
+        left = [] if killed else changed_files(before, after, CACHE)
         defects += [f"refuses, but has changed {name}" for name in left[:1]]
         return Outcome(fault, "refused", tuple(defects))
     try:
         answer = parse_answer(completed)
     except ValueError as error:
         return Outcome(fault, "other", (f"prints invalid JSON: {str(error)[:80]}",))
-    left = changed_files(before, after, (*writes, *cache))
+    left = changed_files(before, after, (*writes, *CACHE))
     defects += [f"has changed {name}" for name in left[:1]]
-    created = changed_files(before, after, cache)
+    created = changed_files(before, after, CACHE)
     defects += [f"has left {n}" for n in created if n not in before and is_temporary(n)][:1]
     if (answer, results) == (baseline["answer"], baseline["files"]):
         return Outcome(fault, "same", tuple(defects))

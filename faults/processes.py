@@ -33,23 +33,14 @@ CODE_EXECUTION = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", 
 
 @dataclass(frozen=True)
 class Completed:
-    """The result of a program.
+    """The result of a program."""
 
-    Attributes:
-        code: exit code, or the negative signal number.
-        output: standard output.
-        errors: standard error.
-        peak_bytes: largest resident memory.
-        hung: whether it was killed because it took too long.
-        events: suspicious audit events.
-    """
-
-    code: int
+    code: int  # exit code, or the negative signal number
     output: str
     errors: str
-    peak_bytes: int
-    hung: bool = False
-    events: tuple[str, ...] = ()
+    peak_bytes: int  # largest resident memory
+    hung: bool = False  # killed because it took too long
+    events: tuple[str, ...] = ()  # suspicious audit events
 
 
 @dataclass(frozen=True)

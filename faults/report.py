@@ -5,11 +5,12 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
+from pathlib import Path
 
-from faults.processes import HANG_SECONDS, MOST_BYTES, OWN_INTERPRETER_EVERY
 from faults.sandbox import Result
 
 COLUMNS = ("part", "what", "tried", "same answer", "refused", "other answer", "defects")
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 PACKAGES = ("variational-semantic-memory", "torch", "numpy", "pillow", "safetensors")
 
 
@@ -53,17 +54,14 @@ class Summary:
         """Return the table and the defects as text."""
         return "\n".join([self.table(), "", *self._notes(), *map(self._describe, self.defects)])
 
-    def page(self) -> str:
-        """Return the page of the documentation."""
-        listed = [f"- {_escape(self._describe(one))}" for one in self.defects] or ["None."]
-        return PAGE.format(
-            table=self.table(),
-            notes="\n".join(f"- {note}" for note in self._notes()),
-            defects="\n".join(listed),
-            seconds=HANG_SECONDS,
-            gigabytes=MOST_BYTES >> 30,
-            every=OWN_INTERPRETER_EVERY,
-        )
+    def write(self, path: Path) -> None:
+        """Write the results into a page of the documentation, between two comments."""
+        page = path.read_text(encoding="utf-8") if path.is_file() else f"{BEGIN}\n{END}\n"
+        notes = [f"- {note}" for note in self._notes()]
+        defects = [f"- {_escape(self._describe(one))}" for one in self.defects]
+        results = "\n".join([BEGIN, *notes, "", self.table(), "", *defects, END])
+        before, _, rest = page.partition(BEGIN)
+        path.write_text(before + results + rest.partition(END)[2], encoding="utf-8")
 
     def _notes(self) -> list[str]:
         versions = [f"{name} {version(name)}" for name in PACKAGES]
@@ -90,37 +88,3 @@ def _counts(results: list[Result]) -> list[str]:
 
 def _escape(text: str) -> str:
     return "".join(f"\\{c}" if c in "\\`*_<>[]|" else c for c in text.replace("\n", " "))
-
-
-PAGE = """\
-# Faults
-
-`make faults` damages every kind of file that is read, kills commands that write, fills disks,
-removes permissions, runs processes on the same files, and sends malformed requests. Results of the
-last run:
-
-{notes}
-
-{table}
-
-A case is handled if the program gives the same answer as without the fault, or refuses in at most
-three lines with a documented [exit code](commands.md), or gives another answer where one is right
-(files that people write). A defect is: a traceback, a crash, more than {seconds:.0f} seconds or
-{gigabytes} GB, an opened canary file, executed code of a file, printed control characters or
-invalid JSON, a refusal that changes files, or another answer without a message.
-
-## Defects
-
-{defects}
-
-## What it does not cover
-
-- Cases are forked from a process that has imported everything; every {every}th case and those of
-  `LC_ALL=C`, closed output and Ctrl-C start a new interpreter.
-- Opened files are seen by Python's audit events, not in C libraries.
-- Kills end processes, not the machine: disks that ignore `fsync` are not tested.
-- Archives and pickles of published datasets: see `tests/test_data_archives.py` and
-  `tests/test_data_pickles.py`.
-- GPUs, several machines, SLURM, Windows and macOS; files of more than 6 GB.
-- Damage with a valid digest: whoever may write a model may change its answers.
-"""

@@ -141,7 +141,7 @@ def judged(program: Callable[[], int], folder: Path, **allowed: Any) -> Outcome:
     seconds = 1.0 if program is hanging else 60.0
     completed = run(program, world, seconds=seconds)
     baseline = {"answer": ANSWER, "files": {}, "events": ()}
-    settings = {"may_differ": False, "writes": (), "cache": (), **allowed}
+    settings = {"may_differ": False, "writes": (), **allowed}
     return check("fault", completed, before, snapshot(world), {}, baseline, **settings)
 
 
@@ -228,7 +228,7 @@ def test_a_mutation_is_the_same_of_the_same_seed_and_changes_most_files(
         assert changed >= 10, mutate.__name__
 
 
-def test_the_report_counts_and_says_how_to_repeat() -> None:
+def test_the_report_counts_and_says_how_to_repeat(tmp_path: Path) -> None:
     results = [
         Result("mutations", "memory file", 0, Outcome("a bit", "same", ())),
         Result("mutations", "memory file", 1, Outcome("a bit", "refused", ())),
@@ -242,7 +242,13 @@ def test_the_report_counts_and_says_how_to_repeat() -> None:
     assert "| all |  | 23 | 21 | 1 | 0 | 1 |" in text
     assert "--only 'mutations/memory file' --case 2 --seed 7" in text
     assert "no time for 1 cases" in text
-    assert summary.table() in summary.page()
+    page = tmp_path / "faults.md"
+    page.write_text(f"# Faults\n{report.BEGIN}\nold\n{report.END}\nMore.\n")
+    for _ in range(2):  # the second time in place of the first
+        summary.write(page)
+        assert page.read_text().startswith(f"# Faults\n{report.BEGIN}\n- 4 cases of seed 7")
+        assert page.read_text().count(summary.table()) == 1
+        assert page.read_text().endswith(f"--case 2 --seed 7\n{report.END}\nMore.\n")
 
 
 def test_times_do_not_count_and_numbers_do(tmp_path: Path) -> None:

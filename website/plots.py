@@ -1,6 +1,6 @@
 """The images of "How the memory works": python -m website.plots [FOLDER].
 
-One is a diagram; the others show what the shipped model of glyphs computes.
+They show what the shipped model of glyphs computes.
 """
 
 import io
@@ -73,29 +73,6 @@ def recall(subject: Subject) -> Figure:
     return recall_sheet(episode, subject.dataset, [ids[name] for name in named.names])
 
 
-def bayes(_: Subject) -> Figure:
-    """Draw Bayes' rule for one feature: a recollection worth two examples, and one to five."""
-    recalled, mean, noise, strength = 0.0, 3.0, 1.0, 2.0
-    at = np.linspace(-3, 5.5, 400)
-    figure = Figure(figsize=(9.2, 2.8), layout="constrained")
-    for column, shot in enumerate((1, 5)):
-        axes = figure.add_subplot(1, 2, column + 1)
-        middle = (strength * recalled + shot * mean) / (strength + shot)
-        for name, center, variance, color in (
-            ("what was recalled", recalled, noise / strength, COLORS[0]),
-            ("what the examples say", mean, noise / shot, COLORS[6]),
-            ("both: the prototype", middle, noise / (strength + shot), COLORS[1]),
-        ):
-            density = np.exp(-((at - center) ** 2) / (2 * variance)) / np.sqrt(variance)
-            axes.fill_between(at, density, color=color, alpha=0.35, lw=0)
-            axes.plot(at, density, color=color, label=name)
-        axes.set_title(f"{shot} example{'s' if shot > 1 else ''}", fontsize=10)
-        axes.set(xticks=[], yticks=[], xlabel="one feature of the class")
-        if column == 0:
-            axes.legend(fontsize=8, frameon=False, loc="upper left")
-    return figure
-
-
 def remembering(subject: Subject) -> Figure:
     """Plot one-shot accuracy against the number of remembered images; print the values."""
     means, intervals = [], []
@@ -160,7 +137,6 @@ def _labeled(
 
 FIGURES: dict[str, Callable[[Subject], Figure]] = {
     "recall": recall,
-    "bayes": bayes,
     "remembering": remembering,
     "directions": lambda subject: directions(subject.memory),
     "moved": moved,

@@ -1,8 +1,8 @@
 """A reference ProtoNet as public few-shot libraries write it.
 
-Default memory layout (NCHW), ReLU before pooling, distances by broadcasting, default Adam.
-learn2learn and easyfsl take one task per step, torchmeta's example several. Support and queries are
-embedded together as in learn2learn, the fastest. Pooling is that of :class:`vsm.encoders.Conv4`.
+Default memory layout (NCHW), ReLU before pooling, distances by broadcasting, default Adam. One task
+per step, as in learn2learn and easyfsl; several at once take longer on a CPU. Support and queries
+are embedded together as in learn2learn, the fastest. Pooling is that of :class:`vsm.encoders.Conv4`.
 """
 
 from collections.abc import Iterable
@@ -79,20 +79,20 @@ def reference_accuracies(backbone: nn.Module, episodes: Iterable[Tensor], shot: 
     return accuracies
 
 
-def reference_steps(tasks_at_once: int = 1, **sizes: int) -> Benchmark:
-    """Train the reference on all tasks of a step, ``tasks_at_once`` per update."""
+def reference_steps(**sizes: int) -> Benchmark:
+    """Train the reference on all tasks of a step, one per update."""
     size = Sizes(**sizes)
     with default_generator(0, "peer"):
         backbone = ReferenceConv4(size.image_shape, size.channels)
     optimizer = torch.optim.Adam(backbone.parameters(), lr=LEARNING_RATE)
-    batches = channels_first(episode_images(size)).split(tasks_at_once)
+    images = channels_first(episode_images(size))
 
     def train() -> list[float]:
         losses = []
         backbone.train()
-        for batch in batches:
+        for task in images.split(1):
             optimizer.zero_grad()
-            loss = reference_loss(backbone, batch, size.shot)
+            loss = reference_loss(backbone, task, size.shot)
             loss.backward()
             optimizer.step()
             losses.append(loss.item())

@@ -201,7 +201,7 @@ def _evaluation(shot: int) -> Group:
 
 
 def _step_beside_reference(size: int) -> Group:
-    """A VSM step and the reference on the same tasks, one or all of them per update."""
+    """A VSM step and the reference on the same tasks, one of them per update."""
     step = {"method": "vsm", "image_size": size}
     ours, conjugate = "vsm_step_beside_reference", "vsm_conjugate_step_beside_reference"
     return Group(
@@ -211,16 +211,9 @@ def _step_beside_reference(size: int) -> Group:
             conjugate: ("training_step", {**step, "inference": "conjugate"}),
             "backbone_beside_reference": ("backbone_pass", {"image_size": size}),
         },
-        {
-            "reference_protonet": ("reference_steps", {"image_size": size}),
-            "reference_protonet_batched": (
-                "reference_steps",
-                {"tasks_at_once": Sizes.tasks, "image_size": size},
-            ),
-        },
+        {"reference_protonet": ("reference_steps", {"image_size": size})},
         {
             "vsm_step_vs_reference_protonet": (ours, "reference_protonet"),
-            "vsm_step_vs_reference_protonet_batched": (ours, "reference_protonet_batched"),
             "vsm_conjugate_step_vs_reference_protonet": (conjugate, "reference_protonet"),
             "backbone_vs_reference_protonet": ("backbone_beside_reference", "reference_protonet"),
         },
