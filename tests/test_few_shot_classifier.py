@@ -716,7 +716,7 @@ def test_mistakes_are_named_in_one_line(
     wrong("letter.png: unreadable", lambda: classifier.fit(letter[:1], ["a"]), DataError)
     classifier.fit(pictures, labels)
     wrong("use strings or integers throughout", lambda: classifier.partial_fit(pictures[:1], [1]))
-    wrong("way: is no parameter", lambda: classifier.set_params(way=5))
+    wrong("way: is not a parameter", lambda: classifier.set_params(way=5))
     wrong("has no long-term memory", opened("vpn").fit(pictures, labels).remember)
     wrong("absent.png is not a run", lambda: FewShotClassifier.from_pretrained(missing), RunError)
     wrong("has none; leave it out", lambda: opened("vpn", memory=tmp_path / "vsm"))

@@ -61,7 +61,7 @@ def reader_of(classifier: vsm.FewShotClassifier, **changes: Any) -> GaussianRead
 
 
 def rows_of(classifier: vsm.FewShotClassifier, features: torch.Tensor) -> torch.Tensor:
-    return classifier._require_fitted().projected(features)
+    return classifier._require_fitted().project(features)
 
 
 def plain_score(reader: GaussianReader, query: list[float], members: list[list[float]]) -> float:

@@ -1,5 +1,6 @@
 """A few labeled images in, a classifier out, in the manner of scikit-learn."""
 
+import copy
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ NONE_OF_THESE, NO_CLASS = "none of these", -1
 
 
 class Embedded(NamedTuple):
-    """Images that a classifier has embedded; its other methods take them in place of images."""
+    """Embedded images, which a classifier's methods take in place of images."""
 
     features: Tensor
 
@@ -147,7 +148,7 @@ class FewShotClassifier:
         return self.set_params(encoder=made_in_memory(model, memory, learned.thresholds))
 
     def fit(self, images: Any, y: Labels) -> Self:
-        """Take in a few examples of each class, in place of all before; one of each is enough.
+        """Fit to a few examples of each class; one of each is enough.
 
         Args:
             images: paths, Pillow images, arrays ``[H, W(, C)]`` or tensors ``[C, H, W]``, in any
@@ -156,35 +157,25 @@ class FewShotClassifier:
             y: a label for each, all strings or all integers.
         """
         trained = self.encoder or _means_of_features(images)
-        examples = Examples().add(*_embedded(trained, images, y))
-        self._fit(trained, self.memory, examples)
+        self._fit(trained, self.memory, _add_examples(Examples(), trained, images, y))
         return self
 
     def partial_fit(self, images: Any, y: Labels, classes: Labels | None = None) -> Self:
-        """Take in more examples, or new classes, besides those that were fitted.
+        """Add examples, of the fitted classes or of new ones.
 
-        ``classes``, which scikit-learn announces, are not needed: new ones may come at any time.
+        ``classes``, an argument of scikit-learn's, is ignored: new ones may come at any time.
         """
         del classes
         if self._fitted is None:
             return self.fit(images, y)
-        features, given = _embedded(self._fitted.trained, images, y)
-        if given.dtype.kind != self.classes_.dtype.kind:
-            raise ClassifierError(
-                f"labels: the fitted ones are like {self.classes_[0]!r}, got {given[0]!r}; use "
-                "strings or integers throughout"
-            )
-        examples = self._fitted.examples.add(features, given)
-        self._fit(self._fitted.trained, self._fitted.recalled, examples)
+        trained = self._fitted.trained
+        examples = _add_examples(self._fitted.examples, trained, images, y)
+        self._fit(trained, self._fitted.recalled, examples)
         return self
 
     def embed(self, images: Any, progress: Progress = NULL_PROGRESS) -> Embedded:
         """Embed images once, for several of the methods below."""
-        trained = self._require_fitted().trained
-        if isinstance(images, Embedded):
-            _check_width(trained, images)
-            return images
-        return Embedded(trained.embed(images, progress))
+        return Embedded(_embed(self._require_fitted().trained, images, progress))
 
     def predict(self, images: Any, reject: float | None = None) -> npt.NDArray[Any]:
         """Return the most probable class of each image ``[n]``.
@@ -192,7 +183,7 @@ class FewShotClassifier:
         Args:
             images: as in :meth:`fit`, or what :meth:`embed` returned.
             reject: answer "none of these" (or -1 among integers) where an image is too far from
-                all classes: that will befall about 1 − ``reject`` of the images of these classes.
+                all classes, as about 1 − ``reject`` of the images of these classes are.
         """
         fitted, embedded = self._require_fitted(), self.embed(images)
         best: npt.NDArray[Any] = self.classes_[fitted.most_probable(embedded.features)]
@@ -215,7 +206,7 @@ class FewShotClassifier:
         return float(np.mean(answers == as_labels(y, len(answers))))
 
     def explain(self, image: Any, num_recalled: int = 5) -> Explanation:
-        """Tell what the answer for one image rests on.
+        """Explain the answer for one image.
 
         Args:
             image: an image, or one row of features ``[D]``.
@@ -261,15 +252,15 @@ class FewShotClassifier:
 
     def coordinates(self, images: Any) -> Tensor:
         """Map images to the coordinates in which prototypes are inferred ``[n, D]``."""
-        return self._require_fitted().projected(self.embed(images).features)
+        return self._require_fitted().project(self.embed(images).features)
 
     def remember(self) -> Changes:
         """Consolidate the examples of the fitted classes into the long-term memory.
 
-        Examples are taken in once, however often this is called. The fitted classes go on
-        recalling the memory that they were fitted with, in which they are not: their answers stay
-        the same to the bit. The next :meth:`fit` reads the new memory. What was remembered under
-        one of its labels counts as the images that it was made of; all else can be recalled.
+        Each example is added once, however often this is called. The fitted classes keep the
+        memory that they were fitted with, so their answers stay the same to the bit. The next
+        :meth:`fit` reads the new memory. What was remembered under one of its labels counts as the
+        images that it was made of; other classes can be recalled.
         """
         fitted, memory = self._require_fitted(), self.memory
         consolidation = fitted.trained.manual_consolidation()
@@ -277,7 +268,8 @@ class FewShotClassifier:
         features, names = fitted.examples.not_remembered()
         source = {"from": "FewShotClassifier.remember"}
         self._memory, changes = memory.add(consolidation, features, names, source)
-        self._fitted = fitted.all_remembered()
+        self._fitted = copy.copy(fitted)  # with its posterior, which does not change
+        self._fitted.examples = replace(fitted.examples, remembered=fitted.examples.shots)
         return changes
 
     @property
@@ -290,16 +282,9 @@ class FewShotClassifier:
     def save(self, path: str | Path) -> None:
         """Write encoder, memory and examples as one safetensors file, atomically."""
         fitted = self._require_fitted()
-        saved = Saved(
-            fitted.trained,
-            self.encoder is not None,
-            self.memory,
-            fitted.recalled,
-            fitted.examples,
-            self.temperature,
-            self.seed,
-        )
-        write_classifier(Path(path), saved)
+        trained, has_encoder = replace(fitted.trained, memory=self.memory), self.encoder is not None
+        parts = (fitted.recalled, fitted.examples, self.temperature, self.seed)
+        write_classifier(Path(path), Saved(trained, has_encoder, *parts))
 
     @classmethod
     def load(cls, path: str | Path, *, backbone: str | None = None, device: str = "cpu") -> Self:
@@ -321,7 +306,9 @@ class FewShotClassifier:
         """Set the constructor's arguments; with another encoder all examples are forgotten."""
         for name, value in parameters.items():
             if name not in PARAMETERS:
-                raise ClassifierError(f"{name}: is no parameter; there are {', '.join(PARAMETERS)}")
+                raise ClassifierError(
+                    f"{name}: is not a parameter; there are {', '.join(PARAMETERS)}"
+                )
             setattr(self, name, value)
         if "encoder" in parameters:
             self._memory = self._fitted = None
@@ -331,7 +318,7 @@ class FewShotClassifier:
     def n_features_in_(self) -> int:
         """Numbers per row, where the classifier takes features and is fitted."""
         if self._fitted is None or not self._takes_features:
-            raise AttributeError("n_features_in_: is known of features, once they are fitted")
+            raise AttributeError("n_features_in_: is defined once features are fitted")
         return self._fitted.trained.model.num_features
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -358,11 +345,11 @@ class FewShotClassifier:
 
     def _require_fitted(self) -> FittedClasses:
         if self._fitted is None:
-            raise not_fitted("this classifier knows no classes yet; call fit first")
+            raise not_fitted()
         return self._fitted
 
     def _fit(self, trained: TrainedModel, memory: NamedMemory | None, examples: Examples) -> None:
-        """Begin with all classes anew."""
+        """Replace all classes."""
         self._fitted = FittedClasses(trained, memory, examples, self.seed)
         self.classes_ = np.asarray(examples.labels)
 
@@ -393,24 +380,28 @@ def _means_of_features(features: Any) -> TrainedModel:
     return made_in_memory(FewShotModel(settings, (as_features(features).shape[1],)))
 
 
-def _embedded(
-    trained: TrainedModel, images: Any, labels: Labels
-) -> tuple[Tensor, npt.NDArray[Any]]:
-    """Embed examples and check their labels."""
-    if isinstance(images, Embedded):
-        _check_width(trained, images)
-    features = images.features if isinstance(images, Embedded) else trained.embed(images)
-    count = features.shape[0]
-    if not count:
+def _add_examples(known: Examples, trained: TrainedModel, images: Any, labels: Labels) -> Examples:
+    """Embed examples, check their labels, and add them to the known ones."""
+    features = _embed(trained, images)
+    if not len(features):
         raise ClassifierError("images: expected at least one example, got none")
-    return features, as_labels(labels, count)
+    given = as_labels(labels, len(features))
+    if known.labels and isinstance(known.labels[0], str) != (given.dtype.kind == "U"):
+        raise ClassifierError(
+            f"labels: the fitted ones are like {known.labels[0]!r}, got {given[0]!r}; use "
+            "strings or integers throughout"
+        )
+    return known.add(features, given)
 
 
-def _check_width(trained: TrainedModel, embedded: Embedded) -> None:
-    """Refuse what another encoder has embedded, as far as its width tells."""
-    width, given = trained.model.num_features, list(embedded.features.shape)
+def _embed(trained: TrainedModel, images: Any, progress: Progress = NULL_PROGRESS) -> Tensor:
+    """Embed images, or check that what is embedded has the width of this encoder ``[n, D]``."""
+    if not isinstance(images, Embedded):
+        return trained.embed(images, progress)
+    width, given = trained.model.num_features, list(images.features.shape)
     if len(given) != 2 or given[1] != width:
         raise ClassifierError(
             f"images: expected what embed of this classifier returned, features [n, {width}], got "
             f"{given}; embed them with this one"
         )
+    return images.features

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 
 class Recalled(NamedTuple):
-    """A remembered class, and its weight λ (Eq. 9) in what a new class was told by the memory."""
+    """A remembered class, and its weight λ (Eq. 9) in the prior of a fitted class."""
 
     name: str
     weight: float
 
 
 class Direction(NamedTuple):
-    """A learned direction, counted from the one that tells classes apart best, and its share."""
+    """A learned direction, numbered from the most discriminative one, and its share."""
 
     number: int
     share: float
@@ -36,10 +36,10 @@ class Uncertainty(NamedTuple):
 
     Attributes:
         total: entropy of the probabilities.
-        aleatoric: mean entropy over what the prototypes may be: what stays however many examples
-            there are, since the image itself could be either.
-        epistemic: the rest, which is the mutual information of answer and prototypes: what more
-            examples could remove.
+        aleatoric: mean entropy over the posterior of the prototypes, which more examples cannot
+            reduce: the image itself is ambiguous.
+        epistemic: the rest, the mutual information of answer and prototypes, which more examples
+            can reduce.
     """
 
     total: float
@@ -49,7 +49,7 @@ class Uncertainty(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """An answer and what it rests on; by class where it says so.
+    """An answer and what it rests on; dictionaries are by class.
 
     Attributes:
         prediction: the answer.
@@ -57,11 +57,11 @@ class Explanation:
         std: standard deviation of that probability over the sampled prototypes, each as it is
             before calibration.
         distances: from the image to the prototype, averaged over its samples.
-        recalled: what the memory was addressed with for each class, most weight first.
+        recalled: remembered classes that each class recalled, most weight first.
         moved: how the Gaussian memory moved each prototype; None for other memories.
-        memory_strength: support images that the memory counted for; None if that is not known.
+        memory_strength: number of examples that the memory counted for; None if not known.
         shots: examples of each class that were fitted.
-        remembered: images that counted besides, since they were remembered under that very name.
+        remembered: images remembered under the same name, which count as examples.
         uncertainty: of the answer, before calibration: a temperature would hide what part of it the
             samples account for.
     """
@@ -79,16 +79,12 @@ class Explanation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON; classes become strings."""
-        plain = vars(self) | {
-            "recalled": {k: [one._asdict() for one in found] for k, found in self.recalled.items()},
-            "uncertainty": self.uncertainty._asdict(),
-        }
-        if self.moved is not None:
-            plain["moved"] = {
-                label: {"length": far, "directions": [one._asdict() for one in directions]}
-                for label, (far, directions) in self.moved.items()
-            }
-        return {
-            name: {str(k): item for k, item in value.items()} if isinstance(value, dict) else value
-            for name, value in plain.items()
-        }
+        return {name: _plain(value) for name, value in vars(self).items()}
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

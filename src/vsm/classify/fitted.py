@@ -1,10 +1,9 @@
-"""Classes that were fitted: their examples, what was inferred of them, and what follows from it."""
+"""Classes that were fitted: their examples, their posterior, and predictions from it."""
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,17 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.classify.explanation import (
-    Direction,
-    Explanation,
-    Moved,
-    Recalled,
-    Uncertainty,
-)
+from vsm.classify.explanation import Direction, Explanation, Moved, Recalled, Uncertainty
 from vsm.errors import ClassifierError
 from vsm.evaluation.calibration import scale_by_temperature
 from vsm.evaluation.evaluator import ELEMENTS_AT_ONCE
-from vsm.memory import Memory, Posterior, SupportSet
+from vsm.memory import Posterior, SupportSet
 from vsm.memory.named import NamedMemory
 from vsm.nn.prototype_classifier import mean_distance, predictive
 from vsm.runs.trained_model import TrainedModel
@@ -32,7 +25,7 @@ from vsm.seeding import generator
 
 DIRECTIONS_SHOWN = 3
 NO_FEATURES = torch.empty(0, 0)
-SAME_EVIDENCE = 1e-4  # relative difference below which a slot is made of the very support
+SAME_EVIDENCE = 1e-4  # relative difference below which a slot is the mean of the very examples
 
 
 @dataclass(frozen=True)
@@ -43,7 +36,7 @@ class Examples:
         labels: N of them.
         features: of all examples, class by class ``[P, D]``.
         shots: how many examples each class has.
-        remembered: how many of these, the first ones, the memory has taken in already.
+        remembered: how many of these, the first ones, the memory includes already.
     """
 
     labels: tuple[Any, ...] = ()
@@ -70,23 +63,18 @@ class Examples:
         )
 
     def not_remembered(self) -> tuple[Tensor, list[str]]:
-        """Return the features ``[n, D]`` and class names that the memory has not taken in."""
+        """Return features ``[n, D]`` and class names of examples that the memory lacks."""
         classes = zip(self.features.split(self.shots), self.remembered, strict=True)
-        fresh = [rows[done:] for rows, done in classes]
-        pairs = zip(self.labels, fresh, strict=True)
-        return torch.cat(fresh), [str(label) for label, rows in pairs for _ in rows]
-
-    def all_remembered(self) -> "Examples":
-        """Return the same examples, all of them taken in."""
-        return replace(self, remembered=self.shots)
+        new = [rows[done:] for rows, done in classes]
+        pairs = zip(self.labels, new, strict=True)
+        return torch.cat(new), [str(label) for label, rows in pairs for _ in rows]
 
 
-@dataclass(frozen=True)
+@dataclass
 class FittedClasses:
     """What a trained model infers of a few classes from their examples and a memory.
 
-    It is inferred when it is first asked for: who fits and then classifies embeds all images
-    before, and has the small operations of both in one go.
+    It is inferred when it is first needed, after all images were embedded.
 
     Attributes:
         trained: the model.
@@ -100,42 +88,34 @@ class FittedClasses:
     examples: Examples
     seed: int = 0
 
-    @property
-    def posterior(self) -> Posterior:
-        """Of the prototypes of one task with N classes."""
-        return self._posterior_and_counted[0]
-
-    @property
-    def counted(self) -> tuple[int, ...]:
-        """Images that the memory holds under each label and that count as examples."""
-        return self._posterior_and_counted[1]
+    @cached_property
+    @torch.inference_mode()
+    def _support(self) -> tuple[SupportSet, tuple[int, ...]]:
+        """The support set, and how many remembered images of each class it includes."""
+        examples = self.examples
+        support = SupportSet.of_classes(self.project(examples.features), examples.shots)
+        if self.recalled is None or not self.recalled.names:
+            return support, (0,) * len(examples.labels)
+        return _add_remembered(support, examples, self.recalled)
 
     @cached_property
     @torch.inference_mode()
-    def _posterior_and_counted(self) -> tuple[Posterior, tuple[int, ...]]:
-        model, memory, examples = self.trained.model, self.recalled, self.examples
-        projected = self.projected(examples.features)
-        support = SupportSet.of_classes(projected, examples.shots)
-        counted = (0,) * len(examples.labels)
+    def posterior(self) -> Posterior:
+        """Of the prototypes of one task with N classes."""
+        memory, (support, _) = self.recalled, self._support
         state = slot_mask = None
         if memory is not None:
-            state = memory.memory.to(projected.device)
-            if memory.names:
-                slot_mask = _slot_mask(memory, examples.labels, projected.device)
-                support, counted = _with_remembered(support, examples, memory)
+            device = support.mean.device
+            state = memory.memory.to(device)
+            slot_mask = _slot_mask(memory, list(map(str, self.examples.labels)))
+            slot_mask = None if slot_mask is None else slot_mask.to(device)
         random = generator(self.seed, "classify")
-        return model.infer(support, state, random, slot_mask), counted
-
-    def all_remembered(self) -> "FittedClasses":
-        """Return the same after the memory has taken in all examples; nothing is inferred anew."""
-        same = replace(self, examples=self.examples.all_remembered())
-        vars(same)["_posterior_and_counted"] = self._posterior_and_counted  # where it is cached
-        return same
+        return self.trained.model.infer(support, state, random, slot_mask)
 
     @cached_property
     def shots(self) -> list[int]:
         """Images of each class that count, fitted and remembered."""
-        pairs = zip(self.examples.shots, self.counted, strict=True)
+        pairs = zip(self.examples.shots, self._support[1], strict=True)
         return [shot + more for shot, more in pairs]
 
     def temperature(self) -> float:
@@ -146,30 +126,41 @@ class FittedClasses:
         first, *others = set(self.shots)
         return self.trained.temperature(statistics.geometric_mean(self.shots) if others else first)
 
+    def project(self, features: Tensor) -> Tensor:
+        """Map embedded images ``[n, D]`` to the coordinates of the prototypes ``[n, D]``."""
+        memory = None if self.recalled is None else self.recalled.memory
+        return self.trained.model.project(features, memory)
+
+    @torch.inference_mode()
     def probabilities(self, features: Tensor, temperature: float) -> npt.NDArray[np.float32]:
         """Return calibrated probabilities of embedded images ``[n, D]``: ``[n, N]``."""
         answers = [
-            self._calibrated(self._log_probabilities(part), temperature).cpu().numpy()
+            self._calibrate(self._log_probabilities(part), temperature).cpu().numpy()
             for part in self._parts(features)
         ]
         return answers[0] if len(answers) == 1 else np.concatenate(answers)
 
     @torch.inference_mode()
     def most_probable(self, features: Tensor) -> npt.NDArray[np.int64]:
-        """Tell which class is most probable for embedded images ``[n, D]``: its index ``[n]``.
+        """Return the index of the most probable class of embedded images ``[n, D]``: ``[n]``.
 
-        No temperature changes that, and where scores are linear there is no need of a softmax.
+        No temperature changes it, and where scores are linear there is no need of a softmax.
         """
-        answers = [self._scores(part).cpu().numpy().argmax(1) for part in self._parts(features)]
+        answers = []
+        for part in self._parts(features):
+            scores = self._linear_scores(part)
+            if scores is None:
+                scores = self._calibrate(self._log_probabilities(part), 1.0)
+            answers.append(self._require_finite(scores).cpu().numpy().argmax(1))
         return answers[0] if len(answers) == 1 else np.concatenate(answers)
 
     @torch.inference_mode()
     def accepted(self, features: Tensor, coverage: float) -> npt.NDArray[np.bool_]:
-        """Tell which embedded images ``[n, D]`` are near enough to one of the classes ``[n]``."""
+        """Return which embedded images ``[n, D]`` are near enough to one of the classes ``[n]``."""
         limits = self.trained.thresholds().at(coverage, self.shots)
         slots = self._other_slots()
         scores = [
-            self.posterior.rejection_scores(self._projected(part), slots)[0].cpu()
+            self.posterior.rejection_scores(self.project(part).unsqueeze(0), slots)[0].cpu()
             for part in self._parts(features, 1 if slots is None else len(slots))
         ]
         return (torch.cat(scores) <= limits).any(-1).numpy()
@@ -179,11 +170,40 @@ class FittedClasses:
         self, features: Tensor, temperature: float, num_recalled: int
     ) -> list[Explanation]:
         """Explain the answers for embedded images ``[n, D]``."""
-        return [
-            explained
-            for part in self._parts(features)
-            for explained in self._explained(part, temperature, num_recalled)
-        ]
+        examples, (_, remembered) = self.examples, self._support
+        kappa = self.posterior.memory_strength(torch.tensor(self.shots).unsqueeze(-1))
+        shared: dict[str, Any] = {
+            "recalled": self.recalled_classes(num_recalled),
+            "memory_strength": None if kappa is None else self._by_class(kappa.unsqueeze(0))[0],
+            "moved": self._moved(),
+            "shots": dict(zip(examples.labels, examples.shots, strict=True)),
+            "remembered": dict(zip(examples.labels, remembered, strict=True)),
+        }
+        distance = self.trained.model.classifier.distance
+        explained = []
+        for part in self._parts(features):
+            queries = self.project(part).unsqueeze(0)
+            random = generator(self.seed, "uncertainty")
+            std, *nats = self.posterior.uncertainty(queries, random)
+            by_image = zip(
+                self._by_class(self._calibrate(self._log_probabilities(part), temperature)),
+                self._by_class(std[0]),
+                self._by_class(mean_distance(queries, self.posterior.prototypes, distance)[0]),
+                torch.stack(nats, -1)[0].tolist(),
+                strict=True,
+            )
+            explained += [
+                Explanation(
+                    prediction=max(probabilities, key=probabilities.__getitem__),
+                    probabilities=probabilities,
+                    std=std_of_it,
+                    distances=distances,
+                    uncertainty=Uncertainty(*uncertainty),
+                    **shared,
+                )
+                for probabilities, std_of_it, distances, uncertainty in by_image
+            ]
+        return explained
 
     def recalled_classes(self, most: int) -> dict[Any, list[Recalled]]:
         """Name the remembered classes that each fitted class recalled, most weight first."""
@@ -197,45 +217,6 @@ class FittedClasses:
             [Recalled(names[a], w) for w, a in zip(*row, strict=True) if w > 0] for row in rows
         )
         return dict(zip(labels, found, strict=True))
-
-    def _explained(
-        self, features: Tensor, temperature: float, num_recalled: int
-    ) -> list[Explanation]:
-        log_probabilities, queries = self._log_probabilities(features), self._projected(features)
-        labels, model = self.examples.labels, self.trained.model
-        distances = mean_distance(queries, self.posterior.prototypes, model.classifier.distance)[0]
-        random = generator(self.seed, "uncertainty")
-        std, *uncertainty = self.posterior.uncertainty(queries, random)
-        shared: dict[str, Any] = {
-            "recalled": self.recalled_classes(num_recalled),
-            "memory_strength": self._memory_strength(),
-            "moved": self._moved(),
-            "shots": dict(zip(labels, self.examples.shots, strict=True)),
-            "remembered": dict(zip(labels, self.counted, strict=True)),
-        }
-        by_image = zip(
-            self._by_class(self._calibrated(log_probabilities, temperature)),
-            self._by_class(std[0]),
-            self._by_class(distances),
-            torch.stack(uncertainty, -1)[0].tolist(),
-            strict=True,
-        )
-        return [
-            Explanation(
-                prediction=max(probabilities, key=probabilities.__getitem__),
-                probabilities=probabilities,
-                std=std_of_it,
-                distances=distances_of_it,
-                uncertainty=Uncertainty(*nats),
-                **shared,
-            )
-            for probabilities, std_of_it, distances_of_it, nats in by_image
-        ]
-
-    def _memory_strength(self) -> dict[Any, float] | None:
-        """Return the images that the memory counted for."""
-        kappa = self.posterior.memory_strength(torch.tensor(self.shots).unsqueeze(-1))
-        return None if kappa is None else self._by_class(kappa.unsqueeze(0))[0]
 
     def _moved(self) -> dict[Any, Moved] | None:
         """Return how far the memory moved each prototype, and along which learned directions."""
@@ -253,50 +234,30 @@ class FittedClasses:
         ]
         return dict(zip(self.examples.labels, moved, strict=True))
 
-    @property
-    def _memory(self) -> Memory | None:
-        return None if self.recalled is None else self.recalled.memory
-
-    def projected(self, features: Tensor) -> Tensor:
-        """Map embedded images ``[n, D]`` to where the prototypes are ``[n, D]``."""
-        return self.trained.model.project(features, self._memory)
-
-    def _projected(self, features: Tensor) -> Tensor:
-        """Do the same for one task: ``[1, n, D]``."""
-        return self.projected(features).unsqueeze(0)
-
-    @torch.inference_mode()
     def _log_probabilities(self, features: Tensor) -> Tensor:
         """Eq. 1 for every sample of the prototypes: ``[n, D]`` to ``[1, n, N, L]``."""
         scores = self._linear_scores(features)
         if scores is None:
-            return self.posterior.log_probabilities(self._projected(features))
+            return self.posterior.log_probabilities(self.project(features).unsqueeze(0))
         return F.log_softmax(scores, -1).unsqueeze(0).unsqueeze(-1)
 
-    def _scores(self, features: Tensor) -> Tensor:
-        """Return what orders classes as their probabilities do: ``[n, D]`` to ``[n, N]``."""
-        scores = self._linear_scores(features)
-        if scores is None:
-            return self._calibrated(self._log_probabilities(features), 1.0)
-        return self._finite(scores)
-
     def _linear_scores(self, features: Tensor) -> Tensor | None:
-        if self._memory is None or self._linear is None:
+        if self.recalled is None or self._linear is None:
             return None
-        return F.linear(self._memory.normalize(features), *self._linear)
+        return F.linear(self.recalled.memory.normalize(features), *self._linear)
 
     @cached_property
     def _linear(self) -> tuple[Tensor, Tensor] | None:
         """The posterior's linear scores: N·D² operations per fit, and D² less for each image."""
         return self.posterior.linear()
 
-    def _calibrated(self, log_probabilities: Tensor, temperature: float) -> Tensor:
+    def _calibrate(self, log_probabilities: Tensor, temperature: float) -> Tensor:
         """Average over samples, and calibrate: ``[1, n, N, L]`` to probabilities ``[n, N]``."""
         log_probabilities = scale_by_temperature(predictive(log_probabilities), temperature)
-        return self._finite(log_probabilities.exp().squeeze(0))
+        return self._require_finite(log_probabilities.exp().squeeze(0))
 
-    def _finite(self, values: Tensor) -> Tensor:
-        """Return ``values``, whose sum is a number if and only if they all are."""
+    def _require_finite(self, values: Tensor) -> Tensor:
+        """Return ``values``, whose sum is finite if and only if they all are."""
         if not math.isfinite(values.sum()):
             raise ClassifierError(
                 f"probabilities: {self.trained.name} and its memory give NaN probabilities; "
@@ -324,42 +285,37 @@ class FittedClasses:
         return slots[kept].to(self.trained.model.device) if slots is not None and kept else None
 
 
-def _slot_mask(memory: NamedMemory, labels: Sequence[Any], device: torch.device) -> Tensor | None:
-    """Tell which slots a class must not recall by similarity: boolean ``[1, N, A]``, or None.
+def _slot_mask(memory: NamedMemory, labels: list[str]) -> Tensor | None:
+    """Return which slots a class must not recall: boolean ``[1, N, A]``; None if it may all.
 
-    Those under the labels of other fitted classes, since it is none of them; and what people
-    remembered under its own, which :func:`_with_remembered` counts.
+    These are the slots of the other fitted classes, and those that a user added under its own
+    label, which :func:`_add_remembered` counts.
     """
-    names = {n: str(label) for n, label in enumerate(labels)}
-    known = {n: memory.places[name] for n, name in names.items() if name in memory.places}
+    known = {n: memory.places[label] for n, label in enumerate(labels) if label in memory.places}
     if not known:
         return None
     slot_mask = torch.zeros(1, len(labels), len(memory.names), dtype=torch.bool)
     for n, slot in known.items():
         slot_mask[0, :, slot] = True
         slot_mask[0, n, slot] = memory.names[slot] in memory.added
-    return slot_mask.to(device)
+    return slot_mask
 
 
-def _with_remembered(
+def _add_remembered(
     support: SupportSet, examples: Examples, memory: NamedMemory
 ) -> tuple[SupportSet, tuple[int, ...]]:
-    """Count what was remembered under a class's own label as the images it was made of.
+    """Count what a user added under a class's own label as the images it was made of.
 
-    A slot of the very examples that are fitted tells nothing new, and is not counted.
+    A slot of the very examples that are fitted is no new evidence, and is not counted.
     """
-    added, shots = memory.added, list(examples.shots)
-    counted = [0] * len(shots)
-    if added.isdisjoint(map(str, examples.labels)):
-        return support, tuple(counted)
-    slots, content = memory.slots, memory.slots.coordinates
+    shots, counted = list(examples.shots), [0] * len(examples.shots)
     means = support.mean.clone()
     for n, label in enumerate(map(str, examples.labels)):
-        if label in added:
+        if label in memory.added:
             slot = memory.places[label]
-            own = content[slot].to(means.device)
+            own = memory.slots.coordinates[slot].to(means.device)
             if (own - means[0, n]).norm() > SAME_EVIDENCE * own.norm():
-                counted[n] = int(slots.counts[slot])
+                counted[n] = int(memory.slots.counts[slot])
                 shots[n] += counted[n]
                 means[0, n] = torch.lerp(means[0, n], own, counted[n] / shots[n])
     if any(counted):

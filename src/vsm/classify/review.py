@@ -1,10 +1,9 @@
-"""What is odd in a pile of labeled images, by leaving out each image in turn.
+"""Find wrong labels, outliers and near duplicates, by leaving out each image in turn.
 
 Every class is a Gaussian whose mean has a posterior, given its images and the memory, in closed
-form. So what all other images say of one of them costs no more than one prediction.
+form. So leaving out one image costs no more than one prediction.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,11 +15,11 @@ from torch.nn import functional as F
 
 from vsm.classify.inputs import Labels, as_labels
 from vsm.errors import ClassifierError
-from vsm.memory import GaussianReader, SupportSet
+from vsm.memory import GaussianReader, Posterior, SupportSet
 from vsm.runs.trained_model import TrainedModel
 
 DUPLICATE = 0.98
-"""Cosine of the features of two images that count as one, nearly."""
+"""Cosine of the features from which two images are near duplicates."""
 AT_ONCE = 2048  # images that are compared with all others at a time
 
 
@@ -29,11 +28,11 @@ class LabelIssue(NamedTuple):
 
     Attributes:
         image: its position.
-        label: what it is said to be.
+        label: the label given.
         suggestion: the most probable other label.
         probability: of its own label, given all other images.
-        log_odds: of the suggestion against its own label, in nats. They order what is doubtful,
-            since probabilities are all but 0 or 1.
+        log_odds: of the suggestion against its own label, in nats. Label issues are ordered by
+            it, since probabilities are nearly 0 or 1.
     """
 
     image: int
@@ -44,7 +43,7 @@ class LabelIssue(NamedTuple):
 
 
 class Outlier(NamedTuple):
-    """A image that is like no class; the score is log p(any class) − log p(nearest class)."""
+    """An image that is like no class; the score is log p(any class) − log p(nearest class)."""
 
     image: int
     label: Any
@@ -98,7 +97,7 @@ def review(
         trained: its memory says in which directions members of a class differ.
         features: as :meth:`TrainedModel.embed` gives them ``[n, D]``.
         labels: n of them.
-        duplicate: cosine from which two images are near_duplicates.
+        duplicate: cosine from which two images are near duplicates.
     """
     memory = None if trained.state is None else trained.state.statistics
     if memory is None:
@@ -112,84 +111,71 @@ def review(
         raise ClassifierError("labels: a review needs images of two classes at least, got one")
     members = torch.from_numpy(class_ids)
     rows = memory.project(features).cpu()
-    reader = memory.reader
-    log_densities = leave_one_out(reader, rows, members)
+    log_densities = leave_one_out(memory.reader, rows, members)
     probabilities = log_densities.softmax(-1)
-    scores = reader.marginal_scores(rows) - log_densities.amax(-1)
+    scores = memory.reader.marginal_scores(rows) - log_densities.amax(-1)
+    order = scores.argsort(descending=True, stable=True).tolist()
     return Review(
         names,
         probabilities.numpy(),
-        _label_issues(log_densities, members, names),
-        _outliers(scores, members, names),
+        _label_issues(log_densities, probabilities, members, names),
+        [Outlier(n, given[n].item(), scores[n].item()) for n in order],
         _near_duplicates(F.normalize(memory.normalize(features), dim=-1).cpu(), duplicate),
         _confusable(probabilities, members, names),
     )
 
 
 def leave_one_out(reader: GaussianReader, rows: Tensor, class_ids: Tensor) -> Tensor:
-    """Log density of every image in every class, of which it is no member: ``[n, N]``.
+    """Log density of every image in every class, given all other images: ``[n, N]``.
 
-    A class of K images loses the one that is asked about, so that K − 1 are left; without any,
-    the density is that of a class never met.
+    In its own class of K images there are K − 1 others; without any, the density is that of a
+    class never met.
 
     Args:
         reader: of the memory.
         rows: projected ``[n, D]``.
         class_ids: ``[n]``, from 0 to N − 1, each of them at least once.
     """
+
+    def infer(means: Tensor, counts: Tensor) -> Posterior:  # [T, N, D], [T, N]
+        return reader.infer(SupportSet(means.unsqueeze(2), means, counts.unsqueeze(-1)))
+
     counts = torch.bincount(class_ids).to(rows)
     sums = torch.zeros(len(counts), rows.shape[1]).index_add(0, class_ids, rows)
-    found = _densities(reader, sums / counts.unsqueeze(-1), counts, rows)
-    left = counts[class_ids] - 1
-    others = (sums[class_ids] - rows) / left.clamp_min(1).unsqueeze(-1)
-    parts = zip(others.split(AT_ONCE), left.split(AT_ONCE), rows.split(AT_ONCE), strict=True)
-    own = torch.cat([_densities(reader, *part, alone=True) for part in parts])
-    own = torch.where(left > 0, own, reader.marginal_scores(rows))
-    return found.scatter(1, class_ids.unsqueeze(-1), own.unsqueeze(-1))
-
-
-def _densities(
-    reader: GaussianReader, means: Tensor, counts: Tensor, rows: Tensor, alone: bool = False
-) -> Tensor:
-    """Log densities of ``rows [n, D]`` in classes of these means and counts ``[N]``: ``[n, N]``.
-
-    ``alone``: each row is asked about in the class at its own place only, ``[n]``.
-    """
-    shape = (len(means), 1) if alone else (1, len(means))
-    mean = means.view(*shape, -1)
-    support = SupportSet(mean.unsqueeze(2), mean, counts.clamp_min(1).view(*shape, 1))
-    found = reader.infer(support)
-    if alone:
-        return found.scores(rows.unsqueeze(1)).flatten()
-    parts = [found.scores(part.unsqueeze(0))[0] for part in rows.split(AT_ONCE)]
-    return torch.cat(parts)
+    classes = infer((sums / counts.unsqueeze(-1)).unsqueeze(0), counts.unsqueeze(0))
+    scores = torch.cat([classes.scores(part.unsqueeze(0))[0] for part in rows.split(AT_ONCE)])
+    others = (counts[class_ids] - 1).unsqueeze(-1)  # [n, 1]
+    at_least_one = others.clamp_min(1)
+    means = (sums[class_ids] - rows) / at_least_one
+    parts = zip(*(one.unsqueeze(1).split(AT_ONCE) for one in (means, rows)), strict=True)
+    own = torch.cat(
+        [
+            infer(mean, count).scores(row).flatten()
+            for (mean, row), count in zip(parts, at_least_one.split(AT_ONCE), strict=True)
+        ]
+    )
+    own = torch.where(others.squeeze(-1) > 0, own, reader.marginal_scores(rows))
+    return scores.scatter(1, class_ids.unsqueeze(-1), own.unsqueeze(-1))
 
 
 def _label_issues(
-    log_densities: Tensor, members: Tensor, names: npt.NDArray[Any]
+    log_densities: Tensor, probabilities: Tensor, members: Tensor, names: npt.NDArray[Any]
 ) -> list[LabelIssue]:
     place = members.unsqueeze(-1)
-    own = log_densities.gather(1, place).squeeze(-1)
     best, suggestion = log_densities.scatter(1, place, -torch.inf).max(-1)
-    probability = log_densities.softmax(-1).gather(1, place).squeeze(-1)
-    odds = best - own
-    doubtful = (odds > 0).nonzero().flatten()
-    order = doubtful[odds[doubtful].argsort(descending=True, stable=True)]
+    odds = best - log_densities.gather(1, place).squeeze(-1)
+    order = odds.argsort(descending=True, stable=True).tolist()
     return [
         LabelIssue(
             n,
             names[members[n]].item(),
             names[suggestion[n]].item(),
-            probability[n].item(),
+            probabilities[n, members[n]].item(),
             odds[n].item(),
         )
-        for n in order.tolist()
+        for n in order
+        if odds[n] > 0
     ]
-
-
-def _outliers(scores: Tensor, members: Tensor, names: npt.NDArray[Any]) -> list[Outlier]:
-    order = scores.argsort(descending=True, stable=True).tolist()
-    return [Outlier(n, names[members[n]].item(), scores[n].item()) for n in order]
 
 
 def _near_duplicates(units: Tensor, duplicate: float) -> list[NearDuplicate]:
@@ -206,12 +192,11 @@ def _confusable(
     probabilities: Tensor, members: Tensor, names: npt.NDArray[Any]
 ) -> list[Confusable]:
     """Return pairs of classes by the mean probability of each other, both ways."""
-    counts = torch.bincount(members).unsqueeze(-1)
     sums = torch.zeros(len(names), len(names)).index_add(0, members, probabilities)
-    means = sums / counts
+    means = sums / torch.bincount(members).unsqueeze(-1)
     both = ((means + means.mT) / 2).triu(1)
-    order: Sequence[int] = both.flatten().argsort(descending=True, stable=True).tolist()
-    pairs = [divmod(place, len(names)) for place in order[: 4 * len(names)]]
+    order = both.flatten().argsort(descending=True, stable=True)[: 4 * len(names)].tolist()
+    pairs = [divmod(place, len(names)) for place in order]
     return [
         Confusable(names[a].item(), names[b].item(), both[a, b].item()) for a, b in pairs if a < b
     ]

@@ -1,9 +1,9 @@
 """A fitted classifier as one safetensors file: model, memories and examples."""
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,14 +24,21 @@ KIND, FORMAT = "classifier", 3
 MODEL_KEYS = ("step", "input_shape", "preprocessing", "encoder")
 
 
-@dataclass(frozen=True)
-class Saved:
-    """All that a classifier is made of."""
+class Saved(NamedTuple):
+    """The parts of a classifier.
 
-    trained: TrainedModel  # its memory is not stored twice
-    has_encoder: bool  # whether it is the classifier's encoder, or was made from the features given
-    memory: NamedMemory | None  # what later fits recall
-    recalled: NamedMemory | None  # what the fitted classes recall
+    Attributes:
+        trained: the model; its memory is what later fits recall.
+        has_encoder: whether it is the classifier's encoder, or was made from the features given.
+        recalled: the memory that the fitted classes recall.
+        examples: of every class.
+        temperature: as given; None for the model's own.
+        seed: of what is drawn.
+    """
+
+    trained: TrainedModel
+    has_encoder: bool
+    recalled: NamedMemory | None
     examples: Examples
     temperature: float | None
     seed: int
@@ -47,7 +54,7 @@ def write_classifier(path: Path, saved: Saved) -> None:
         "support.remembered": torch.tensor(examples.remembered),
     }
     memories = {}
-    for part, memory in (("memory", saved.memory), ("recalled", saved.recalled)):
+    for part, memory in (("memory", trained.memory), ("recalled", saved.recalled)):
         if memory is not None:
             tensors |= {f"{part}.{name}": v for name, v in memory.memory.tensors().items()}
             memories[part] = memory.metadata()
@@ -78,7 +85,7 @@ def read_classifier(path: Path, backbone: str | None, placement: Placement) -> S
             f"{FORMAT}; use the version of vsm that wrote it"
         )
     try:
-        return _restored(tensors, metadata, path, backbone, placement)
+        return _restore(tensors, metadata, path, backbone, placement)
     except VsmError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -86,7 +93,7 @@ def read_classifier(path: Path, backbone: str | None, placement: Placement) -> S
         raise RunError(f"{path} is damaged: its parts do not fit ({reason})") from error
 
 
-def _restored(
+def _restore(
     tensors: dict[str, Tensor],
     metadata: dict[str, Any],
     source: Path,
@@ -101,49 +108,36 @@ def _restored(
         part: decode_memory(strip_prefix(tensors, part), known, source).to(placement.device)
         for part, known in metadata["memories"].items()
     }
+    for memory in memories.values():
+        memory.memory.check(trained.model.num_features)
     calibration = Calibration.from_dict(metadata)
     trained = replace(trained, memory=memories.get("memory"), calibration=calibration)
-    features = tensors["support.features"].to(placement.device)
     examples = Examples(
         tuple(metadata["labels"]),
-        features,
+        tensors["support.features"].to(placement.device),
         tuple(tensors["support.sizes"].tolist()),
         tuple(tensors["support.remembered"].tolist()),
     )
-    for memory in memories.values():
-        memory.memory.check(trained.model.num_features)
-    _require_examples(examples, trained.model.num_features)
+    _check_examples(examples, trained.model.num_features)
     temperature, seed = metadata["temperature"], metadata["seed"]
     if temperature is not None and not 0 < temperature < math.inf:
         raise ValueError(f"expected a temperature above 0, got {temperature}")
     if type(metadata["has_encoder"]) is not bool or type(seed) is not int:
         raise TypeError("expected a truth value as has_encoder and a number as seed")
-    return Saved(
-        trained,
-        metadata["has_encoder"],
-        memories.get("memory"),
-        memories.get("recalled"),
-        examples,
-        temperature,
-        seed,
-    )
+    recalled = memories.get("recalled")
+    return Saved(trained, metadata["has_encoder"], recalled, examples, temperature, seed)
 
 
-def _require_examples(examples: Examples, width: int) -> None:
-    """Raise a ``ValueError`` unless every class has a label, rows of features, and the rest."""
-    count = len(examples.labels)
-    if not len(examples.shots) == len(examples.remembered) == count > 0:
-        raise ValueError("other numbers of labels than of examples")
-    if not all(isinstance(label, str | int | float) for label in examples.labels):
-        raise ValueError("labels are texts or numbers")
-    if len(set(examples.labels)) < count:
-        raise ValueError("two classes have the same label")
-    if not all(type(one) is int for one in (*examples.shots, *examples.remembered)):
+def _check_examples(examples: Examples, width: int) -> None:
+    """Raise a ``ValueError`` or ``TypeError`` unless labels, counts and features fit."""
+    labels, shots, remembered = examples.labels, examples.shots, examples.remembered
+    if not len(shots) == len(remembered) == len(set(labels)) == len(labels) > 0:
+        raise ValueError("expected distinct labels, and numbers of examples for each")
+    if not all(isinstance(label, str | int | float) for label in labels):
+        raise TypeError("expected strings or numbers as labels")
+    if not all(type(one) is int for one in (*shots, *remembered)):
         raise TypeError("expected whole numbers of examples")
-    pairs = zip(examples.remembered, examples.shots, strict=True)
-    if not all(0 <= remembered <= shot and shot for remembered, shot in pairs):
-        raise ValueError("classes without examples, or more remembered than there are")
-    if examples.features.shape != (sum(examples.shots), width):
-        raise ValueError("other numbers of examples, or of their features, than it says")
-    if examples.features.dtype != torch.float32:
-        raise TypeError(f"expected float32 features, got {examples.features.dtype}")
+    if not all(0 <= done <= shot > 0 for done, shot in zip(remembered, shots, strict=True)):
+        raise ValueError("classes without examples, or with more remembered than there are")
+    if examples.features.shape != (sum(shots), width) or examples.features.dtype != torch.float32:
+        raise ValueError(f"expected float32 features [{sum(shots)}, {width}]")

@@ -1,17 +1,15 @@
 """Which unlabeled images to label next, and why.
 
-A label is worth most where it explains many images that nothing explains yet. Every image u of
-the pile is explained by the class in which it is most likely, with the score max_n s(u | n), and
-would be explained by an image x that has a label by s(u | x), the score in a class of which x is
-the only example; both are predictive densities in closed form. So the images X to label are those
-of the largest
+A label is worth most where it explains many images that no class explains yet. Every unlabeled
+image u is explained by the class in which it is most likely, with the score max_n s(u | n), and
+would be explained by a labeled image x with s(u | x), the score in a class of which x is the only
+example; both are predictive densities in closed form. So the images X to label maximize
 
     Σ_u max(max_n s(u | n), max_{x ∈ X} s(u | x))
 
-It is submodular, and choosing the best image again and again comes within 1 − 1/e of the best
-choice (Nemhauser et al. 1978). What X is like decides its worth, not what its labels will be: a
-image that stands for many is chosen before an odd one, images of classes without examples
-before those of known ones, and never two that are nearly the same.
+It is submodular, and greedy choice comes within 1 − 1/e of the maximum (Nemhauser et al. 1978). An
+image that stands for many is chosen before an odd one, images of classes without examples before
+those of known ones, and never two that are nearly the same.
 """
 
 from collections.abc import Callable
@@ -26,13 +24,13 @@ from vsm.memory import GaussianReader, SupportSet
 from vsm.seeding import generator
 
 MOST_EXPLAINED = 4096
-"""Images that a choice is judged by; of a larger pile so many are drawn."""
+"""Images that are explained; of more, so many are drawn."""
 CANDIDATES_AT_ONCE, STALE_AT_ONCE = 512, 64
 SURE = 0.8  # probability from which one class is named alone
 
 
 class Suggestion(NamedTuple):
-    """A image whose label would help.
+    """An image whose label would help.
 
     Attributes:
         image: its position.
@@ -77,7 +75,7 @@ class Suggestion(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A chosen candidate: its position, what it explains better, and by how much."""
+    """A chosen candidate: its position, how many images it explains better, and by how much."""
 
     place: int
     stands_for: int
@@ -107,7 +105,7 @@ def suggest(
         )
     with torch.inference_mode():
         reader = memory.reader.to(features.device)
-        rows = fitted.projected(features)
+        rows = fitted.project(features)
         explained = rows[sample_positions(len(rows), fitted.seed).to(rows.device)]
         chosen = greedy_max_coverage(
             lambda places: one_shot_scores(reader, rows[places.to(rows.device)], explained).cpu(),
