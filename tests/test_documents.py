@@ -76,13 +76,16 @@ def at_once() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (BOMB, "has an alias within what another alias stands for"),
-        ("a: &a [*a]\n", "has an alias within"),
-        ("x: &x [1]\ny: [" + ", ".join(["*x"] * 101) + "]", "has more than 100 aliases"),
-        ("[" * 200_000, "has more than 300 levels"),
-        ("x:\n" + "".join(" " * n + "- \n" for n in range(1, 400)), "has more than 300 levels"),
-        ("a: [1", "is no YAML: "),
-        ("x: !!python/object/apply:os.system [true]", "is no YAML: could not determine"),
+        (BOMB, "has an alias for a list or mapping; write it out"),
+        ("a: &a [*a]\n", "has an alias for a list"),
+        ("a: &a {x: *a}\n", "has an alias for a list"),
+        ("[" * 200_000, "is nested deeper than 300 levels"),
+        (
+            "x:\n" + "".join(" " * n + "- \n" for n in range(1, 400)),
+            "is nested deeper than 300 levels",
+        ),
+        ("a: [1", "is not YAML: "),
+        ("x: !!python/object/apply:os.system [true]", "is not YAML: could not determine"),
         ("x: " + "y" * 2**20, "has 1,048,579 bytes, but at most 1,048,576"),
     ],
 )
@@ -101,13 +104,13 @@ def test_yaml_that_is_too_much_is_refused_before_it_is_built(
 def test_yaml_is_read_as_the_settings_parser_reads_it(tmp_path: Path) -> None:
     text = (
         "rate: 1e-3\nminus: -2.5E+4\nhalf: .5\nall: .inf\nnone: null\nyes: true\nwhen: 2020-01-01\n"
-        "version: 1.2.3\nname: e5\nshared: &s [1, 2]\nagain: *s\n"
+        "version: 1.2.3\nname: e5\nshared: &s 2\nagain: *s\n"
     )
     (tmp_path / "a.yaml").write_text(text)
     expected = {
         "rate": 1e-3, "minus": -2.5e4, "half": 0.5, "all": float("inf"), "none": None,
-        True: True, "when": "2020-01-01", "version": "1.2.3", "name": "e5", "shared": [1, 2],
-        "again": [1, 2],
+        True: True, "when": "2020-01-01", "version": "1.2.3", "name": "e5", "shared": 2,
+        "again": 2,
     }  # fmt: skip
     assert read_yaml(tmp_path / "a.yaml") == expected
 
@@ -118,9 +121,9 @@ def test_yaml_is_read_as_the_settings_parser_reads_it(tmp_path: Path) -> None:
         (b"[" * 100_000, "is nested deeper than 300 levels"),
         (b'{"a":' * 100_000, "is nested deeper than 300 levels"),
         (b'{"a": "\xff"}', "is not UTF-8 text (byte 7)"),
-        (b"{", "is no JSON: "),
-        (b"1" * 5000, "is no JSON: Exceeds the limit"),
-        (b"", "is no JSON: "),
+        (b"{", "is not JSON: "),
+        (b"1" * 5000, "is not JSON: Exceeds the limit"),
+        (b"", "is not JSON: "),
     ],
 )
 def test_json_that_is_too_much_or_none_is_refused(text: bytes, reason: str, tmp_path: Path) -> None:
@@ -140,7 +143,7 @@ def test_brackets_in_texts_are_no_levels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["[]", "3", '"a"', "null"])
 def test_what_is_no_object_or_mapping_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_text(text)
-    with pytest.raises(DocumentError, match="holds no JSON object but "):
+    with pytest.raises(DocumentError, match="expected a JSON object, got "):
         read_object(tmp_path / "a")
     with pytest.raises(DocumentError, match="expected a mapping, as in 'way: 5', got "):
         read_mapping(tmp_path / "a")

@@ -495,7 +495,7 @@ def test_one_picture_is_no_batch_and_a_saved_classifier_no_run(tmp_path: Path) -
     glyphs = open_images("glyphs")
     pictures, labels = examples(glyphs, {0: 1, 1: 1})
     classifier = FewShotClassifier.from_pretrained("glyphs-5w1s").fit(pictures, labels)
-    with pytest.raises(ClassifierError, match="got one; put it into a list"):
+    with pytest.raises(ClassifierError, match="got one; use a list"):
         classifier.predict(np.zeros((28, 28, 3), np.uint8))
     classifier.save(tmp_path / "mine.vsm")
     with pytest.raises(RunError, match=r"mine\.vsm is a file; .* FewShotClassifier\.load"):

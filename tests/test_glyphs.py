@@ -1,12 +1,11 @@
 from collections.abc import Iterator
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from vsm.data import SPLITS, EpisodeSampler, ImageDataset, Split, glyphs, store
+from vsm.data import SPLITS, EpisodeSampler, ImageDataset, Split, glyphs
 
 
 @pytest.fixture(scope="module")
@@ -90,18 +89,6 @@ def test_a_changed_generator_does_not_read_an_old_cache(
     monkeypatch.setattr(glyphs, "NUM_ALPHABETS", dict.fromkeys(SPLITS, 1))
     monkeypatch.setattr(glyphs, "GENERATOR_VERSION", glyphs.GENERATOR_VERSION + 1)
     assert len(glyphs.open_glyphs().class_names) < len(dataset.class_names)
-
-
-def test_an_unwritable_cache_still_gives_the_dataset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("VSM_DATA", str(tmp_path / "file" / "below"))
-    monkeypatch.setattr(glyphs, "NUM_ALPHABETS", dict.fromkeys(SPLITS, 1))
-    opened = glyphs.open_glyphs()
-    assert not list(store.data_root().glob("glyphs-*"))
-    assert opened.name == "glyphs"
-    assert len(opened.images) == 20 * len(opened.class_names)
 
 
 def test_ink_is_bright_on_dark_paper_and_away_from_the_border(dataset: ImageDataset) -> None:

@@ -40,9 +40,8 @@ class Tree:
             with self.open(name) as file:
                 yield file
         except UNREADABLE as error:
-            raise DataError(
-                f"cannot read {name} in {self.location}: {error}; fetch or copy it again"
-            ) from error
+            place = f"{name} in {self.location}"
+            raise DataError(f"cannot read {place}: {error}; fetch or copy it again") from error
 
     def read(self, name: str) -> bytes:
         """Return the contents of one file."""
@@ -92,9 +91,8 @@ def open_tree(path: Path) -> Iterator[Tree]:
                 True,
             )
     except UNREADABLE as error:
-        raise DataError(
-            f"{path}: cannot be read as a zip or tar archive ({error}); fetch it again"
-        ) from error
+        problem = f"cannot be read as a zip or tar ({error})"
+        raise DataError(f"{path}: {problem}; fetch it again") from error
 
 
 def _files_below(path: Path) -> list[str]:
@@ -110,9 +108,8 @@ def _files_below(path: Path) -> list[str]:
                     elif Path(entry).is_file():  # no pipe, which never ends
                         names.append(below + entry.name)
         except OSError as error:
-            raise DataError(
-                f"cannot list {error.filename}: {error.strerror}; check its permissions"
-            ) from error
+            where = error.filename
+            raise DataError(f"cannot list {where}: {error.strerror}; check permissions") from error
     return sorted(names)
 
 

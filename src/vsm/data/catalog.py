@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vsm.data import features, folder, glyphs, store
 from vsm.data.augmentation import NO_AUGMENTATION, natural
 from vsm.data.dataset import SPLITS, Dataset, FeatureDataset, ImageDataset, PixelNormalization
@@ -89,7 +91,7 @@ def prepare(
     if name.startswith(FEATURES_PREFIX):
         raise DataError(f"data: {name} needs no preparation; use it with --data {name}")
     if name == "glyphs":
-        return _location(glyphs.open_glyphs()) or store.data_root()
+        return _location(glyphs.open_glyphs())
     entry = _entry(name)
     if store.is_prepared(name):
         store.read(name)  # an error if it is damaged
@@ -132,8 +134,8 @@ def describe(spec: str) -> dict[str, Any]:
         "normalization": asdict(dataset.normalization),
         "augmentation": asdict(dataset.augmentation),
         "bytes": dataset.images.nbytes,
-        "sha256": store.read_index(location.name)["sha256"] if location else None,
-        "location": str(location) if location else None,
+        "sha256": store.read_index(location.name)["sha256"],
+        "location": str(location),
     }
 
 
@@ -216,7 +218,7 @@ def _open_folder(key: str, name: str) -> ImageDataset:
     return replace(dataset, name=name, augmentation=augmentation)
 
 
-def _location(dataset: ImageDataset) -> Path | None:
-    """Return the folder a dataset is mapped from; None if it lives in memory."""
-    filename = getattr(dataset.images, "filename", None)
-    return Path(filename).parent if filename else None
+def _location(dataset: ImageDataset) -> Path:
+    """Return the folder that a prepared dataset is mapped from."""
+    assert isinstance(dataset.images, np.memmap)
+    return Path(str(dataset.images.filename)).parent

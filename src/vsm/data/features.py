@@ -27,7 +27,7 @@ import torch
 from vsm.data.dataset import SPLITS, ClassLists, FeatureDataset, Split, class_index, random_split
 from vsm.data.store import open_array
 from vsm.errors import DataError, DocumentError
-from vsm.system.documents import MOST_JSON_BYTES, parsed_json, read_file, shortened
+from vsm.system.documents import MAX_JSON_BYTES, parse_json, read_file, shortened
 from vsm.system.files import atomic_path
 
 SUFFIX = ".safetensors"
@@ -122,7 +122,7 @@ def _read_folder(path: Path) -> tuple[Arrays, Texts]:
                 "with numpy.save, without Python objects"
             ) from error
     tables = [path / f"{part}.json" for part in TABLES]
-    return arrays, {t.stem: read_file(t, MOST_JSON_BYTES) for t in tables if t.is_file()}
+    return arrays, {t.stem: read_file(t, MAX_JSON_BYTES) for t in tables if t.is_file()}
 
 
 def _read_safetensors(path: Path) -> tuple[Arrays, Texts]:
@@ -140,7 +140,7 @@ def _read_safetensors(path: Path) -> tuple[Arrays, Texts]:
 
 def _parse(texts: Texts, part: str, path: Path) -> Any:
     try:
-        return parsed_json(texts[part], path / part)
+        return parse_json(texts[part], path / part)
     except DocumentError as error:
         raise DataError(f"{path / part}: is not JSON ({error.reason})") from error
 
@@ -148,30 +148,24 @@ def _parse(texts: Texts, part: str, path: Path) -> Any:
 def _check_features(features: npt.NDArray[Any], place: Path) -> npt.NDArray[np.floating[Any]]:
     """Check features; the model reads float32, and they must be finite as that."""
     if features.ndim != 2 or features.dtype.kind != "f" or 0 in features.shape:
-        raise DataError(
-            f"{place}: expected floats [n, D] with at least one row, got {features.dtype} "
-            f"{list(features.shape)}"
-        )
+        found = f"{features.dtype} {list(features.shape)}"
+        raise DataError(f"{place}: expected floats [n, D] with at least one row, got {found}")
     num_rows = max(1, VALUES_PER_CHECK // features.shape[1])
     for start in range(0, len(features), num_rows):
         with np.errstate(over="ignore"):
             values = features[start : start + num_rows].astype(np.float32, copy=False)
         finite = np.isfinite(values).all(1)
         if not finite.all():
-            raise DataError(
-                f"{place}: row {start + int((~finite).argmax())} holds NaN, infinity or a number "
-                "too large for float32; fix or remove it"
-            )
+            row, problem = start + int((~finite).argmax()), "a number too large for float32"
+            raise DataError(f"{place}: row {row} holds NaN, infinity or {problem}; fix it")
     return features
 
 
 def _check_labels(labels: npt.NDArray[Any], num_rows: int, place: Path) -> npt.NDArray[Any]:
     """Check labels, and return them as integers or text."""
     if labels.shape != (num_rows,) or labels.dtype.kind not in "iuUS":
-        raise DataError(
-            f"{place}: expected one integer or string for each of the {num_rows:,} rows of "
-            f"features, got {labels.dtype} {list(labels.shape)}"
-        )
+        found = f"{labels.dtype} {list(labels.shape)}"
+        raise DataError(f"{place}: expected integers or strings [{num_rows}], got {found}")
     if labels.dtype.kind != "S":
         return np.asarray(labels)
     try:
@@ -194,10 +188,8 @@ def _class_names(
         raise DataError(f"{place}: the name {repeated[0]!r} appears twice; names must differ")
     for value in (values[0], values[-1]):
         if not 0 <= value < len(table):
-            raise DataError(
-                f"{place}: has names for labels 0 to {len(table) - 1}, but row "
-                f"{int((labels == value).argmax())} has label {value}"
-            )
+            row, last = int((labels == value).argmax()), len(table) - 1
+            raise DataError(f"{place}: names labels 0 to {last}, but row {row} has label {value}")
     return [table[value] for value in values]
 
 

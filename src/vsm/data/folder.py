@@ -52,10 +52,8 @@ def list_classes(
     for split, folder in ((split, one) for split, found in folders.items() for one in found):
         if folder.name in files:
             first = next(s for s, names in lists.items() if folder.name in names)
-            raise DataError(
-                f"class {folder.name!r} is in two splits, {first} and {split}; keep it in one of "
-                "them"
-            )
+            both = f"{first} and {split}"
+            raise DataError(f"class {folder.name!r} is in two splits, {both}; keep one of them")
         lists[split].append(folder.name)
         files[folder.name] = _images(folder)
     if not any(files.values()):
@@ -106,9 +104,7 @@ def _labeled_images(source: Path) -> list[tuple[Path, str]]:
         if not images:
             raise DataError(f"folder: {folder} has no images; add some, or remove it")
     if not folders:
-        raise DataError(
-            f"folder: {source} has no class folders; put the images of each class in one"
-        )
+        raise DataError(f"folder: {source} has no class folders; add one for each class")
     return [(image, folder.name) for folder, images in folders.items() for image in images]
 
 
@@ -148,10 +144,8 @@ def _split_folders(path: Path, seed: int) -> dict[Split, list[Path]]:
         lists = random_split(stray, seed=seed, source=f"folder: {path}")
         return {split: [path / name for name in names] for split, names in lists.items()}
     if stray:
-        raise DataError(
-            f"folder: {path} has {stray[0]!r} beside {splits[0].name!r}; keep class folders inside "
-            "train, validation and test only"
-        )
+        odd, split = stray[0], splits[0].name
+        raise DataError(f"folder: {path} has {odd!r} beside {split!r}; move it into a split")
     given: dict[Split, list[Path]] = {split: [] for split in SPLITS}
     for folder in splits:
         given[SPLIT_FOLDERS[folder.name]] += _folders(folder)
@@ -179,9 +173,7 @@ def _images(folder: Path) -> list[Path]:
 
 def _contents(path: Path) -> list[Path]:
     if not path.is_dir():
-        raise DataError(
-            f"folder: {path} is not a folder; give one with a folder of images per class"
-        )
+        raise DataError(f"folder: {path} is not a folder; expected one with a folder per class")
     try:
         return sorted(path.iterdir())
     except OSError as error:

@@ -22,7 +22,6 @@ from vsm.data.dataset import (
     all_classes,
 )
 from vsm.data.store import Preparation
-from vsm.errors import DataError
 from vsm.seeding import derive_seed
 
 Floats = npt.NDArray[np.float64]
@@ -325,11 +324,7 @@ def open_glyphs() -> ImageDataset:
     """Open glyphs from the cache; draw and cache it first if it is not there."""
     cached = f"glyphs-v{GENERATOR_VERSION}-{store.FORMAT}"
     if not store.is_prepared(cached):
-        drawn = _draw_all(SEED)
-        try:
-            store.write(cached, drawn, NORMALIZATION)
-        except DataError:  # a disk that cannot be written costs seconds at every opening, no more
-            return store.in_memory("glyphs", drawn, NORMALIZATION)
+        store.write(cached, _draw_all(SEED), NORMALIZATION)
     return replace(store.read(cached), name="glyphs")
 
 

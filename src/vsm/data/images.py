@@ -182,12 +182,9 @@ def _report_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise DataError(
-            f"{name}: refused as a decompression bomb, over {Image.MAX_IMAGE_PIXELS} pixels; "
-            "remove it or scale it down"
-        ) from error
+        limit = f"over {Image.MAX_IMAGE_PIXELS} pixels; scale it down"
+        raise DataError(f"{name}: refused as a decompression bomb, {limit}") from error
     except UNREADABLE as error:
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else error
-        raise DataError(
-            f"{name}: unreadable or truncated image ({reason}); replace or remove it"
-        ) from error
+        problem = f"unreadable or truncated image ({reason}); replace or remove it"
+        raise DataError(f"{name}: {problem}") from error

@@ -89,9 +89,7 @@ def as_list(images: Any) -> list[ImageInput]:
     """Return the images of a list, of an array ``[n, H, W(, C)]``, or of ``[n, C, H, W]``."""
     is_one = isinstance(images, np.ndarray) and images.ndim == 3 and images.shape[2] in (3, 4)
     if is_one or isinstance(images, str | Path | Image.Image):
-        raise ClassifierError(
-            "images: expected several images, got one; put it into a list: [image]"
-        )
+        raise ClassifierError("images: expected several images, got one; use a list: [image]")
     if isinstance(images, np.ndarray | Tensor) and images.ndim not in (1, 3, 4):
         raise ClassifierError(
             "images: expected an array [n, H, W] or [n, H, W, C], or a tensor [n, C, H, W], got "
@@ -148,19 +146,15 @@ def _as_uint8(values: npt.NDArray[Any], name: str) -> Pixels:
     if values.dtype.kind != "f":
         raise DataError(f"{name}: expected uint8, or floats from 0 to 1, got {values.dtype}")
     if not (values >= 0).all() or not (values <= 1).all():
-        raise DataError(
-            f"{name}: expected floats from 0 to 1, got {values.min():g} to {values.max():g}; give "
-            "pixels before any normalization"
-        )
+        found = f"{values.min():g} to {values.max():g}"
+        raise DataError(f"{name}: expected floats from 0 to 1, got {found}; do not normalize them")
     return np.asarray(np.rint(values * 255), np.uint8)
 
 
 def as_features(rows: Any, width: int | None = None) -> Tensor:
     """Check features ``[n, D]`` of any array type, and return them as float32."""
     if hasattr(rows, "tocsr"):
-        raise ClassifierError(
-            "features: sparse input is not supported; give a dense array, as its toarray() makes"
-        )
+        raise ClassifierError("features: sparse input is not supported; use its toarray()")
     given = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
     expected = "expected numbers [n, D]; this classifier takes features, not images"
     if given.dtype.kind == "c":
@@ -188,8 +182,6 @@ def as_features(rows: Any, width: int | None = None) -> Tensor:
         raise ClassifierTypeError(f"features: {expected} ({error})") from error
     finite = features.isfinite().all(1)
     if not finite.all():
-        raise ClassifierError(
-            f"features: row {int((~finite).int().argmax())} holds NaN, infinity or a number too "
-            "large for float32; fix it"
-        )
+        row, problem = int((~finite).int().argmax()), "a number too large for float32"
+        raise ClassifierError(f"features: row {row} holds NaN, infinity or {problem}; fix it")
     return features

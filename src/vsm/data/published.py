@@ -61,10 +61,7 @@ class Layout:
     def from_files(self, tree: Tree, files: Mapping[str, Sequence[str]]) -> Preparation:
         """Prepare image files of ``tree``, given those of every class."""
         if tree.is_tar:
-            raise DataError(
-                f"{tree.location}: images in a tar cannot be read in any order; unpack it and pass "
-                "the folder"
-            )
+            raise DataError(f"{tree.location}: a tar of images; unpack it and pass the folder")
 
         def batches(present: list[str]) -> Iterator[Pixels]:
             names = [file for class_name in present for file in files[class_name]]

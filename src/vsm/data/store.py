@@ -97,19 +97,6 @@ def write(
     return target
 
 
-def in_memory(
-    name: str, preparation: Preparation, normalization: PixelNormalization
-) -> ImageDataset:
-    """Return what :func:`write` and :func:`read` make of a preparation, without the disk."""
-    return ImageDataset(
-        name=name,
-        images=np.concatenate(list(preparation.batches)),
-        normalization=normalization,
-        origin=preparation.origin,
-        **class_index(preparation.class_sizes, preparation.class_lists),
-    )
-
-
 def _write_images(path: Path, preparation: Preparation, progress: Progress) -> str:
     """Write an ``.npy`` file batch by batch and return the checksum of its pixels.
 

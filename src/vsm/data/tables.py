@@ -82,9 +82,7 @@ def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
         raise DataError(f"{path}: cannot be read ({error.strerror}); check the path") from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}, line {line}: is not UTF-8 text; save the table as CSV in UTF-8"
-        ) from error
+        raise DataError(f"{path}, line {line}: is not UTF-8 text; save it as UTF-8") from error
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         for row in reader:
@@ -94,9 +92,8 @@ def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
             if any(cells):
                 yield f"{path}, line {reader.line_num}", cells
     except csv.Error as error:
-        raise DataError(
-            f"{path}, line {reader.line_num}: is not CSV ({error}); check its quotes"
-        ) from error
+        line = reader.line_num
+        raise DataError(f"{path}, line {line}: is not CSV ({error}); check its quotes") from error
 
 
 def _column(place: str, header: Sequence[str], names: Sequence[str], required: bool) -> int | None:

@@ -16,8 +16,8 @@ from vsm.errors import DocumentError, RunError, SettingsError
 from vsm.runs.configuration import ReadSettings, read_settings, settings_to_yaml
 from vsm.settings import PretrainSettings, RunSettings
 from vsm.system.documents import (
-    MOST_JSON_BYTES,
-    parsed_json,
+    MAX_JSON_BYTES,
+    parse_json,
     read_file,
     read_yaml,
     with_digest,
@@ -195,10 +195,10 @@ class Directory:
         """Return every complete measurement; a last line cut short by a kill is passed over."""
         if not self.metrics.is_file():
             return []
-        *lines, _ = read_file(self.metrics, MOST_JSON_BYTES).split(b"\n")
+        *lines, _ = read_file(self.metrics, MAX_JSON_BYTES).split(b"\n")
         rows = []
         for number, line in enumerate(lines, 1):
-            row = parsed_json(line, f"{self.metrics}, line {number}")
+            row = parse_json(line, f"{self.metrics}, line {number}")
             if not isinstance(row, dict) or type(row.get("step")) is not int:
                 raise RunError(
                     f"{self.metrics}, line {number}: is no measurement at a step; remove that line"

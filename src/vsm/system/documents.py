@@ -1,7 +1,7 @@
 """YAML and JSON documents, which are untrusted.
 
-Only regular files of limited size are read; nesting and aliases are counted before anything is
-built; messages quote no value in full. What the package writes holds a digest of the rest, which is
+Only regular files of limited size are read; depth and aliases are checked before anything is built;
+messages quote no value in full. What the package writes holds a digest of the rest, which is
 checked when it is read; documents that people write have none.
 """
 
@@ -19,16 +19,15 @@ import yaml
 from vsm.errors import DocumentError
 from vsm.system.files import write_text
 
-MOST_YAML_BYTES, MOST_JSON_BYTES = 2**20, 256 * 2**20
-MOST_DEPTH = 300  # of brackets within brackets; what merged memories came from is nested, too
-MOST_ALIASES = 100
-MOST_LETTERS = 300  # of a message
+MAX_YAML_BYTES, MAX_JSON_BYTES = 2**20, 256 * 2**20
+MAX_DEPTH = 300  # of brackets within brackets; the sources of merged memories are nested, too
+MAX_LETTERS = 300  # of a message
 DIGEST_KEY = "digest"
 _DIGEST_LINE = re.compile(r"# digest of the lines above: ([0-9a-f]{64})\n\Z")
 _NESTED = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]', re.DOTALL)
 
 
-def shortened(message: object, most: int = MOST_LETTERS) -> str:
+def shortened(message: object, most: int = MAX_LETTERS) -> str:
     """Return a message in one line, without the middle of what is long."""
     line = " ".join(str(message).split())
     return line if len(line) <= most else f"{line[: most // 2]} … {line[-most // 2 :]}"
@@ -46,43 +45,35 @@ def read_file(path: Path, most_bytes: int) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file holds, without its digest, which must be right if there is one."""
-    return parsed_json(read_file(path, MOST_JSON_BYTES), path)
-
-
-def parsed_json(text: str | bytes, source: Path | str, verify: bool = True) -> Any:
-    """Return what a JSON text holds; ``verify`` checks and removes a digest if there is one."""
-    try:
-        text = text.decode("utf-8") if isinstance(text, bytes) else text
-        _require_shallow_json(text, source)
-        value = json.loads(text)
-    except RecursionError as error:
-        raise DocumentError(source, "is nested too deeply") from error
-    except ValueError as error:
-        raise DocumentError(source, _said(error, "JSON")) from error
-    if not verify or not isinstance(value, dict) or DIGEST_KEY not in value:
-        return value
-    stored = value.pop(DIGEST_KEY)
-    if stored != digest_of(value):
-        raise DocumentError(source, "was changed: its digest belongs to other contents")
-    return value
-
-
-def _require_shallow_json(text: str, source: Path | str) -> None:
-    if text.count("[") + text.count("{") <= MOST_DEPTH:
-        return
-    depth = 0
-    for found in _NESTED.finditer(text):  # strings, which are passed over, and brackets
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
-        if depth > MOST_DEPTH:
-            raise DocumentError(source, f"is nested deeper than {MOST_DEPTH} levels")
+    """Return the value in a JSON file, without its digest, which must be right if there is one."""
+    return parse_json(read_file(path, MAX_JSON_BYTES), path)
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return what a JSON file holds if it is an object."""
+    """Return the object in a JSON file, as :func:`read_json` does."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise DocumentError(path, f"holds no JSON object but {_kind(value)}")
+        raise DocumentError(path, f"expected a JSON object, got {_kind(value)}")
+    return value
+
+
+def parse_json(text: str | bytes, source: Path | str, verify: bool = True) -> Any:
+    """Return the value of a JSON text; ``verify`` checks and removes a digest if there is one."""
+    try:
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
+        depth = 0
+        may_be_deep = text.count("[") + text.count("{") > MAX_DEPTH
+        for found in _NESTED.finditer(text) if may_be_deep else ():  # strings and brackets
+            depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+            if depth > MAX_DEPTH:
+                raise DocumentError(source, f"is nested deeper than {MAX_DEPTH} levels")
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DocumentError(source, _reason(error, "JSON")) from error
+    if verify and isinstance(value, dict) and DIGEST_KEY in value:
+        stored = value.pop(DIGEST_KEY)
+        if stored != digest_of(value):
+            raise DocumentError(source, "was changed: its digest belongs to other contents")
     return value
 
 
@@ -92,7 +83,7 @@ def write_json(path: Path, value: Mapping[str, Any], indent: int | None = None) 
 
 
 def with_digest(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object and the digest of it; ready for JSON."""
+    """Return an object with its digest, ready for JSON."""
     return {**value, DIGEST_KEY: digest_of(value)}
 
 
@@ -103,7 +94,7 @@ def digest_of(value: Mapping[str, Any]) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Return plain values with null in place of numbers that JSON does not have."""
+    """Return plain values with null in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, Mapping):
         return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -112,28 +103,35 @@ def finite(value: Any) -> Any:
 
 
 def with_digest_line(text: str) -> str:
-    """Return lines of YAML and, as a comment, the digest of them."""
+    """Return lines of YAML and, as a comment, their digest."""
     return f"{text}# digest of the lines above: {hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
 def read_yaml(path: Path, verify: bool = True) -> Any:
-    """Return what a YAML file holds; ``verify`` checks the digest in its last line, if any."""
+    """Return the value in a YAML file; ``verify`` checks the digest in its last line, if any."""
     try:
-        text = read_file(path, MOST_YAML_BYTES).decode("utf-8")
-        _require_small_yaml(text, path)
+        text = read_file(path, MAX_YAML_BYTES).decode("utf-8")
+        depth = 0
+        for event in yaml.parse(text, _Loader):  # builds nothing, and needs no stack
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+                if event.anchor is not None:  # aliases in it would multiply what it stands for
+                    raise DocumentError(path, "has an alias for a list or mapping; write it out")
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+            if depth > MAX_DEPTH:
+                raise DocumentError(path, f"is nested deeper than {MAX_DEPTH} levels")
         found = _DIGEST_LINE.search(text) if verify else None
         if found and with_digest_line(text[: found.start()]) != text:
             hint = "undo that, or remove its last line to keep the change"
             raise DocumentError(path, f"was changed or damaged; {hint}")
         return yaml.load(text, _Loader)
-    except RecursionError as error:
-        raise DocumentError(path, "is nested too deeply") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise DocumentError(path, _said(error, "YAML")) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise DocumentError(path, _reason(error, "YAML")) from error
 
 
 def read_mapping(path: Path, verify: bool = True) -> dict[str, Any]:
-    """Return what a YAML file holds if it is a mapping from names."""
+    """Return the mapping from names in a YAML file."""
     value = read_yaml(path, verify)
     if not isinstance(value, dict):
         raise DocumentError(path, f"expected a mapping, as in 'way: 5', got {_kind(value)}")
@@ -143,33 +141,12 @@ def read_mapping(path: Path, verify: bool = True) -> dict[str, Any]:
     return value
 
 
-def _require_small_yaml(text: str, path: Path) -> None:
-    """Count levels and aliases while nothing is built yet; the parser of events needs no stack."""
-    depth, aliases, anchored = 0, 0, []
-    for event in yaml.parse(text, _Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if event.anchor is not None:
-                anchored.append(depth)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            if anchored and anchored[-1] == depth:
-                anchored.pop()
-            depth -= 1
-        elif isinstance(event, yaml.AliasEvent):
-            aliases += 1
-            if anchored:  # each level of which would multiply what the levels below stand for
-                raise DocumentError(path, "has an alias within what another alias stands for")
-        if depth > MOST_DEPTH or aliases > MOST_ALIASES:
-            what = f"{MOST_DEPTH} levels" if depth > MOST_DEPTH else f"{MOST_ALIASES} aliases"
-            raise DocumentError(path, f"has more than {what}")
-
-
-def _said(error: Exception, kind: str) -> str:
+def _reason(error: Exception, kind: str) -> str:
     if isinstance(error, DocumentError):
         return error.reason
     if isinstance(error, UnicodeDecodeError):
         return f"is not UTF-8 text (byte {error.start})"
-    return f"is no {kind}: {shortened(error)}"
+    return f"is not {kind}: {shortened(error)}"
 
 
 def _kind(value: object) -> str:

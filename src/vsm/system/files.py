@@ -1,6 +1,7 @@
 """Atomic writes, locks, and where the user's files go."""
 
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ SQLITE = b"SQLite format 3\0"
 
 
 def user_folder(kind: Literal["cache", "data"]) -> Path:
-    """Return ``$VSM_DATA``, or the platform's folder for what can be made again, or cannot."""
+    """Return ``$VSM_DATA``, or the platform's folder for files that can be recreated, or cannot."""
     if chosen := os.environ.get("VSM_DATA"):
         return Path(chosen).expanduser()
     import platformdirs  # noqa: PLC0415 - 35 ms that most commands need not spend
@@ -28,9 +29,9 @@ def user_folder(kind: Literal["cache", "data"]) -> Path:
 
 @contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``target``; rename it onto ``target`` if the block succeeds.
+    """Yield a temporary path beside ``target``; rename it to ``target`` if the block succeeds.
 
-    Into a device or a pipe, such as ``/dev/stdout``, it is copied: renaming would replace that.
+    If ``target`` is a device or a pipe, such as ``/dev/stdout``, the file is copied into it.
     """
     with add_filename_to_errors(target):
         if target.exists() and not target.is_file() and not target.is_dir():
@@ -40,14 +41,12 @@ def atomic_path(target: Path) -> Iterator[Path]:
                     shutil.copyfileobj(file, device)
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        os.close(descriptor)
-        temporary = Path(name)
+        temporary = _temporary(target)
+        temporary.touch(exist_ok=False)
         try:
             yield temporary
             with temporary.open("rb") as written:
                 os.fsync(written.fileno())
-            temporary.chmod(0o666 & ~_umask())
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -55,15 +54,15 @@ def atomic_path(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder; move it to ``target`` if the block succeeds.
+    """Yield a temporary folder; rename it to ``target`` if the block succeeds.
 
-    If another process creates ``target`` first, its folder is kept and ours is dropped.
+    If another process creates ``target`` first, its folder is kept.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    temporary = _temporary(target)
+    temporary.mkdir()
     try:
         yield temporary
-        temporary.chmod(0o777 & ~_umask())
         try:
             temporary.rename(target)
         except OSError:
@@ -96,14 +95,8 @@ def exclusive_lock(target: Path, refusal: str | None = None) -> Iterator[None]:
     """Keep other processes from entering the block for the same file or folder.
 
     The lock file is ``.lock`` in a folder, or ``.NAME.lock`` beside a file, and is removed at the
-    end. The system releases the lock however the process ends.
-
-    Args:
-        target: what is locked.
-        refusal: the message if another process holds the lock; None waits for it.
-
-    Raises:
-        RunError: with the text ``refusal``.
+    end. The system releases the lock however the process ends. If another process holds it, raise
+    a :class:`RunError` with the text ``refusal``, or wait if that is None.
     """
     import filelock  # noqa: PLC0415 - 75 ms that most commands need not spend
 
@@ -149,7 +142,5 @@ def as_cell(value: object) -> str:
     return f"'{text}" if text.startswith(FORMULA) else text
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vsm.errors import DocumentError, RunError
-from vsm.system.documents import DIGEST_KEY, digest_of, parsed_json, shortened
+from vsm.system.documents import DIGEST_KEY, digest_of, parse_json, shortened
 from vsm.system.files import atomic_path
 
 METADATA_KEY = "vsm"
@@ -89,7 +89,7 @@ def load_tensors(
 def _checked(tensors: dict[str, Tensor], text: str, path: Path) -> dict[str, Any]:
     """Return metadata if the digest is right."""
     try:
-        metadata = parsed_json(text, path, verify=False)
+        metadata = parse_json(text, path, verify=False)
     except DocumentError as error:
         raise RunError(f"{path} is damaged: its metadata {error.reason}") from error
     if not isinstance(metadata, dict):
