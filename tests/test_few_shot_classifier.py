@@ -698,7 +698,7 @@ def test_mistakes_are_named_in_one_line(
     wrong("several images, got one", lambda: classifier.fit("a.png", ["a"]))
     wrong(r"a tensor \[n, C, H, W\], got \[28, 28\]", lambda: classifier.fit(gray[..., 0], labels))
     wrong(
-        r"floats from 0 to 1, got \d+ to \d+; give",
+        r"floats from 0 to 1, got \d+ to \d+; do not normalize",
         lambda: classifier.fit([gray], ["a"]),
         DataError,
     )
