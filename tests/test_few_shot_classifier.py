@@ -570,12 +570,12 @@ def test_an_explanation_says_what_the_model_computed(
 def test_prototypes_that_agree_leave_no_uncertainty_to_remove() -> None:
     certain = torch.log_softmax(torch.tensor([0.3, 1.2, -0.5]), 0)
     agreeing = certain.view(1, 1, 3, 1).expand(1, 1, 3, 7)
-    total, aleatoric, epistemic = split_uncertainty(agreeing)
+    _, total, aleatoric, epistemic = split_uncertainty(agreeing)
     torch.testing.assert_close(total, aleatoric)
     assert epistemic.item() == pytest.approx(0, abs=1e-6)
     sure_but_different = torch.full((1, 1, 2, 2), -1e4)
     sure_but_different[0, 0, 0, 0] = sure_but_different[0, 0, 1, 1] = 0.0
-    total, aleatoric, epistemic = split_uncertainty(sure_but_different)
+    _, total, aleatoric, epistemic = split_uncertainty(sure_but_different)
     assert aleatoric.item() == pytest.approx(0)
     assert epistemic.item() == pytest.approx(np.log(2))
 

@@ -67,7 +67,7 @@ def assert_same(one: GaussianMemory, other: GaussianMemory) -> None:
     support = one.normalize(values(1, 3, 2, WIDTH, seed=7).float())
     queries = one.normalize(values(1, 6, WIDTH, seed=8).float())
     found = [
-        memory.reader.infer(SupportSet.of(memory.reader.project(support))).log_prob(
+        memory.reader.infer(SupportSet.of(memory.reader.project(support))).scores(
             memory.reader.project(queries)
         )
         for memory in (one, other)
@@ -450,17 +450,6 @@ def test_reading_never_writes() -> None:
     _ = memory.reader
     for name, value in memory.tensors().items():
         assert torch.equal(value, before[name])
-
-
-def test_another_way_of_reading_needs_the_same_normalization() -> None:
-    memory = at_once()
-    other = ReadSettings("un", 3.0, torch.inf, 0.25, 20.0, 0.5)
-    again = memory.read_as(other)
-    assert again.read_settings == other
-    assert torch.equal(again.content, memory.content)
-    assert not torch.equal(again.reader.rotation, memory.reader.rotation)
-    with pytest.raises(ValueError, match="normalization: the sums are of un features"):
-        memory.read_as(ReadSettings("l2n"))
 
 
 def test_the_last_update_of_a_class_is_its_latest() -> None:

@@ -5,6 +5,7 @@ precision, and posteriors are blocks of the joint Gaussian of prototype, example
 """
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import vsm
 from vsm import FewShotClassifier
 from vsm.classify.classifier import Embedded
 from vsm.errors import ClassifierError
-from vsm.memory import GaussianMemory, ReadSettings, SupportSet
+from vsm.memory import GaussianMemory, GaussianPosterior, ReadSettings, SupportSet
 from vsm.memory.reader import FLAT, Decomposition, GaussianReader
 from vsm.model import FewShotModel
 from vsm.seeding import generator
@@ -32,6 +33,11 @@ Array = npt.NDArray[np.float64]
 def values(*shape: int, seed: int) -> Tensor:
     random = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+
+def log_density_of(posterior: GaussianPosterior, queries: Tensor) -> Tensor:
+    """The predictive density itself: scores that are not tempered."""
+    return replace(posterior, reader=posterior.reader._replace(noise=1.0)).scores(queries)
 
 
 def classes_of(
@@ -250,7 +256,7 @@ def test_prototypes_and_densities_are_those_of_the_joint_gaussian(
     queries = normalized(values(4, WIDTH, seed=50) + 0.5, how.normalization, memory.center)
     projected = reader.project(torch.cat(examples).float())
     found = reader.infer(SupportSet.of_classes(projected, shots))
-    log_densities = found.log_prob(reader.project(queries.float()).unsqueeze(0))[0]  # [B, N]
+    log_densities = log_density_of(found, reader.project(queries.float()).unsqueeze(0))[0]  # [B, N]
     a, shift = reader.rotation.double().numpy(), log_determinant(reader)
     probabilities = np.zeros((4, 3))
     for n, one in enumerate(examples):
@@ -279,7 +285,9 @@ def test_a_class_never_met_is_as_wide_as_scatter_and_classes_together(how: ReadS
     features, class_ids = classes_of(9)
     memory, dense = read(features, class_ids, how)
     queries = normalized(values(5, WIDTH, seed=51), how.normalization, memory.center)
-    found = memory.reader.log_marginal(memory.reader.project(queries.float()))
+    found = memory.reader._replace(noise=1.0).marginal_scores(
+        memory.reader.project(queries.float())
+    )
     shift = log_determinant(memory.reader)
     for b, query in enumerate(queries):
         expected = dense.log_marginal(query.numpy()) - shift
@@ -337,7 +345,7 @@ def test_in_one_dimension_quadrature_gives_posterior_and_predictive(shot: int) -
     for query in (-3.0, 0.2, 4.0):
         asked = reader.project(torch.tensor([[[query]]]))
         expected = (posterior * Normal(z, noise).log_prob(torch.tensor(query)).exp()).sum().log()
-        log_density = found.log_prob(asked).item() + math.log(abs(a))
+        log_density = log_density_of(found, asked).item() + math.log(abs(a))
         assert log_density == pytest.approx(expected.item(), abs=1e-4)
 
 
@@ -371,7 +379,7 @@ def test_in_two_dimensions_quadrature_gives_posterior_and_predictive(shot: int) 
     )  # fmt: skip
     query = torch.tensor([0.4, -0.9], dtype=torch.float64)
     expected = (posterior * noise.log_prob(query - z).exp()).sum().log().item()
-    log_density = found.log_prob(reader.project(query.float()).view(1, 1, 2)).item()
+    log_density = log_density_of(found, reader.project(query.float()).view(1, 1, 2)).item()
     assert log_density + log_determinant(reader) == pytest.approx(expected, abs=1e-3)
 
 
@@ -538,7 +546,7 @@ def test_without_two_classes_the_nearest_mean_is_the_answer(num_classes: int) ->
     assert torch.equal(reader.ratios, torch.full((WIDTH,), FLAT))
     new, queries = values(3, 2, WIDTH, seed=5), values(20, WIDTH, seed=6)
     found = reader.infer(SupportSet.of(reader.project(new.float()).unsqueeze(0)))
-    log_densities = found.log_prob(reader.project(queries.float()).unsqueeze(0))[0]
+    log_densities = log_density_of(found, reader.project(queries.float()).unsqueeze(0))[0]
     assert log_densities.isfinite().all()
     nearest = torch.cdist(queries, new.mean(1)).argmin(1)
     assert torch.equal(log_densities.argmax(-1), nearest)
@@ -557,7 +565,7 @@ def test_constant_features_leave_a_reader_that_answers_by_the_nearest_mean(
     reader = memory.reader
     new = memory.normalize(values(2, 1, WIDTH, seed=11).float())
     found = reader.infer(SupportSet.of(reader.project(new).unsqueeze(0)))
-    log_densities = found.log_prob(reader.project(new).view(1, 2, WIDTH))[0]
+    log_densities = log_density_of(found, reader.project(new).view(1, 2, WIDTH))[0]
     assert log_densities.isfinite().all()
     assert log_densities.argmax(-1).tolist() == [0, 1]
     assert log_densities.softmax(-1).diagonal().min() > 0.5

@@ -56,7 +56,7 @@ def accuracy(known: ClassFeatures, reading: ReadSettings, new: ClassFeatures, sh
     rows = memory.reader.project(memory.normalize(new.features))
     support, queries = new.episodes(5, shot, 2, 0, 600)
     found = memory.reader.infer(SupportSet.of(rows[support]))
-    answers = found.log_prob(rows[queries].flatten(1, 2)).argmax(-1)
+    answers = found.scores(rows[queries].flatten(1, 2)).argmax(-1)
     return (answers == torch.arange(5).repeat_interleave(2)).double().mean(-1)
 
 

@@ -245,7 +245,7 @@ def test_the_memory_of_features_that_are_no_more_is_removed_and_a_worse_one_is_n
         assert found.memory is not None
         assert isinstance(found.memory.memory, GaussianMemory)
         reading = found.memory.memory.read_settings._replace(rho=1.0, epsilon=1e9, beta=0.0)
-        wrong = replace(found.memory, memory=found.memory.memory.read_as(reading))
+        wrong = replace(found.memory, memory=replace(found.memory.memory, reading=reading.tensor()))
         return replace(found, memory=wrong)
 
     monkeypatch.setattr("vsm.training.learn_memory", useless)

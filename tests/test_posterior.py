@@ -70,7 +70,6 @@ def test_every_posterior_classifies_scores_and_explains(inference: Inference) ->
     assert split.std.shape == (1, QUERIES, WAY)
     assert posterior.weights is not None
     assert posterior.weights.shape == (1, WAY, 8)
-    assert posterior.sample(7, generator(0, "sample")).shape[:2] == (1, WAY)
 
 
 @pytest.mark.parametrize("inference", INFERENCES)
@@ -98,7 +97,7 @@ def test_slots_and_statistics_are_siblings_that_tensors_tell_apart() -> None:
     assert type(decode_tensors(empty.tensors(), WIDTH)) is SlotMemory
     statistics = GaussianMemory.empty(torch.zeros(WIDTH), ReadSettings())
     assert type(decode_tensors(statistics.tensors(), WIDTH)) is GaussianMemory
-    with pytest.raises(ValueError, match=r"expected \[A, 7\]|expected \[0, 7\]"):
+    with pytest.raises(ValueError, match=r"expected float \[0, 7\]"):
         decode_tensors(empty.tensors(), WIDTH + 1)
     with pytest.raises(ValueError, match="no memory has the tensors content"):
         decode_tensors({"content": torch.zeros(1, WIDTH)})

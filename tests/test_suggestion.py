@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ def reader_of(classifier: vsm.FewShotClassifier, **changes: Any) -> GaussianRead
     memory = classifier.memory.memory
     assert isinstance(memory, GaussianMemory)
     assert memory.read_settings.uses_memory
-    return memory.read_as(memory.read_settings._replace(**changes)).reader
+    reading = memory.read_settings._replace(**changes).tensor()
+    return replace(memory, reading=reading).reader
 
 
 def rows_of(classifier: vsm.FewShotClassifier, features: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from vsm.data import Dataset, EpisodeSampler, Split
 from vsm.evaluation.evaluator import embed_images, evaluation_mode
 from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.memory import GaussianPosterior
 from vsm.model import Prediction
 from vsm.nn.prototype_classifier import predictive
 from vsm.runs.comparison import MeasuredRun, ModelOnData, measure
@@ -77,7 +78,10 @@ def look_at_episodes(
 
 def _prototype_samples(prediction: Prediction, random: Randomness) -> Tensor:
     """Return samples of the prototypes ``[T, N, L, D]``, also where none were needed."""
-    return prediction.posterior.sample(SAMPLES_SHOWN, random)
+    posterior = prediction.posterior
+    if isinstance(posterior, GaussianPosterior):
+        return posterior.gaussian.sample(SAMPLES_SHOWN, random)
+    return posterior.prototypes
 
 
 class Separation(NamedTuple):

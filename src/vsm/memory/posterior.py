@@ -1,4 +1,4 @@
-"""The posterior of prototypes: what every inference returns, and how queries are classified by it.
+"""The posterior of prototypes, which every inference returns, and how it classifies queries.
 
 Class statistics give a Gaussian in closed form; the paper's slots give samples.
 """
@@ -32,7 +32,7 @@ PROTOTYPE_SAMPLES = 64
 
 
 class SplitUncertainty(NamedTuple):
-    """Of the answers for B queries of T tasks.
+    """The uncertainty of the answers for B queries of T tasks.
 
     Attributes:
         std: standard deviation of probabilities over the prototypes ``[T, B, N]``.
@@ -48,7 +48,7 @@ class SplitUncertainty(NamedTuple):
 
 
 class Posterior(ABC):
-    """What support and memory say about the prototypes of N classes in each of T tasks.
+    """Of the prototypes of N classes in each of T tasks, given support and memory.
 
     Queries are in the coordinates of :meth:`vsm.Memory.project`.
     """
@@ -59,16 +59,13 @@ class Posterior(ABC):
     """What the slots offered."""
     strength: Tensor | None = None
     """κ ``[T, N, D]``, the support images that the memory counted for by Bayes' rule."""
+    prototypes: Tensor
+    """Samples of z, or its mean with L = 1: ``[T, N, L, D]``."""
 
     @property
-    @abstractmethod
-    def prototypes(self) -> Tensor:
-        """Samples of z, or its mean with L = 1: ``[T, N, L, D]``."""
-
-    @property
-    @abstractmethod
     def weights(self) -> Tensor | None:
         """λ ``[T, N, A]``, which remembered classes were recalled; None without memory."""
+        return None if self.recollection is None else self.recollection.weights
 
     @abstractmethod
     def log_probabilities(self, queries: Tensor) -> Tensor:
@@ -79,10 +76,6 @@ class Posterior(ABC):
         """Score ``queries [T, B, D]`` in each class, for a softmax over classes: ``[T, B, N]``."""
 
     @abstractmethod
-    def sample(self, count: int, random: Randomness) -> Tensor:
-        """Return prototypes to plot ``[T, N, L, D]``: those there are, or ``count`` new."""
-
-    @abstractmethod
     def rejection_scores(
         self, queries: Tensor, slots: Tensor | None, slot_mask: Tensor | None = None
     ) -> Tensor:
@@ -90,9 +83,8 @@ class Posterior(ABC):
 
         Args:
             queries: ``[T, B, D]``.
-            slots: what is remembered of other classes ``[A, D]``; see
-                :attr:`vsm.Memory.rejection_slots`.
-            slot_mask: boolean ``[T, A]``, slots that are of the classes themselves.
+            slots: remembered classes ``[A, D]``; see :attr:`vsm.Memory.rejection_slots`.
+            slot_mask: boolean ``[T, A]``, slots of the classes themselves.
         """
 
     @abstractmethod
@@ -125,49 +117,29 @@ class Posterior(ABC):
 
 @dataclass(frozen=True)
 class SampledPosterior(Posterior):
-    """Prototypes as samples, classified by distance (Eq. 1).
+    """Samples of the prototypes; ``classifier`` classifies by distance to them (Eq. 1)."""
 
-    Attributes:
-        samples: z ``[T, N, L, D]``.
-        classifier: distance and temperature.
-    """
-
-    samples: Tensor
+    prototypes: Tensor
     classifier: PrototypeClassifier
     mixture: GaussianMixture | None = None
     recollection: Recollection | None = None
     strength: Tensor | None = None
 
-    @property
-    def prototypes(self) -> Tensor:
-        """See :class:`Posterior`."""
-        return self.samples
-
-    @property
-    def weights(self) -> Tensor | None:
-        """See :class:`Posterior`."""
-        return None if self.recollection is None else self.recollection.weights
-
     def log_probabilities(self, queries: Tensor) -> Tensor:
         """See :class:`Posterior`: Eq. 1."""
-        log_probabilities: Tensor = self.classifier(queries, self.samples)
+        log_probabilities: Tensor = self.classifier(queries, self.prototypes)
         return log_probabilities
 
     def scores(self, queries: Tensor) -> Tensor:
         """See :class:`Posterior`: log-probabilities averaged over the samples."""
         return predictive(self.log_probabilities(queries))
 
-    def sample(self, count: int, random: Randomness) -> Tensor:
-        """See :class:`Posterior`."""
-        del count, random
-        return self.samples
-
     def rejection_scores(
         self, queries: Tensor, slots: Tensor | None, slot_mask: Tensor | None = None
     ) -> Tensor:
         """See :class:`Posterior`: distances to prototypes against those to the slots."""
         distance, temperature = self.classifier.distance, self.classifier.log_temperature.exp()
-        scores: Tensor = mean_distance(queries, self.samples, distance) / temperature
+        scores: Tensor = mean_distance(queries, self.prototypes, distance) / temperature
         if slots is None:
             return scores
         rows, others = queries.flatten(0, 1).unsqueeze(0), slots.view(1, len(slots), 1, -1)
@@ -180,9 +152,7 @@ class SampledPosterior(Posterior):
     def uncertainty(self, queries: Tensor, random: Randomness) -> SplitUncertainty:
         """See :class:`Posterior`: H[E p] = E H[p] + I(answer; z), E over the samples."""
         del random
-        log_probabilities = self.log_probabilities(queries)
-        std = probability_std(log_probabilities)
-        return SplitUncertainty(std, *split_uncertainty(log_probabilities))
+        return split_uncertainty(self.log_probabilities(queries))
 
     def memory_strength(self, shots: Tensor) -> Tensor | None:
         """See :class:`Posterior`."""
@@ -212,7 +182,7 @@ class GaussianPosterior(Posterior):
     precision: Tensor | None = None
 
     @property
-    def prototypes(self) -> Tensor:
+    def prototypes(self) -> Tensor:  # type: ignore[override]
         """See :class:`Posterior`."""
         return self.gaussian.mean.unsqueeze(-2)
 
@@ -251,23 +221,13 @@ class GaussianPosterior(Posterior):
         return None if linear is None else (linear[0][0] @ self.reader.rotation, linear[1][0])
 
     def scores(self, queries: Tensor) -> Tensor:
-        """Score ``queries [T, B, D]`` in each class, for a softmax over classes: ``[T, B, N]``."""
-        return self._scores(queries, self.reader.noise)
+        """See :class:`Posterior`: the density ∫ N(h; z, I) N(z; m, v) dz = N(h; m, I + v).
 
-    def _scores(self, queries: Tensor, noise: float) -> Tensor:
-        determinants = self.gaussian.variance.log1p().sum(-1).unsqueeze(-2)
-        return gaussian_scores(self.squares(queries), determinants, noise, queries.shape[-1])
-
-    def sample(self, count: int, random: Randomness) -> Tensor:
-        """See :class:`Posterior`."""
-        return self.gaussian.sample(count, random)
-
-    def log_prob(self, queries: Tensor) -> Tensor:
-        """Log predictive density of ``queries [T, B, D]`` in each class: ``[T, B, N]``.
-
-        ∫ N(h; z, I) N(z; m, v) dz = N(h; m, I + v).
+        It is tempered by the reader's noise, see :func:`gaussian_scores`.
         """
-        return self._scores(queries, 1.0)
+        determinants = self.gaussian.variance.log1p().sum(-1).unsqueeze(-2)
+        noise, width = self.reader.noise, queries.shape[-1]
+        return gaussian_scores(self.squares(queries), determinants, noise, width)
 
     def squares(self, queries: Tensor) -> Tensor:
         """Squared Mahalanobis distances of ``queries [T, B, D]`` to each class: ``[T, B, N]``."""
@@ -349,27 +309,20 @@ def gaussian_scores(squares: Tensor, determinants: Tensor, noise: float, width: 
     return -0.5 * (squares + (noise * determinants + width * LOG_TWO_PI))
 
 
-def split_uncertainty(log_probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return total, aleatoric and epistemic uncertainty in nats, each ``[T, B]``.
+def split_uncertainty(log_probabilities: Tensor) -> SplitUncertainty:
+    """Split the uncertainty of the mean of L answers.
 
     H[E p] = E H[p] + I(answer; prototypes), with the expectation over the L samples.
 
     Args:
         log_probabilities: ``[T, B, N, L]``, none of them infinite.
     """
-    probabilities = log_probabilities.exp()
-    total = entropy(probabilities.mean(-1))
-    samples = log_probabilities.shape[-1]
-    aleatoric = -(probabilities.mul_(log_probabilities)).sum((-1, -2)) / samples
-    return total, aleatoric, (total - aleatoric).clamp_min(0)
-
-
-def probability_std(log_probabilities: Tensor) -> Tensor:
-    """Return the standard deviation of probabilities over the samples: ``[T, B, N]``."""
-    probabilities = log_probabilities.exp()
-    apart = probabilities.sub_(probabilities.mean(-1, keepdim=True))
-    norms: Tensor = torch.linalg.vector_norm(apart, dim=-1)
-    return norms / math.sqrt(log_probabilities.shape[-1])
+    probabilities, samples = log_probabilities.exp(), log_probabilities.shape[-1]
+    mean = probabilities.mean(-1)
+    aleatoric = -(probabilities * log_probabilities).sum((-1, -2)) / samples
+    norms: Tensor = torch.linalg.vector_norm(probabilities.sub_(mean.unsqueeze(-1)), dim=-1)
+    total, std = entropy(mean), norms / math.sqrt(samples)
+    return SplitUncertainty(std, total, aleatoric, (total - aleatoric).clamp_min(0))
 
 
 def _squared_distances(

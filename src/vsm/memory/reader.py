@@ -1,7 +1,7 @@
-"""Prototypes from class statistics by Bayes' rule, in closed form: the Gaussian memory is read.
+"""Reading the Gaussian memory: prototypes from class statistics by Bayes' rule, in closed form.
 
-    z ~ N(π, B)        what the memory expects of the prototype of a new class
-    h | z ~ N(z, W)    how members of a class scatter
+    z ~ N(π, B)        prior of the prototype of a new class
+    h | z ~ N(z, W)    members of a class
 
 W is the shrunk covariance within the remembered classes, B that of their means, and π lies between
 their grand mean and what the new class recalls. Coordinates in which W is the identity and B
@@ -34,7 +34,7 @@ def unit(features: Tensor) -> Tensor:
 
 
 class ShotConstants(NamedTuple):
-    """What reading needs of K examples of each class, by feature: ``[D]``, or ``[T, N, D]``.
+    """Constants for K examples of each class, by feature: ``[D]``, or ``[T, N, D]``.
 
     Attributes:
         gain: K·e/(K·e + 1), how far the posterior's mean lies from π towards that of the examples.
@@ -67,7 +67,7 @@ class GaussianReader(NamedTuple):
             scale over the length of each slot, which makes the logits of Eq. 9.
         rho: how far π lies towards what is recalled.
         noise: mean variance within the remembered classes in these coordinates.
-        constants: what was computed for a number of examples, to be used again.
+        constants: cache, by number of examples.
     """
 
     grand_mean: Tensor
@@ -128,17 +128,12 @@ class GaussianReader(NamedTuple):
         return masked_softmax(logits.masked_fill(slot_mask, -torch.inf))
 
     def marginal_scores(self, queries: Tensor) -> Tensor:
-        """Score ``queries [..., D]`` in a class never met, as ``GaussianPosterior.scores``."""
-        return self._marginal_scores(queries, self.noise)
+        """Score ``queries [..., D]`` in a class never met, N(h; g, W + B).
 
-    def log_marginal(self, queries: Tensor) -> Tensor:
-        """Log density of projected ``queries [..., D]`` in a class never met: N(h; g, W + B)."""
-        return self._marginal_scores(queries, 1.0)
-
-    def _marginal_scores(self, queries: Tensor, noise: float) -> Tensor:
-        determinant = self.ratios.log1p().sum()
-        squares = self.marginal_squares(queries)
-        return gaussian_scores(squares, determinant, noise, queries.shape[-1])
+        Tempered as ``GaussianPosterior.scores``.
+        """
+        squares, determinant = self.marginal_squares(queries), self.ratios.log1p().sum()
+        return gaussian_scores(squares, determinant, self.noise, queries.shape[-1])
 
     def marginal_squares(self, queries: Tensor) -> Tensor:
         """Squared Mahalanobis distances of ``queries [..., D]`` to a class never met."""

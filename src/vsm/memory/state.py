@@ -1,9 +1,9 @@
-"""What a memory holds, as immutable values."""
+"""Memories, support sets and observations, as immutable values."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -73,6 +73,9 @@ class Observations(NamedTuple):
 class Memory(ABC):
     """A long-term memory: a record whose fields are tensors, stored by their names."""
 
+    SHAPES: ClassVar[dict[str, str]]
+    """Kind (float or int) and axes of every field; axes of one letter have one size."""
+
     def tensors(self) -> dict[str, Tensor]:
         """Return every field by its name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -85,13 +88,25 @@ class Memory(ABC):
         """Detach from any graph."""
         return type(self)(**{name: value.detach() for name, value in self.tensors().items()})
 
-    @abstractmethod
     def check(self, width: int | None = None) -> None:
-        """Raise a ``ValueError`` if shapes are inconsistent, as in a damaged file.
+        """Raise a ``ValueError`` if tensors are inconsistent, as in a damaged file.
 
-        Args:
-            width: expected number of features D; None: any.
+        ``width`` is the expected number of features D; None: any.
         """
+        sizes = {} if width is None else {"D": width}
+        for name, (kind, *axes) in ((n, text.split()) for n, text in self.SHAPES.items()):
+            tensor: Tensor = getattr(self, name)
+            fits = tensor.ndim == len(axes) and all(
+                sizes.setdefault(axis, int(axis) if axis.isdigit() else size) == size
+                for axis, size in zip(axes, tensor.shape, strict=True)
+            )
+            is_int = tensor.dtype == torch.int64
+            if not fits or not (is_int if kind == "int" else tensor.is_floating_point()):
+                expected = ", ".join(str(sizes.get(axis, axis)) for axis in axes)
+                raise ValueError(
+                    f"its {name} is {tensor.dtype} {list(tensor.shape)}, expected {kind} "
+                    f"[{expected}]"
+                )
 
     @abstractmethod
     def __len__(self) -> int:
@@ -119,10 +134,7 @@ class Memory(ABC):
         """
 
     def normalize(self, features: Tensor) -> Tensor:
-        """Normalize features ``[..., D]`` as this memory needs them; slots take them as they are.
-
-        See ``project``.
-        """
+        """Normalize features ``[..., D]`` as this memory needs them; slots do not."""
         return features
 
     def project(self, features: Tensor) -> Tensor:
@@ -156,11 +168,14 @@ class ClassMemory(Memory):
     counts: Tensor
     last_update: Tensor
 
+    SHAPES: ClassVar[dict[str, str]] = {
+        "content": "float A D",
+        **dict.fromkeys(("class_ids", "counts", "last_update"), "int A"),
+    }
+
     def check(self, width: int | None = None) -> None:
         """See :class:`vsm.Memory`."""
-        require_shapes(self.tensors(), {"content": ("A", "D")}, torch.is_floating_point, D=width)
-        slots = dict.fromkeys(("class_ids", "counts", "last_update"), ("A",))
-        require_shapes(self.tensors(), slots, is_integer, A=len(self))
+        super().check(width)
         if (self.counts < 0).any():
             raise ValueError("its counts are negative")
         if len(self.class_ids.unique()) < len(self):
@@ -249,29 +264,3 @@ class SlotMemory(ClassMemory):
     def rejection_slots(self) -> Tensor | None:
         """See :class:`vsm.Memory`."""
         return self.content if len(self) else None
-
-
-def require_shapes(
-    tensors: Mapping[str, Tensor],
-    shapes: Mapping[str, tuple[str, ...]],
-    is_kind: Callable[[Tensor], bool],
-    **sizes: int | None,
-) -> None:
-    """Raise a ``ValueError`` unless tensors have these shapes; equal letters are equal sizes."""
-    known = {letter: size for letter, size in sizes.items() if size is not None}
-    for name, letters in shapes.items():
-        tensor = tensors[name]
-        fits = tensor.ndim == len(letters) and all(
-            known.setdefault(letter, size) == size
-            for letter, size in zip(letters, tensor.shape, strict=True)
-        )
-        if not fits or not is_kind(tensor):
-            expected = ", ".join(str(known.get(letter, letter)) for letter in letters)
-            raise ValueError(
-                f"its {name} is {tensor.dtype} {list(tensor.shape)}, expected [{expected}]"
-            )
-
-
-def is_integer(tensor: Tensor) -> bool:
-    """Whether a tensor holds counts or positions."""
-    return tensor.dtype == torch.int64

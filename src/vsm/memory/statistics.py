@@ -8,7 +8,7 @@ other, merging memories, and building at once come to the same.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Self, get_args
+from typing import ClassVar, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from vsm.errors import MemoryFileError
 from vsm.memory.reader import Decomposition, GaussianReader, unit
 from vsm.memory.slots.consolidation import Consolidation
-from vsm.memory.state import ClassMemory, Memory, Observations, is_integer, require_shapes
+from vsm.memory.state import ClassMemory, Memory, Observations
 from vsm.settings import Normalization
 
 NORMALIZATIONS: tuple[Normalization, ...] = get_args(Normalization)
@@ -90,21 +90,19 @@ class GaussianMemory(ClassMemory):
             if value.is_floating_point():
                 object.__setattr__(self, name, value.double())
 
+    SHAPES: ClassVar[dict[str, str]] = ClassMemory.SHAPES | {
+        "center": "float D",
+        "factors": "float R D",
+        "factor_rows": "int A",
+        "freedom": "int A",
+        "shared_scatter": "float D D",
+        "shared_freedom": "int",
+        "reading": "float 6",
+    }
+
     def check(self, width: int | None = None) -> None:
         """See :class:`vsm.Memory`."""
         super().check(width)
-        slots, width = self.content.shape
-        matrices = {"center": ("D",), "factors": ("R", "D"), "shared_scatter": ("D", "D")}
-        numbers = matrices | {"reading": ("6",)}
-        require_shapes(
-            self.tensors(),
-            numbers,
-            torch.is_floating_point,
-            D=width,
-            **{"6": len(ReadSettings._fields)},
-        )
-        counts = {"factor_rows": ("A",), "freedom": ("A",), "shared_freedom": ()}
-        require_shapes(self.tensors(), counts, is_integer, A=slots)
         if (self.factor_rows < 0).any() or self.factor_rows.sum() != len(self.factors):
             raise ValueError("its factor_rows are not those of its factors")
         if (self.freedom < 0).any() or self.shared_freedom < 0:
@@ -118,7 +116,7 @@ class GaussianMemory(ClassMemory):
             and 0 < scale < torch.inf
             and 0 < noise < torch.inf
         ):
-            raise ValueError(f"its read settings {self.reading.tolist()} is invalid")
+            raise ValueError(f"its read settings {self.reading.tolist()} are invalid")
 
     @staticmethod
     def empty(center: Tensor, read_settings: ReadSettings) -> "GaussianMemory":
@@ -168,14 +166,6 @@ class GaussianMemory(ClassMemory):
             shared_scatter=statistics.scatter,
             shared_freedom=(statistics.counts - 1).sum(),
         )
-
-    def read_as(self, read_settings: ReadSettings) -> "GaussianMemory":
-        """Return the same statistics with other read settings of the same normalization."""
-        if read_settings.normalization != self.read_settings.normalization:
-            raise ValueError(
-                f"normalization: the sums are of {self.read_settings.normalization} features"
-            )
-        return replace(self, reading=read_settings.tensor())
 
     @cached_property
     def read_settings(self) -> ReadSettings:
@@ -295,7 +285,7 @@ class GaussianMemory(ClassMemory):
 
     @property
     def can_be_forgotten(self) -> Tensor:
-        """Tell of which classes nothing is left once they are forgotten: boolean ``[A]``."""
+        """See :class:`vsm.memory.state.ClassMemory`."""
         return self.freedom == self.counts - 1
 
     def keep(self, slots: Tensor) -> Self:

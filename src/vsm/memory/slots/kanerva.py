@@ -24,7 +24,7 @@ is delayed as for all memories: a task never reads what its own queries wrote.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from vsm.errors import SettingsError
 from vsm.memory.slots.consolidation import Consolidation
 from vsm.memory.slots.recall import MemoryPrior, Recall, Recollection
-from vsm.memory.state import Mask, Memory, Observations, SupportSet, is_integer, require_shapes
+from vsm.memory.state import Mask, Memory, Observations, SupportSet
 from vsm.nn.networks import GaussianNetwork, Perceptron
 from vsm.probability import DiagonalGaussian, bounded_log_variance, unbounded_log_variance
 from vsm.seeding import Randomness
@@ -66,11 +66,15 @@ class KanervaMemory(Memory):
             torch.zeros((), dtype=torch.int64),
         )
 
+    SHAPES: ClassVar[dict[str, str]] = {
+        "weight_products": "float S S",
+        "weighted_sums": "float S D",
+        "count": "int",
+    }
+
     def check(self, width: int | None = None) -> None:
         """See :class:`vsm.Memory`."""
-        sums = {"weight_products": ("S", "S"), "weighted_sums": ("S", "D")}
-        require_shapes(self.tensors(), sums, torch.is_floating_point, D=width)
-        require_shapes(self.tensors(), {"count": ()}, is_integer)
+        super().check(width)
         if self.count < 0:
             raise ValueError("its count is negative")
 
@@ -104,18 +108,6 @@ class KanervaMemory(Memory):
         """Hide nothing, whatever ``mask`` says: no slot belongs to a class."""
 
 
-class Posterior(NamedTuple):
-    """The Gaussian memory given its evidence, in double precision.
-
-    Attributes:
-        mean: R ``[S, D]``.
-        covariance: U ``[S, S]``, of the rows; columns are independent with variance one.
-    """
-
-    mean: Tensor
-    covariance: Tensor
-
-
 class KanervaMachine(nn.Module):
     """What writing and reading share: keys, addresses, prior and noise."""
 
@@ -143,11 +135,12 @@ class KanervaMachine(nn.Module):
         key = F.normalize(self.key(features), dim=-1)
         return key @ F.normalize(self.addresses, dim=-1).mT
 
-    def posterior(self, memory: KanervaMemory) -> Posterior:
-        """Bayes' rule: U⁻¹ = I/u₀ + WᵀW/σ² and R = U (R₀/u₀ + WᵀZ/σ²), u₀ the prior variance.
+    def posterior(self, memory: KanervaMemory) -> tuple[Tensor, Tensor]:
+        """R ``[S, D]`` and U ``[S, S]`` by Bayes' rule, in double precision.
 
-        The same as R + UWᵀ(WUWᵀ + σ²I)⁻¹(Z − WR) from the prior, at a cost that grows with S and
-        not with the number of observations.
+        U⁻¹ = I/u₀ + WᵀW/σ² and R = U (R₀/u₀ + WᵀZ/σ²), with u₀ the prior variance. It equals
+        R + UWᵀ(WUWᵀ + σ²I)⁻¹(Z − WR) from the prior, at a cost that grows with S and not with the
+        number of observations.
         """
         products, sums = memory.weight_products, memory.weighted_sums
         prior_variance, noise_variance = self.prior_variance.double(), self.noise_variance.double()
@@ -155,7 +148,7 @@ class KanervaMachine(nn.Module):
         precision = identity / prior_variance + products / noise_variance
         covariance = torch.cholesky_inverse(torch.linalg.cholesky(precision))
         mean = covariance @ (self.prior_mean / prior_variance + sums / noise_variance)
-        return Posterior(mean, covariance)
+        return mean, covariance
 
     def read(self, weights: Tensor, memory: KanervaMemory) -> DiagonalGaussian:
         """Return N(w·R, w·U·wᵀ + σ²), M integrated out: ``[..., S]`` to ``[..., D]``."""
