@@ -211,6 +211,20 @@ class ClassMemory(Memory):
         """Of which classes nothing is left once their slot is removed: boolean ``[A]``."""
         return torch.ones(len(self), dtype=torch.bool)
 
+    def find(self, class_ids: Tensor) -> Tensor:
+        """The slot of each of ``class_ids [C]``, or -1: ``[C]``."""
+        places = {one: slot for slot, one in enumerate(self.slot_classes)}
+        return torch.tensor([places.get(one, -1) for one in class_ids.tolist()], dtype=torch.int64)
+
+    def same_evidence(self, other: Self, slots: Tensor) -> Tensor:
+        """Which slots of ``other`` equal those at ``slots [A']`` here, where not -1: ``[A']``."""
+        same = slots >= 0
+        here, there = slots[same], same.clone()
+        same[there] = (self.counts[here] == other.counts[there]) & (
+            self.content[here] == other.content[there]
+        ).all(-1)
+        return same
+
     def slot_mask(self, class_ids: Tensor, mask: Mask) -> Tensor | None:
         """See :class:`vsm.Memory`."""
         if mask == "none":
@@ -239,14 +253,9 @@ class SlotMemory(ClassMemory):
 
     def merge(self, other: "SlotMemory", class_ids: Tensor) -> "SlotMemory":
         """See ``ClassMemory``; a class of both becomes the mean weighted by counts."""
-        place = {one: slot for slot, one in enumerate(self.slot_classes)}
-        own = torch.tensor([place.get(one, -1) for one in class_ids.tolist()], dtype=torch.int64)
-        known = (own >= 0).nonzero().flatten()
+        own = self.find(class_ids)
+        known = ((own >= 0) & ~self.same_evidence(other, own)).nonzero().flatten()
         slots = own[known]
-        equal = (self.counts[slots] == other.counts[known]) & (
-            self.content[slots] == other.content[known]
-        ).all(-1)
-        known, slots = known[~equal], slots[~equal]
         content, _, counts, last_update = (value.clone() for value in self.tensors().values())
         counts[slots] += other.counts[known]
         weight = (other.counts[known] / counts[slots]).unsqueeze(-1)

@@ -1,11 +1,11 @@
-"""Class statistics as sums: what the Gaussian memory holds, and how it changes.
+"""The Gaussian memory: class statistics, kept as sums.
 
-Of every class its name, count and mean are remembered, and of all classes together the scatter of
-their members about these means. All of it are sums, so adding classes or images one after the
-other, merging memories, and building at once come to the same.
+It holds the count and mean of every class, and the scatter of the members of all classes about
+these means. All of these are sums, so adding classes or images one after the other, merging
+memories, and learning everything at once give the same result.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple, Self, get_args
@@ -158,7 +158,7 @@ class GaussianMemory(ClassMemory):
         return memory.from_statistics(statistics, found)
 
     def from_statistics(self, statistics: "ClassStatistics", class_ids: Tensor) -> "GaussianMemory":
-        """Return an empty memory after it has learned classes at once: of ``class_ids [C]``."""
+        """Return this empty memory with the statistics of classes ``class_ids [C]``."""
         return replace(
             self._with_new_classes(class_ids),
             content=statistics.means,
@@ -173,7 +173,7 @@ class GaussianMemory(ClassMemory):
         return ReadSettings.of(self.reading)
 
     def normalize(self, features: Tensor) -> Tensor:
-        """Normalize features ``[..., D]`` as the reading says, in their own precision."""
+        """See :class:`vsm.Memory`; the precision of the features is kept."""
         normalization = self.read_settings.normalization
         if normalization == "un":
             return features
@@ -204,10 +204,10 @@ class GaussianMemory(ClassMemory):
 
     @cached_property
     def reader(self) -> GaussianReader:
-        """What reading needs, computed when it is needed first."""
-        how = self.read_settings
-        decomposition = Decomposition.of(self.content, self.counts, self.within, how.epsilon)
-        return decomposition.reader(how.beta, how.rho, how.addressing_scale, how.noise_scale)
+        """The decomposed statistics, computed on first use."""
+        _, epsilon, *others = self.read_settings
+        decomposition = Decomposition.of(self.content, self.counts, self.within, epsilon)
+        return decomposition.reader(*others)
 
     def to(self, device: torch.device) -> Self:  # noqa: ARG002 - contract
         """Return itself: sums stay on the CPU, in double precision; the reader can be moved."""
@@ -223,50 +223,42 @@ class GaussianMemory(ClassMemory):
         What is added is kept as factors, so that it can be forgotten.
         """
         batch = _ClassSums.of(rows, class_ids)
-        return self._joined(
-            batch.class_ids,
-            batch.counts,
-            batch.means,
-            [batch.centered[batch.member == c] for c in range(len(batch.counts))],
-            batch.counts - 1,
-            torch.full_like(batch.counts, step),
+        new = replace(
+            self,
+            content=batch.means,
+            class_ids=batch.class_ids,
+            counts=batch.counts,
+            last_update=torch.full_like(batch.counts, step),
+            factors=batch.centered[batch.member.argsort(stable=True)],
+            factor_rows=batch.counts,
+            freedom=batch.counts - 1,
         )
+        return self._joined(new, batch.class_ids)
 
-    def _joined(
-        self,
-        class_ids: Tensor,
-        counts: Tensor,
-        means: Tensor,
-        factors: Sequence[Tensor],
-        freedom: Tensor,
-        last_update: Tensor,
-    ) -> "GaussianMemory":
-        """Join the sums of C classes, known or new, with these.
+    def _joined(self, other: "GaussianMemory", class_ids: Tensor) -> "GaussianMemory":
+        """Join the classes of ``other``, known or new, with these; not its shared scatter.
 
-        The scatter of n old and k new members of a class is the sum of both, and nk/(n + k)·δδᵀ
-        for the difference δ of their means.
+        ``class_ids [A']`` are their ids here.
         """
         memory = self._with_new_classes(class_ids[~torch.isin(class_ids, self.class_ids)])
-        place = {one: slot for slot, one in enumerate(memory.slot_classes)}
-        slots = torch.tensor([place[one] for one in class_ids.tolist()], dtype=torch.int64)
+        slots = memory.find(class_ids)
         old = memory.counts[slots]
-        apart = means - memory.content[slots]
-        weight = (counts / (old + counts).double()).unsqueeze(-1)
-        shifts = apart * (old.unsqueeze(-1) * weight).sqrt()
+        moved, shifts = _join_means(old, memory.content[slots], other.counts, other.content)
         parts = list(memory.factors.split(memory.factor_rows.tolist()))
+        added = other.factors.split(other.factor_rows.tolist())
         for position, slot in enumerate(slots.tolist()):
             shift = shifts[position : position + 1] if old[position] else shifts[:0]
-            parts[slot] = _compressed(torch.cat([parts[slot], factors[position], shift]))
+            parts[slot] = _compressed(torch.cat([parts[slot], added[position], shift]))
         updated = memory.last_update.clone()
-        updated[slots] = torch.maximum(updated[slots], last_update)
+        updated[slots] = torch.maximum(updated[slots], other.last_update)
         return replace(
             memory,
-            content=memory.content.index_add(0, slots, apart * weight),
-            counts=memory.counts.index_add(0, slots, counts),
+            content=memory.content.index_add(0, slots, moved),
+            counts=memory.counts.index_add(0, slots, other.counts),
             last_update=updated,
             factors=torch.cat([memory.factors[:0], *parts]),
             factor_rows=torch.tensor([len(part) for part in parts], dtype=torch.int64),
-            freedom=memory.freedom.index_add(0, slots, freedom + (old > 0)),
+            freedom=memory.freedom.index_add(0, slots, other.freedom + (old > 0)),
         )
 
     def _with_new_classes(self, class_ids: Tensor) -> "GaussianMemory":
@@ -288,11 +280,10 @@ class GaussianMemory(ClassMemory):
         """See :class:`vsm.memory.state.ClassMemory`."""
         return self.freedom == self.counts - 1
 
-    def keep(self, slots: Tensor) -> Self:
-        """Return the memory of these slots alone: int64 ``[A']``.
+    def keep(self, slots: Tensor) -> "GaussianMemory":
+        """See :class:`vsm.memory.state.ClassMemory`.
 
-        Means and counts of the others are gone. So is their scatter where :attr:`can_be_forgotten`
-        says so; what others have in the shared scatter stays there.
+        Of the other classes only their part of the shared scatter stays, see ``can_be_forgotten``.
         """
         parts = self.factors.split(self.factor_rows.tolist())
         names = ("content", "class_ids", "counts", "last_update", "factor_rows", "freedom")
@@ -302,19 +293,16 @@ class GaussianMemory(ClassMemory):
             **{name: getattr(self, name)[slots] for name in names},
         )
 
-    def first(self, count: int) -> Self:
-        """Return the memory of the first classes alone; 0 empties it.
+    def first(self, count: int) -> "GaussianMemory":
+        """See :class:`vsm.Memory`.
 
         Raises:
-            MemoryFileError: if the scatter of the others cannot be told apart.
+            MemoryFileError: if the scatter of the others cannot be separated.
         """
         if count >= len(self):
             return self
         if count == 0:
-            empty = GaussianMemory.empty(
-                self.center, ReadSettings(self.read_settings.normalization)
-            )
-            return replace(self, **empty.tensors())
+            return GaussianMemory.empty(self.center, ReadSettings(self.read_settings.normalization))
         if not self.can_be_forgotten[count:].all():
             raise MemoryFileError(
                 f"memory: the scatter of its {len(self)} classes is kept as one matrix, from which "
@@ -324,42 +312,24 @@ class GaussianMemory(ClassMemory):
         return self.keep(torch.arange(count))
 
     def merge(self, other: "GaussianMemory", class_ids: Tensor) -> "GaussianMemory":
-        """Return both as one; ``class_ids [A']`` are what the other's classes are called here.
-
-        Slots that are equal in both are the same evidence and count once, and so does an equal
-        shared scatter.
-        """
+        """See :class:`vsm.memory.state.ClassMemory`; an equal shared scatter counts once, too."""
         same_space = torch.equal(self.center, other.center)
         if not same_space or self.read_settings.normalization != other.read_settings.normalization:
             raise MemoryFileError(
                 "merge: the memories normalize features differently, so their sums cannot be added;"
                 " learn one like the other with vsm memory learn --like"
             )
-        place = {one: slot for slot, one in enumerate(self.slot_classes)}
-        own = torch.tensor([place.get(one, -1) for one in class_ids.tolist()], dtype=torch.int64)
-        twins = own >= 0
-        both, known = own[twins], twins.clone()
-        twins[known] = (self.counts[both] == other.counts[known]) & (
-            self.content[both] == other.content[known]
-        ).all(-1)
+        same = self.same_evidence(other, self.find(class_ids))
         one_scatter = bool(
-            twins.any() and torch.equal(self.shared_scatter, other.shared_scatter)
+            same.any() and torch.equal(self.shared_scatter, other.shared_scatter)
         )  # without a class in common, equal scatter is chance, or none at all
-        if not one_scatter and not other.can_be_forgotten[twins].all():
+        if not one_scatter and not other.can_be_forgotten[same].all():
             raise MemoryFileError(
                 "merge: both hold classes that were learned from the same images, whose scatter "
                 "cannot be told apart from that of others; learn all classes in one pass"
             )
-        fresh = (~twins).nonzero().flatten()
-        parts = other.factors.split(other.factor_rows.tolist())
-        merged = self._joined(
-            class_ids[fresh],
-            other.counts[fresh],
-            other.content[fresh],
-            [parts[slot] for slot in fresh.tolist()],
-            other.freedom[fresh],
-            other.last_update[fresh],
-        )
+        new = (~same).nonzero().flatten()
+        merged = self._joined(other.keep(new), class_ids[new])
         if one_scatter:
             return merged
         return replace(
@@ -370,7 +340,7 @@ class GaussianMemory(ClassMemory):
 
 
 class GaussianConsolidation(Consolidation):
-    """Takes in features by adding to the sums; nothing in it is learned."""
+    """Adds features to the sums; it has no parameters."""
 
     def __init__(self, num_features: int) -> None:
         self.num_features = num_features
@@ -397,30 +367,24 @@ class ClassStatistics(NamedTuple):
 
     @staticmethod
     def empty(num_classes: int, width: int) -> "ClassStatistics":
-        """Return those of nothing."""
+        """Return the statistics of no data."""
         sums = torch.zeros(num_classes + width, width, dtype=torch.float64)
         means, scatter = sums.split([num_classes, width])
         return ClassStatistics(torch.zeros(num_classes, dtype=torch.int64), means, scatter)
 
     def add(self, rows: Tensor, members: Tensor) -> "ClassStatistics":
-        """Take in normalized ``rows [P, D]`` of the classes at ``members [P]``.
-
-        The scatter of n old and k new members of a class is the sum of both, and nk/(n + k)·δδᵀ
-        for the difference δ of their means.
-        """
+        """Take in normalized ``rows [P, D]`` of the classes at ``members [P]``."""
         batch = _ClassSums.of(rows, members)
         old = self.counts[batch.class_ids]
-        apart = batch.means - self.means[batch.class_ids]
-        weight = (batch.counts / (old + batch.counts).double()).unsqueeze(-1)
-        shifts = apart * (old.unsqueeze(-1) * weight).sqrt()
+        moved, shifts = _join_means(old, self.means[batch.class_ids], batch.counts, batch.means)
         return ClassStatistics(
             self.counts.index_add(0, batch.class_ids, batch.counts),
-            self.means.index_add(0, batch.class_ids, apart * weight),
+            self.means.index_add(0, batch.class_ids, moved),
             self.scatter + batch.centered.mT @ batch.centered + shifts.mT @ shifts,
         )
 
     def summed(self, all_reduce: Callable[[Tensor], Tensor]) -> "ClassStatistics":
-        """Return those of everybody's parts together; ``all_reduce`` sums over processes."""
+        """Join the parts of all processes; ``all_reduce`` sums over them."""
         counts = all_reduce(self.counts)
         sums = all_reduce(self.means * self.counts.unsqueeze(-1))
         means = sums / counts.clamp_min(1).unsqueeze(-1)
@@ -450,6 +414,19 @@ class _ClassSums(NamedTuple):
         sums = rows.new_zeros(len(found), rows.shape[1]).index_add(0, member, rows)
         means = sums / counts.unsqueeze(-1)
         return _ClassSums(found, counts, means, rows - means[member], member)
+
+
+def _join_means(
+    counts: Tensor, means: Tensor, new_counts: Tensor, new_means: Tensor
+) -> tuple[Tensor, Tensor]:
+    """How far the means ``[C, D]`` move when classes take in more, and by what scatter grows.
+
+    The scatter of n old and k new members of a class is the sum of both, and nk/(n + k)·δδᵀ for
+    the difference δ of their means: sqrt(nk/(n + k))·δ are the rows that are returned.
+    """
+    apart = new_means - means
+    weight = (new_counts / (counts + new_counts).double()).unsqueeze(-1)
+    return apart * weight, apart * (counts.unsqueeze(-1) * weight).sqrt()
 
 
 def _compressed(factors: Tensor) -> Tensor:
