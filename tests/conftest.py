@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from store_helpers import new_database, running_postgres
-from tiny import make_dataset, make_settings, write_few_glyphs
+from tiny import make_dataset, make_settings, prepare_few_glyphs
 from vsm.data import ImageDataset, open_dataset
 from vsm.settings import RunSettings
 from vsm.system.devices import avoid_unusable_amx
@@ -25,7 +25,7 @@ avoid_unusable_amx()  # before any test computes
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One folder of prepared data for all tests, with a fifth of the glyphs, drawn once."""
     with _prepared_data("vsm-data", tmp_path_factory) as folder:
-        write_few_glyphs()
+        prepare_few_glyphs()
         yield folder
 
 
@@ -51,6 +51,18 @@ def _prepared_data(name: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VSM_DATA", str(folder))
         yield folder
+
+
+@pytest.fixture
+def few_read_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let learning a memory choose among four ways to read it, not among seventy."""
+    for name, values in {
+        "EPSILONS": (3.0,),
+        "BETAS": (1.0,),
+        "RHOS": (0.5,),
+        "SCALES": (5.0,),
+    }.items():
+        monkeypatch.setattr(f"vsm.evaluation.memory_choice.{name}", values)
 
 
 @pytest.fixture

@@ -307,6 +307,7 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
     assert "--resume" in errors
 
 
+@pytest.mark.usefixtures("few_read_settings")
 def test_the_demo_writes_a_report_with_every_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

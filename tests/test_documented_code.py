@@ -241,6 +241,7 @@ def start_of(
             del sys.modules[name]
 
 
+@pytest.mark.usefixtures("few_read_settings")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_of_a_page_runs(
     page: Path,
