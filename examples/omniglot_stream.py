@@ -83,13 +83,13 @@ def plot(rows: Sequence[Row], title: str) -> Figure:
     axes = figure.add_subplot()
     characters = [count for count, _ in rows]
     for place, label in enumerate(("remembering the stream", "not remembering it")):
-        means = np.asarray([100 * found[place].mean for _, found in rows])
-        widths = np.asarray([100 * found[place].ci95 for _, found in rows])
-        [line] = axes.plot(characters, means, "o-", label=label)
-        color = line.get_color()
-        axes.fill_between(characters, means - widths, means + widths, alpha=0.2, color=color)
-    axes.set_xlabel("characters met so far, all told apart")
-    axes.set_ylabel("accuracy, one new example each (%)")
+        means = [100 * found[place].mean for _, found in rows]
+        intervals = [100 * found[place].ci95 for _, found in rows]
+        axes.errorbar(characters, means, intervals, fmt="o-", capsize=3, label=label)
+    axes.set(
+        xlabel="characters so far, each a class",
+        ylabel="accuracy, one new example each (%)",
+    )
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(loc="best")

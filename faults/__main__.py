@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
 
@@ -78,14 +79,14 @@ def _run(
     context = multiprocessing.get_context("fork")
     with (
         tempfile.TemporaryDirectory(prefix="vsm-faults-", ignore_cleanup_errors=True) as root,
-        context.Pool(min(jobs, len(cases)), _prepare, (root, quick)) as pool,
+        ProcessPoolExecutor(min(jobs, len(cases)), context, _prepare, (root, quick)) as pool,
     ):
-        for done, result in enumerate(pool.imap_unordered(_run_case, cases), 1):
+        for done, result in enumerate(pool.map(_run_case, cases), 1):
             results += [] if result is None else [result]
             if sys.stderr.isatty():
                 end = "\n" if done == len(cases) else ""
                 print(f"\r{done} of {len(cases)} cases", end=end, file=sys.stderr, flush=True)
-    return [one for _, one in sorted(results, key=lambda pair: (pair[0], pair[1].number))]
+    return [one for _, one in sorted(results, key=lambda pair: pair[0])]
 
 
 def _prepare(root: str, quick: bool) -> None:

@@ -91,7 +91,7 @@ KILLED = (
     Writer("memory forget", "memory forget learned train0 --json", "learned/", once=True),
     Writer("memory merge", MERGE, repeat=" --overwrite"),
     Writer("data prepare", "data prepare folder:images --json", "data/folder-", clear="data"),
-    Writer("export", "export run --onnx out --json", cases=4, repeat=" --overwrite"),
+    Writer("export", "export learned --onnx out --json", cases=4, repeat=" --overwrite"),
     Writer("classify --csv", f"{CLASSIFY.words} --csv out.csv".replace(" --json", "")),
     Writer("reproduce", REPRODUCE, "out/jobs", cases=6),
 )

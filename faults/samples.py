@@ -202,7 +202,7 @@ FURTHER_PROGRAMS: tuple[Program, ...] = (
     Command(f"{PRETRAIN} --output pre"),
     _copy_shipped_model,
     Command("memory export model other.safetensors"),
-    Command("export run --onnx onnx --json"),
+    Command("export learned --onnx onnx --json"),
     Command(f"{LEARN} --encoder onnx:onnx/encoder.onnx --output foreign"),
     Command("study study.yaml --output jobs --json"),
     Command(EVALUATE_FOREIGN),

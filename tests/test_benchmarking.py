@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from tiny import RecordedProgress
+from vsm.classify import FewShotClassifier
+from vsm.classify.classifier import Embedded
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import BenchmarkError
@@ -30,15 +32,12 @@ from vsm.settings import METHODS, KanervaSettings
 from vsm.system.interruption import Interrupted, StopRequest
 from vsm_lab.benchmarking import full, processes, worker
 from vsm_lab.benchmarking.benchmarks import (
-    Classifier,
     backbone_pass,
     build_model,
+    classifier,
     consolidation,
-    embed_images,
     embedding,
     episode_images,
-    explain,
-    fit_and_predict,
     recall,
     training_step,
 )
@@ -73,7 +72,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "evaluation": TINY_EVALUATION,
     "reference_evaluation": TINY_EVALUATION,
     "pretraining_step": {"channels": 2, "images": 4, "classes": 3},
-    **dict.fromkeys(("embed_images", "fit_and_predict", "predict", "explain"), TINY_CLASSIFIER),
+    "classifier": TINY_CLASSIFIER,
 }
 """Arguments that make the benchmarks of the full suite fast."""
 
@@ -265,16 +264,15 @@ def test_recall_and_consolidation_meet_the_memory_they_are_asked_for() -> None:
 
 
 def test_the_benchmarks_of_a_classifier_use_the_same_images() -> None:
-    parts = Classifier(**TINY_CLASSIFIER)
-    embedded = parts.trained.embed([*parts.support, *parts.queries])
-    assert len(embedded) == 2 * 2 + 3
-    found: Any = embed_images(**TINY_CLASSIFIER)()
-    torch.testing.assert_close(torch.cat(found), embedded)
-    answers = list(parts.fitted.predict(parts.queries))
-    assert list(fit_and_predict(**TINY_CLASSIFIER)()) == answers  # type: ignore[call-overload]
-    explained: Any = explain(**TINY_CLASSIFIER)()
-    assert [one.prediction for one in explained] == answers
-    assert parts.labels == ["class 0", "class 0", "class 1", "class 1"]
+    tasks = ("embed_images", "fit_and_predict", "predict", "explain")
+    found: list[Any] = [classifier(task, **TINY_CLASSIFIER)() for task in tasks]
+    (examples, queries), answers, probabilities, explained = found
+    assert (len(examples), len(queries)) == (2 * 2, 3)
+    labels = ["class 0", "class 0", "class 1", "class 1"]
+    fitted = FewShotClassifier.from_pretrained("glyphs-5w1s").fit(Embedded(examples), labels)
+    expected = fitted.predict(Embedded(queries)).tolist()
+    assert answers.tolist() == expected == [one.prediction for one in explained]
+    assert probabilities == pytest.approx(fitted.predict_proba(Embedded(queries)), abs=1e-5)
 
 
 # Processes
@@ -301,7 +299,7 @@ def test_a_worker_times_benchmarks_and_describes_itself(process: Worker) -> None
 
 def test_a_mistake_in_a_worker_is_one_line_and_not_its_end(process: Worker) -> None:
     with pytest.raises(BenchmarkError, match=r"cats"):
-        process.prepare({"predict": ("predict", {"model": "cats", "queries": 1})})
+        process.prepare({"one": ("classifier", {"task": "predict", "model": "cats", "queries": 1})})
     assert process.prepare({"one": ("embedding", TINY)})["one"]() > 0
 
 

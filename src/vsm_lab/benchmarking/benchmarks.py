@@ -4,10 +4,8 @@ Each function sets up a benchmark and returns it. ``sizes`` are fields of :class
 """
 
 from itertools import cycle
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -44,7 +42,6 @@ from vsm_lab.benchmarking.timing import Benchmark
 
 NUM_BATCHES = 8  # different classes in as many steps
 EVALUATION_DATA, EVALUATION_SEED = "glyphs", 0  # the reference's episodes are the first of the same
-Pixels = npt.NDArray[np.uint8]
 
 
 def build_model(
@@ -215,39 +212,19 @@ def _memory_parts(sizes: Sizes) -> tuple[FewShotModel, SlotMemory, Tensor]:
     return model, memory, episode_classes(sizes, 0)
 
 
-class Classifier:
-    """A shipped model fitted to N classes of K images, and images to classify, all of noise."""
-
-    def __init__(self, model: str, queries: int, way: int = 5, shot: int = 5) -> None:
-        self.trained = load(model)
-        channels, height, width = self.trained.input_shape
-        shape = (way * shot + queries, height, width, channels)
-        noise = list(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
-        self.support: list[Pixels] = noise[: way * shot]
-        self.queries: list[Pixels] = noise[way * shot :]
-        self.labels = [f"class {number}" for number in range(way) for _ in range(shot)]
-        self.fitted = FewShotClassifier(self.trained).fit(self.support, self.labels)
-
-
-def embed_images(**sizes: Any) -> Benchmark:
-    """Embed examples, then queries, from pixels."""
-    parts = Classifier(**sizes)
-    return lambda: (parts.trained.embed(parts.support), parts.trained.embed(parts.queries))
-
-
-def fit_and_predict(**sizes: Any) -> Benchmark:
-    """Fit and predict, from pixels to labels."""
-    parts = Classifier(**sizes)
-    return lambda: parts.fitted.fit(parts.support, parts.labels).predict(parts.queries)
-
-
-def predict(**sizes: Any) -> Benchmark:
-    """Predict probabilities with a fitted classifier."""
-    parts = Classifier(**sizes)
-    return lambda: parts.fitted.predict_proba(parts.queries)
-
-
-def explain(**sizes: Any) -> Benchmark:
-    """Explain the predictions of a fitted classifier."""
-    parts = Classifier(**sizes)
-    return lambda: parts.fitted.explain_all(parts.queries)
+def classifier(task: str, model: str, queries: int, way: int = 5, shot: int = 5) -> Benchmark:
+    """Embed, classify or explain images of noise with a shipped model fitted to N · K others."""
+    trained = load(model)
+    channels, height, width = trained.input_shape
+    shape = (way * shot + queries, height, width, channels)
+    noise = list(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+    examples, images = noise[: way * shot], noise[way * shot :]
+    labels = [f"class {number}" for number in range(way) for _ in range(shot)]
+    fitted = FewShotClassifier(trained).fit(examples, labels)
+    tasks: dict[str, Benchmark] = {
+        "embed_images": lambda: (trained.embed(examples), trained.embed(images)),
+        "fit_and_predict": lambda: fitted.fit(examples, labels).predict(images),
+        "predict": lambda: fitted.predict_proba(images),
+        "explain": lambda: fitted.explain_all(images),
+    }
+    return tasks[task]

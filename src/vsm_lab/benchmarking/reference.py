@@ -2,7 +2,8 @@
 
 Default memory layout (NCHW), ReLU before pooling, distances by broadcasting, default Adam. One task
 per step, as in learn2learn and easyfsl; several at once take longer on a CPU. Support and queries
-are embedded together as in learn2learn, the fastest. Pooling is that of :class:`vsm.encoders.Conv4`.
+are embedded together as in learn2learn, the fastest. Pooling is that of
+:class:`vsm.encoders.Conv4`.
 """
 
 from collections.abc import Iterable

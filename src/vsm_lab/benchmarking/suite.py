@@ -224,10 +224,11 @@ def _step_beside_reference(size: int) -> Group:
 
 def _classifier(model: str, queries: int, rounds: int, warm_up: int = 4) -> Group:
     """A classifier of ``queries`` images; short benchmarks need many rounds."""
-    names = ("embed_images", "fit_and_predict", "predict", "explain")
+    sizes = {"model": model, "queries": queries}
+    tasks = ("embed_images", "fit_and_predict", "predict", "explain")
     return Group(
         f"classifier, {model}, {queries:,} images",
-        {name: (name, {"model": model, "queries": queries}) for name in names},
+        {task: ("classifier", {"task": task, **sizes}) for task in tasks},
         ratios={
             "classifying_vs_embedding": ("fit_and_predict", "embed_images"),
             "explaining_vs_predicting": ("explain", "predict"),
