@@ -33,13 +33,9 @@ class Images(NamedTuple):
     features: torch.Tensor
     classes: Ids
 
-
-class Draw(NamedTuple):
-    """Positions of images that are labeled, that may be labeled, and that are classified."""
-
-    labeled: Ids
-    pool: Ids
-    held_out: Ids
+    def rows(self, ids: Ids) -> Embedded:
+        """Return features in place of images."""
+        return Embedded(self.features[torch.from_numpy(ids)])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -67,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ]
             measured.append([accuracies for accuracies, _ in found])
             novel.append(found[1][1])
-        report(start, len(draw.labeled), options.number, 100 * np.array(measured))
+        report(start, len(draw[0]), options.number, 100 * np.array(measured))
         counted = [f"{right} of {called}" for called, right in np.sum(novel, 0)]
         print(f"unlike all classes so far, and of a class without label: {', '.join(counted)}")
 
@@ -84,8 +80,11 @@ def embed(trained: TrainedModel, data: str, split: Split) -> Images:
     return Images(features, np.repeat(np.arange(len(ids)), [len(one) for one in ids]))
 
 
-def random_draw(images: Images, share: float, seed: int, options: argparse.Namespace) -> Draw:
-    """Split images at random; a share of the classes gets one label each."""
+def random_draw(images: Images, share: float, seed: int, options: argparse.Namespace) -> list[Ids]:
+    """Return images that are labeled, that may be labeled, and that are classified, at random.
+
+    A share of the classes gets one label each.
+    """
     random = np.random.default_rng(seed)
     classes = random.permutation(np.unique(images.classes))[: options.classes]
     parts: list[list[Ids]] = [[], [], []]
@@ -95,14 +94,14 @@ def random_draw(images: Images, share: float, seed: int, options: argparse.Names
         parts[0].append(ids[options.held_out : first])
         parts[1].append(ids[first:])
         parts[2].append(ids[: options.held_out])
-    return Draw(*(np.concatenate(part) for part in parts))
+    return [np.concatenate(part) for part in parts]
 
 
 def label_by(
     method: str,
     trained: TrainedModel,
     images: Images,
-    draw: Draw,
+    draw: list[Ids],
     number: int,
     rounds: int,
     seed: int,
@@ -113,32 +112,26 @@ def label_by(
     class without label.
     """
     random = np.random.default_rng(seed)
-    labeled, pool, _ = draw
+    labeled, pool, held_out = draw
     found, novel_counts = [], []
     for left in range(rounds, -1, -1):
         known = images.classes[labeled]
-        classifier = vsm.FewShotClassifier(trained).fit(rows(images, labeled), known)
-        truth = images.classes[draw.held_out]
-        found.append(classifier.score(rows(images, draw.held_out), truth))
+        classifier = vsm.FewShotClassifier(trained).fit(images.rows(labeled), known)
+        found.append(classifier.score(images.rows(held_out), images.classes[held_out]))
         if not left:
             break
         if method == "random":
             chosen = random.permutation(len(pool))[:number]
         elif method == "vsm suggest":
-            suggested = classifier.suggest(rows(images, pool), number)
+            suggested = classifier.suggest(images.rows(pool), number)
             chosen = np.array([one.image for one in suggested])
             novel = pool[[one.image for one in suggested if one.is_novel]]
             novel_counts.append((len(novel), int((~np.isin(images.classes[novel], known)).sum())))
         else:
-            best = np.sort(classifier.predict_proba(rows(images, pool)), 1)
+            best = np.sort(classifier.predict_proba(images.rows(pool)), 1)
             chosen = np.argsort(best[:, -1] - best[:, -2], kind="stable")[:number]
         labeled, pool = np.append(labeled, pool[chosen]), np.delete(pool, chosen)
     return found, novel_counts
-
-
-def rows(images: Images, ids: Ids) -> Embedded:
-    """Return features in place of images."""
-    return Embedded(images.features[torch.from_numpy(ids)])
 
 
 def report(start: str, labels: int, number: int, measured: npt.NDArray[np.float64]) -> None:

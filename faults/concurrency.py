@@ -43,25 +43,15 @@ REPRODUCE = (
 
 @dataclass(frozen=True)
 class Writer:
-    """A command that is killed.
-
-    Attributes:
-        name: of the group.
-        words: of the command.
-        writes: prefix of the files that are compared.
-        cases: number of kills.
-        repeat: option that is added when the command is repeated.
-        clear: a sample that is removed before.
-        once: whether the command must not be repeated if it has succeeded.
-    """
+    """A command that is killed."""
 
     name: str
     words: str
-    writes: str = "out"
+    writes: str = "out"  # prefix of the files that are compared
     cases: int = 12
-    repeat: str = ""
-    clear: str | None = None
-    once: bool = False
+    repeat: str = ""  # option that is added when the command is repeated
+    clear: str | None = None  # a sample that is removed before
+    once: bool = False  # the command must not be repeated if it has succeeded
 
     def measure(self, sandbox: Sandbox) -> dict[str, Any]:
         """Return the files that are written without a kill, and the time it takes."""

@@ -36,17 +36,11 @@ from faults.sandbox import CANARY_TEXT, Group, Sandbox
 
 @dataclass(frozen=True)
 class Reader:
-    """A program that reads a file.
-
-    Attributes:
-        program: what runs.
-        writes: prefixes of the files that it writes if it succeeds.
-        results: those of them that are the same in every run.
-    """
+    """A program that reads a file."""
 
     program: Program
-    writes: tuple[str, ...] = ()
-    results: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()  # prefixes of the files that it writes if it succeeds
+    results: tuple[str, ...] = ()  # those of them that are the same in every run
 
     def __str__(self) -> str:
         return str(self.program) if isinstance(self.program, Command) else self.program.__name__
@@ -54,25 +48,15 @@ class Reader:
 
 @dataclass(frozen=True)
 class Format:
-    """A file format.
-
-    Attributes:
-        name: shown in the report.
-        files: pattern of its samples.
-        mutations: one of which is drawn for every case.
-        readers: used in turn.
-        cases: number of cases.
-        user_written: whether people write these files, so that any answer is right.
-        optional: whether another answer is right if the file is missing.
-    """
+    """A file format, how it is damaged, and who reads it."""
 
     name: str
-    files: str
-    mutations: tuple[Mutate, ...]
-    readers: tuple[Reader, ...]
+    files: str  # pattern of its samples
+    mutations: tuple[Mutate, ...]  # one of which is drawn for every case
+    readers: tuple[Reader, ...]  # used in turn
     cases: int = 40
-    user_written: bool = False
-    optional: bool = False
+    user_written: bool = False  # people write these files, so that any answer is right
+    optional: bool = False  # another answer is right if the file is missing
 
     def damage(self, folder: Path, random: Random) -> Mutation:
         """Damage a sample below ``folder``."""

@@ -24,19 +24,12 @@ Snapshot = dict[str, str]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a case.
-
-    Attributes:
-        fault: description of the fault.
-        kind: the ``same`` answer, another valid answer (``other``), or ``refused``.
-        defects: everything that is wrong.
-        tried: number of faults, where one case injects several.
-    """
+    """The result of a case."""
 
     fault: str
-    kind: str
+    kind: str  # the "same" answer, another valid answer ("other"), or "refused"
     defects: tuple[str, ...] = ()
-    tried: int = 1
+    tried: int = 1  # number of faults, where one case injects several
 
 
 def snapshot(folder: Path) -> Snapshot:

@@ -16,17 +16,10 @@ PACKAGES = ("variational-semantic-memory", "torch", "numpy", "pillow", "safetens
 
 @dataclass
 class Summary:
-    """All results, in the order of groups.
+    """All results, in the order of groups."""
 
-    Attributes:
-        results: of the finished cases.
-        planned: number of cases.
-        seed: from which they were drawn.
-        seconds: wall time.
-    """
-
-    results: list[Result]
-    planned: int
+    results: list[Result]  # of the finished cases
+    planned: int  # number of cases
     seed: int
     seconds: float
 

@@ -243,11 +243,10 @@ def measure_load(
 
 def _create_task(server: Server, support: Path) -> str:
     """Create a task with the files ``LABEL/*`` as examples; return its id."""
-    created = server.request("/v1/tasks", b'{"name": "benchmark"}', "application/json")
-    task = str(json.loads(created)["id"])
+    task: str = server.post("/v1/tasks", b'{"name": "benchmark"}', "application/json")["id"]
     for folder in sorted(support.iterdir()):
         files = [(path.name, path.read_bytes()) for path in sorted(folder.iterdir())]
-        server.request(f"/v1/tasks/{task}/examples", form_body({"label": folder.name}, files), FORM)
+        server.post(f"/v1/tasks/{task}/examples", form_body({"label": folder.name}, files), FORM)
     return task
 
 

@@ -5,6 +5,7 @@ are started with ``subprocess``, not ``multiprocessing``: the environment must b
 interpreter starts, Ctrl-C must not reach a worker, and its heap must not hold the parent's imports.
 """
 
+import json
 import os
 import pickle
 import re
@@ -49,6 +50,15 @@ class _Process:
             command, stdin=subprocess.PIPE, start_new_session=True, **options
         )
         self.process_id = self._process.pid
+        try:
+            self._begin()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _begin(self) -> None:
+        """Wait until the process is ready."""
+        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self
@@ -69,23 +79,18 @@ class _Process:
 class Worker(_Process):
     """A process that prepares and times benchmarks.
 
-    Args:
-        keep_allocations: configure the allocator as ``vsm train`` does; else leave glibc's default.
-        threads: of torch; None: torch's default.
-
-    Attributes:
-        metadata: versions and settings that the process reports.
+    With ``keep_allocations`` its allocator is configured as by ``vsm train``, else glibc's default
+    is left. ``metadata`` are the versions and settings that the process reports.
     """
 
     def __init__(self, keep_allocations: bool, threads: int | None = None) -> None:
         tuning = re.compile("MALLOC_|GLIBC_TUNABLES$")  # of glibc's allocator
         kept = {k: v for k, v in os.environ.items() if keep_allocations or not tuning.match(k)}
+        self._settings = keep_allocations, threads
         super().__init__(COMMAND, stdout=subprocess.PIPE, env=kept)
-        try:
-            self.metadata: dict[str, Any] = self.call("begin", keep_allocations, threads)
-        except BaseException:
-            self.stop()
-            raise
+
+    def _begin(self) -> None:
+        self.metadata: dict[str, Any] = self.call("begin", *self._settings)
 
     def call(self, method: str, *arguments: object) -> Any:
         """Call a method of :class:`vsm_lab.benchmarking.worker.BenchmarkRunner`."""
@@ -125,13 +130,7 @@ class Worker(_Process):
 
 
 class Server(_Process):
-    """``vsm serve`` on loopback with its own store.
-
-    Args:
-        model: a shipped model or a run.
-        folder: for its store and log.
-        threads: of torch; None: torch's default.
-    """
+    """``vsm serve`` on loopback, with its store and log in ``folder``."""
 
     stop_seconds = 45.0
 
@@ -139,38 +138,29 @@ class Server(_Process):
         store = str(folder / "store.sqlite")
         words = ["serve", "--model", model, "--host", HOST, "--port", "0", "--store", store]
         chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-        with (folder / "server.log").open("wb") as log:
-            super().__init__(
-                [sys.executable, "-c", SERVE, *words],
-                stdout=log,
-                stderr=log,
-                env=os.environ | chosen,
-            )
-        try:
-            self.port = self._wait_for_port(folder / "server.log")
-        except BaseException:
-            self.stop()
-            raise
+        self._log, command = folder / "server.log", [sys.executable, "-c", SERVE, *words]
+        with self._log.open("wb") as log:
+            super().__init__(command, stdout=log, stderr=log, env=os.environ | chosen)
 
-    def request(self, path: str, body: bytes | None = None, content_type: str = "") -> bytes:
-        """GET ``path``, or POST ``body`` there; return the content of the response."""
-        headers = {"Content-Type": content_type} if content_type else {}
-        request = urllib.request.Request(f"http://{HOST}:{self.port}{path}", body, headers)
+    def post(self, path: str, body: bytes, content_type: str) -> Any:
+        """Send ``body``; return the document of the response."""
+        address, headers = f"http://{HOST}:{self.port}{path}", {"Content-Type": content_type}
+        request = urllib.request.Request(address, body, headers)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=ANSWER_SECONDS) as answer:
-                content: bytes = answer.read()
+                return json.load(answer)
         except OSError as error:
             raise BenchmarkError(f"the server failed to answer {path}: {error}") from error
-        return content
 
-    def _wait_for_port(self, log: Path) -> int:
+    def _begin(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             ended = self._process.poll() is not None
-            text = log.read_text(encoding="utf-8", errors="replace")
+            text = self._log.read_text(encoding="utf-8", errors="replace")
             if found := ADDRESS.search(text):
-                return int(found[1])
+                self.port = int(found[1])
+                return
             if ended:
                 last = text.strip().rpartition("\n")[2]
                 raise BenchmarkError(f"the server did not start: {last}")

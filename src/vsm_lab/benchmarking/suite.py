@@ -68,29 +68,17 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Group:
-    """Benchmarks that are run alternately.
-
-    Attributes:
-        title: shown to users.
-        ours: benchmarks that share one process.
-        reference: benchmarks with a process each.
-        ratios: name of a ratio → names of the two benchmarks.
-        suffix: of the names of times and ratios.
-        rounds: how often each benchmark is timed.
-        warm_up: rounds of ours that do not count; the reference has half as many.
-        processes: among which the rounds of each reference benchmark are shared.
-        threads: of torch; None: torch's default.
-    """
+    """Benchmarks that are run alternately; ``ratios`` name two of them each."""
 
     title: str
-    ours: Mapping[str, Call]
-    reference: Mapping[str, Call] = field(default_factory=dict)
+    ours: Mapping[str, Call]  # share one process
+    reference: Mapping[str, Call] = field(default_factory=dict)  # have a process each
     ratios: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    suffix: str = ""
+    suffix: str = ""  # of the names of times and ratios
     rounds: int = 20
-    warm_up: int = 4
-    processes: int = 1
-    threads: int | None = None
+    warm_up: int = 4  # rounds of ours that do not count; the reference has half as many
+    processes: int = 1  # share the rounds of each reference benchmark
+    threads: int | None = None  # of torch; None: torch's default
 
     def __post_init__(self) -> None:
         for name, value in (("repeats", self.rounds), ("threads", self.threads)):
@@ -129,22 +117,17 @@ class Group:
 
 def full_suite(threads: int | None = None) -> list[Group]:
     """Return all groups of ``vsm bench --full`` in the order of measurement."""
-    precisions = {
-        f"pretraining_step_{precision}": ("pretraining_step", {"precision": precision})
-        for precision in ("float32", "bfloat16")
-    }
+    float32, bfloat16 = "pretraining_step_float32", "pretraining_step_bfloat16"
     groups = [
         *(_evaluation(shot) for shot in (1, 5)),
         *(_step_beside_reference(size) for size in REFERENCE_IMAGE_SIZES),
         Group(
             "pre-training step in float32 and bfloat16",
-            precisions,
-            ratios={
-                "pretraining_bfloat16_vs_float32": (
-                    "pretraining_step_bfloat16",
-                    "pretraining_step_float32",
-                )
+            {
+                float32: ("pretraining_step", {"precision": "float32"}),
+                bfloat16: ("pretraining_step", {"precision": "bfloat16"}),
             },
+            ratios={"pretraining_bfloat16_vs_float32": (bfloat16, float32)},
             rounds=7,
         ),
         *(_classifier(model, 100, rounds=100) for model in SMALL_ENCODERS),
@@ -273,13 +256,11 @@ def measure_briefly(
     ``seconds`` and ``threads`` are as in :class:`Group`.
     """
     sizes = {"image_size": image_size, "channels": channels}
+    conjugate = {"method": "vsm", "inference": "conjugate", **sizes}
     steps: dict[str, Call] = {
         "protonet_step": ("training_step", {"method": "protonet", **sizes}),
         "vpn_step": ("training_step", {"method": "vpn", **sizes}),
-        "vsm_conjugate_step": (
-            "training_step",
-            {"method": "vsm", "inference": "conjugate", **sizes},
-        ),
+        "vsm_conjugate_step": ("training_step", conjugate),
         "vsm_step": ("training_step", {"method": "vsm", **sizes}),
     }
     ratios = {f"{name}_vs_backbone": (name, "backbone") for name in steps}
@@ -291,8 +272,7 @@ def measure_briefly(
         "embedding": ("embedding", sizes),
     }
     reference = {"reference_protonet": ("reference_steps", sizes)}
-    usual: Any = {"rounds": rounds, "warm_up": 1, "threads": threads}
-    group = Group("benchmark", ours, reference, ratios, **usual)
+    group = Group("benchmark", ours, reference, ratios, "", rounds, warm_up=1, threads=threads)
     progress.start(group.title, rounds)
     times = group.measure(seconds, progress)
     workload = Sizes(**sizes)
