@@ -35,7 +35,7 @@ GLYPHS = {"alder": 0, "birch": 7, "cedar": 14}
 
 
 def write_screenshots(folder: Path) -> None:
-    """Draw, ask, drop and remember, and write a picture of each."""
+    """Draw, ask, drop and remember, and write an image of each."""
     with (
         tempfile.TemporaryDirectory() as scratch,
         chromium() as browser,
