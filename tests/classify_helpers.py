@@ -1,4 +1,4 @@
-"""Runs, pictures and features for the tests of classifiers and memory files."""
+"""Runs, images and features for the tests of classifiers and memory files."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -46,21 +46,21 @@ def write_run_of(model: FewShotModel, path: Path, num_slots: int = 12) -> Path:
 def examples(
     dataset: ImageDataset, shots: dict[int, int], first: int = 0
 ) -> tuple[list[npt.NDArray[np.uint8]], list[str]]:
-    """Return so many pictures of each class, from the ``first`` on, and their class names."""
-    pictures, labels = [], []
+    """Return so many images of each class, from the ``first`` on, and their class names."""
+    images, labels = [], []
     for class_id, shot in shots.items():
         chosen = dataset.image_ids(class_id)[first : first + shot]
-        pictures += list(dataset.images[chosen])
+        images += list(dataset.images[chosen])
         labels += [dataset.class_names[class_id]] * shot
-    return pictures, labels
+    return images, labels
 
 
 def write_folders(root: Path, dataset: ImageDataset, shot: int, first: int = 0) -> Path:
-    """Write pictures of the test classes, one folder per class."""
-    pictures, labels = examples(dataset, dict.fromkeys(CLASSES, shot), first)
-    for number, (picture, label) in enumerate(zip(pictures, labels, strict=True)):
+    """Write images of the test classes, one folder per class."""
+    images, labels = examples(dataset, dict.fromkeys(CLASSES, shot), first)
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
         (root / label).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture[..., 0]).save(root / label / f"{number:02}.png")
+        Image.fromarray(image[..., 0]).save(root / label / f"{number:02}.png")
     return root
 
 

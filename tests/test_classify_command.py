@@ -43,16 +43,16 @@ def test_programs_get_one_object_with_the_classifiers_answers(
     assert main(arguments(folders, "--json")) == 0
     [line] = capsys.readouterr().out.splitlines()
     told = json.loads(line)
-    pictures, classifier = expected_of(folders)
-    chances = classifier.predict_proba(pictures)
+    images, classifier = expected_of(folders)
+    chances = classifier.predict_proba(images)
     assert told["classes"] == classifier.classes_.tolist()
-    assert [answer["picture"] for answer in told["answers"]] == [str(path) for path in pictures]
+    assert [answer["image"] for answer in told["answers"]] == [str(path) for path in images]
     assert [answer["prediction"] for answer in told["answers"]] == classifier.predict(
-        pictures
+        images
     ).tolist()
     ours = [list(answer["probabilities"].values()) for answer in told["answers"]]
     np.testing.assert_allclose(ours, chances, rtol=1e-6)
-    assert set(told["answers"][0]) == {"picture", "prediction", "probabilities"}
+    assert set(told["answers"][0]) == {"image", "prediction", "probabilities"}
 
 
 def test_reasons_are_told_when_asked_for(
@@ -60,8 +60,8 @@ def test_reasons_are_told_when_asked_for(
 ) -> None:
     assert main(arguments(folders, "--json", "--explain")) == 0
     first = json.loads(capsys.readouterr().out)["answers"][0]
-    pictures, classifier = expected_of(folders)
-    told = classifier.explain(pictures[0])
+    images, classifier = expected_of(folders)
+    told = classifier.explain(images[0])
     assert first["uncertainty"]["epistemic"] == pytest.approx(told.uncertainty.epistemic, abs=1e-5)
     assert first["distances"] == pytest.approx(told.distances, rel=1e-4)
     label = classifier.classes_[0]
@@ -75,16 +75,16 @@ def test_people_get_a_table_and_a_file(
 ) -> None:
     assert main(arguments(folders, "--explain")) == 0
     table = capsys.readouterr().out
-    assert "15 pictures, 5 classes" in table
+    assert "15 images, 5 classes" in table
     assert "epistemic" in table
     assert "what the memory recalled" in table
     assert main(arguments(folders, "--csv", str(tmp_path / "answers.csv"))) == 0
     with (tmp_path / "answers.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    pictures, classifier = expected_of(folders)
-    assert [row["answer"] for row in rows] == classifier.predict(pictures).tolist()
+    images, classifier = expected_of(folders)
+    assert [row["answer"] for row in rows] == classifier.predict(images).tolist()
     chances = [[float(row[label]) for label in classifier.classes_] for row in rows]
-    np.testing.assert_allclose(chances, classifier.predict_proba(pictures), atol=1e-5)
+    np.testing.assert_allclose(chances, classifier.predict_proba(images), atol=1e-5)
 
 
 def test_files_can_be_asked_for_by_name_and_a_single_class_be_fitted(
@@ -96,11 +96,11 @@ def test_files_can_be_asked_for_by_name_and_a_single_class_be_fitted(
         main(["classify", "--support", support, "--query", *files, "--model", run, "--json"]) == 0
     )
     told = json.loads(capsys.readouterr().out)
-    assert [answer["picture"] for answer in told["answers"]] == files
+    assert [answer["image"] for answer in told["answers"]] == files
     twice = ["--query", files[0], "--query", files[1]]
     assert main(["classify", "--support", support, *twice, "--model", run, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [answer["picture"] for answer in told["answers"]] == files[:2]
+    assert [answer["image"] for answer in told["answers"]] == files[:2]
     lonely = tmp_path / "lonely"
     lonely.mkdir()
     (Path(support) / f"pattern{CLASSES[0]}").rename(lonely / "only")
@@ -127,8 +127,8 @@ def test_names_are_shown_as_they_are(
 ) -> None:
     support, query, _ = folders
     (Path(support) / f"pattern{CLASSES[0]}").rename(Path(support) / "[red]")
-    picture = sorted(Path(query).glob("**/*.png"))[0]
-    picture.rename(picture.with_name("in[bold].png"))
+    image = sorted(Path(query).glob("**/*.png"))[0]
+    image.rename(image.with_name("in[bold].png"))
     monkeypatch.setenv("COLUMNS", "150")
     assert main(arguments(folders, "--explain")) == 0
     printed = capsys.readouterr().out
@@ -141,7 +141,7 @@ def test_mistakes_are_one_line_and_exit_with_two(
 ) -> None:
     support, query, run = folders
     bad = Path(query) / "bad.png"
-    bad.write_text("not a picture")
+    bad.write_text("not an image")
     (tmp_path / "empty").mkdir()
     nothing = str(tmp_path / "empty")
     for support_, query_, model, message in (

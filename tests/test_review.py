@@ -1,4 +1,4 @@
-"""Reviews of labeled pictures: against leaving out one by one, and on planted mistakes."""
+"""Reviews of labeled images: against leaving out one by one, and on planted mistakes."""
 
 import csv
 import io
@@ -44,7 +44,7 @@ def test_leaving_out_in_closed_form_is_leaving_out_one_by_one(trained: TrainedMo
     assert memory.read_settings.uses_memory
     features, _ = pile(3, seed=5)
     rows = trained.model.project(features, memory)[:23]
-    class_ids = torch.tensor([0] * 10 + [1] * 12 + [2])  # one class has one picture
+    class_ids = torch.tensor([0] * 10 + [1] * 12 + [2])  # one class has one image
     found = leave_one_out(memory.reader, rows, class_ids)
     for n in range(len(rows)):
         for c in range(3):
@@ -90,7 +90,7 @@ def test_what_cannot_be_reviewed_is_refused(trained: TrainedModel) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Pictures in class folders whose names are markup and a formula."""
+    """Images in class folders whose names are markup and a formula."""
     random = np.random.default_rng(0)
     for name, color in (("<script>x", (200, 30, 30)), ("=1+1", (30, 30, 200))):
         (tmp_path / "pile" / name).mkdir(parents=True)
@@ -112,9 +112,9 @@ def test_the_command_writes_a_page_and_a_table_in_which_no_name_is_code(
     words = ["--model", "cifar-fs-vsm", "--output", str(page), "--csv", str(table)]
     assert main(["review", str(folder), *words, "--json"]) == 0
     printed: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert printed["pictures"] == 8
+    assert printed["images"] == 8
     assert printed["classes"] == 2
-    assert Path(printed["outliers"][0]["picture"]).is_file()
+    assert Path(printed["outliers"][0]["image"]).is_file()
     text = page.read_text(encoding="utf-8")
     assert "<script>x" not in text
     assert "&lt;script&gt;x" in text
@@ -129,12 +129,12 @@ def test_the_command_writes_a_page_and_a_table_in_which_no_name_is_code(
 
 
 def test_the_page_and_the_table_show_what_was_found(folder: Path, trained: TrainedModel) -> None:
-    pictures = sorted(folder.glob("*/*.png"))
+    images = sorted(folder.glob("*/*.png"))
     features, _ = pile(1, seed=2)
-    labels = [picture.parent.name for picture in pictures]
+    labels = [image.parent.name for image in images]
     found: Review = review(trained, features[:8], labels, duplicate=0.1)
-    page = review_html(found, pictures, folder, number=3)
+    page = review_html(found, images, folder, number=3)
     assert f"Labels that may be wrong ({len(found.label_issues)})" in page
     assert f"({len(found.near_duplicates)} pairs)" in page
-    rows = list(csv.DictReader(io.StringIO(review_csv(found, pictures, folder))))
+    rows = list(csv.DictReader(io.StringIO(review_csv(found, images, folder))))
     assert sum(row["suggestion"] != "" for row in rows) == len(found.label_issues)

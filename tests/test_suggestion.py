@@ -96,7 +96,7 @@ def plain_score(reader: GaussianReader, query: list[float], members: list[list[f
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.6])
-def test_the_score_of_a_picture_beside_one_alone_is_that_of_plain_loops(
+def test_the_score_of_an_image_beside_one_alone_is_that_of_plain_loops(
     classifier: vsm.FewShotClassifier, rho: float
 ) -> None:
     reader = reader_of(classifier, rho=rho)
@@ -160,7 +160,7 @@ def test_choices_come_near_the_best_of_all_subsets() -> None:
     assert worth(scores, explained, chosen) - nothing >= (1 - 1 / math.e) * (best - nothing)
 
 
-def test_a_suggestion_is_the_picture_that_explains_most_by_plain_loops(
+def test_a_suggestion_is_the_image_that_explains_most_by_plain_loops(
     classifier: vsm.FewShotClassifier,
 ) -> None:
     features, _ = unlabeled()
@@ -207,7 +207,7 @@ def test_classes_without_examples_are_met_first(classifier: vsm.FewShotClassifie
     assert any(is_novel for is_novel, _ in told)
 
 
-def test_an_odd_picture_is_not_chosen_before_typical_ones(
+def test_an_odd_image_is_not_chosen_before_typical_ones(
     classifier: vsm.FewShotClassifier,
 ) -> None:
     features, _ = unlabeled()
@@ -273,7 +273,7 @@ def test_what_cannot_be_chosen_is_refused(classifier: vsm.FewShotClassifier) -> 
         vsm.FewShotClassifier(classifier.encoder).suggest(features)
 
 
-def test_reasons_say_what_a_picture_may_be_and_stands_for() -> None:
+def test_reasons_say_what_an_image_may_be_and_stands_for() -> None:
     one = Suggestion(3, ("ant", "bee"), (0.48, 0.41), 0.1, 1234, 4096, 2.5)
     assert one.reason == "'ant' or 'bee' (48% / 41%); stands for 1,234 of 4,096 images"
     sure = one._replace(probabilities=(0.9, 0.05))
@@ -284,7 +284,7 @@ def test_reasons_say_what_a_picture_may_be_and_stands_for() -> None:
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Pictures of three colors, two of which have an example; names are markup and a formula."""
+    """Images of three colors, two of which have an example; names are markup and a formula."""
     monkeypatch.setenv("VSM_DATA", str(tmp_path / "data"))
     random = np.random.default_rng(0)
     for name, color in (("<i>x", (200, 30, 30)), ("=1+1", (30, 30, 200)), ("new", (30, 200, 30))):
@@ -316,13 +316,13 @@ def test_suggestions_are_told_and_labels_taken_in(
     assert told["unlabeled"] == 13
     assert told["classes"] == ["<i>x", "=1+1"]
     assert len(told["suggestions"]) == 5
-    assert all(Path(one["picture"]).is_file() for one in told["suggestions"])
+    assert all(Path(one["image"]).is_file() for one in told["suggestions"])
     text = page.read_text(encoding="utf-8")
     assert "<i>x" not in text
     assert text.count("data:image/jpeg;base64,") == 5
     rows = list(csv.DictReader(io.StringIO(table.read_text(encoding="utf-8"))))
-    pictures = [(table.parent / row["path"]).resolve() for row in rows]
-    assert pictures == [Path(one["picture"]).resolve() for one in told["suggestions"]]
+    images = [(table.parent / row["path"]).resolve() for row in rows]
+    assert images == [Path(one["image"]).resolve() for one in told["suggestions"]]
     assert {row["guess"] for row in rows} <= {"<i>x", "'=1+1"}
     filled = [f"{row['path']},new" for row in rows]
     table.write_text("\n".join(["path,label", *filled]))
@@ -331,21 +331,21 @@ def test_suggestions_are_told_and_labels_taken_in(
     told = json.loads(capsys.readouterr().out)
     assert told["unlabeled"] == 8
     assert told["classes"] == ["<i>x", "=1+1", "new"]
-    later = {Path(one["picture"]).resolve() for one in told["suggestions"]}
+    later = {Path(one["image"]).resolve() for one in told["suggestions"]}
     assert len(later) == 8
-    assert not later & set(pictures)
+    assert not later & set(images)
     assert main(arguments(folders, *words)) == 0
     printed = capsys.readouterr().out
-    assert "5 of 13 pictures to label next" in printed
+    assert "5 of 13 images to label next" in printed
     assert "a table to fill in" in printed
 
 
 def test_a_table_starts_no_formula_and_a_page_shows_all(folders: Path) -> None:
-    pictures = sorted((folders / "pool").glob("*.png"))
+    images = sorted((folders / "pool").glob("*.png"))
     [one] = [Suggestion(0, ("=1+1", "b"), (0.5, 0.5), 0.2, 1, 1, 0.5)]
-    [_, row] = suggestions_csv([one], pictures, folders / "pool").splitlines()
+    [_, row] = suggestions_csv([one], images, folders / "pool").splitlines()
     assert row.startswith("./-new0.png,,'=1+1,")
-    assert "&#x27;=1+1&#x27; or" in suggestions_html([one], pictures, folders)
+    assert "&#x27;=1+1&#x27; or" in suggestions_html([one], images, folders)
 
 
 def test_mistakes_are_one_line(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -367,15 +367,15 @@ def test_mistakes_are_one_line(folders: Path, capsys: pytest.CaptureFixture[str]
     ):
         assert main(["suggest", "--support", support, "--unlabeled", pool]) == 2
         assert message in capsys.readouterr().err
-    (folders / "pool" / "bad.png").write_text("not a picture")
+    (folders / "pool" / "bad.png").write_text("not an image")
     assert main(arguments(folders)) == 2
     assert "bad.png: unreadable or truncated image" in capsys.readouterr().err
 
 
-def test_embedded_examples_are_fitted_as_pictures_are(folders: Path) -> None:
-    pictures = sorted((folders / "support").glob("*/*.png"))
-    labels = [picture.parent.name for picture in pictures]
-    first = vsm.FewShotClassifier.from_pretrained("cifar-fs-vsm").fit(pictures, labels)
-    second = vsm.FewShotClassifier(first.encoder).fit(first.embed(pictures), labels)
+def test_embedded_examples_are_fitted_as_images_are(folders: Path) -> None:
+    images = sorted((folders / "support").glob("*/*.png"))
+    labels = [image.parent.name for image in images]
+    first = vsm.FewShotClassifier.from_pretrained("cifar-fs-vsm").fit(images, labels)
+    second = vsm.FewShotClassifier(first.encoder).fit(first.embed(images), labels)
     asked = sorted((folders / "pool").rglob("*.png"))
     np.testing.assert_array_equal(first.predict_proba(asked), second.predict_proba(asked))

@@ -157,7 +157,7 @@ def test_pictures_are_classified_by_tables_as_by_folders(
     told = json.loads(capsys.readouterr().out)
     assert told["answers"] == expected["answers"]
     assert "accuracy" not in expected
-    right = [Path(one["picture"]).parent.name == one["prediction"] for one in told["answers"]]
+    right = [Path(one["image"]).parent.name == one["prediction"] for one in told["answers"]]
     assert told["labels"] == 15
     assert told["accuracy"] == pytest.approx(sum(right) / 15)
     assert main(command) == 0

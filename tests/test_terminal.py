@@ -88,7 +88,7 @@ def test_pictures_and_classes_may_have_any_name(
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["classes"]) == {"=1+1", NOT_UTF8, "\x1b[31m"}
-    assert Path(found["answers"][0]["picture"]).is_file()
+    assert Path(found["answers"][0]["image"]).is_file()
     assert main([*words, "--csv", str(tmp_path / "a.csv")]) == 0
     header, row = csv.reader((tmp_path / "a.csv").read_text("utf-8").splitlines())
     assert "'=1+1" in header

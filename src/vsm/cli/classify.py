@@ -40,7 +40,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         required=True,
-        help="Pictures to classify, folders, or CSV files with a column path; if such a file also "
+        help="Images to classify, folders, or CSV files with a column path; if such a file also "
         "has a column label, the accuracy is told.",
     )
     parser.add_argument(
@@ -57,7 +57,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reject",
         type=float | None,
-        help="Answer 'none of these' where a picture is too far; this share of others is answered.",
+        help="Answer 'none of these' where an image is too far; this share of others is answered.",
     )
     parser.add_argument("--seed", type=int, default=0, help="Seed of the sampled prototypes.")
     parser.add_argument("--device", type=str, default="cpu", help="cpu, cuda, cuda:1, mps or auto.")
@@ -106,7 +106,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         _print_accuracy(told)
     elif parsed.json:
         pairs = zip(queries, answers, strict=True)
-        listed = [{"picture": str(query), **answer} for query, answer in pairs]
+        listed = [{"image": str(query), **answer} for query, answer in pairs]
         classes = list(answers[0]["probabilities"])
         print_json({"model": parsed.model, "classes": classes, **told, "answers": listed})
     else:
@@ -115,18 +115,18 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _queries(given: Sequence[Path]) -> tuple[list[Path], list[str | None]]:
-    """Return the pictures to classify, and of each the label that a table gives it, if any."""
+    """Return the images to classify, and of each the label that a table gives it, if any."""
     from vsm.data.folder import images_below
     from vsm.data.tables import is_table, read_table
 
     queries: list[Path] = []
     truth: list[str | None] = []
     for source in given:
-        pictures, labels = (
+        images, labels = (
             read_table(source, "optional") if is_table(source) else (images_below(source), None)
         )
-        queries += pictures
-        truth += labels or [None] * len(pictures)
+        queries += images
+        truth += labels or [None] * len(images)
     return queries, truth
 
 
@@ -157,12 +157,12 @@ def _check(
 
     if classifier.encoder is None or classifier.encoder.preprocessing is None:
         raise SettingsError(
-            f"model: {parsed.model} was trained on features, not on pictures; use "
+            f"model: {parsed.model} was trained on features, not on images; use "
             "vsm.FewShotClassifier from Python"
         )
     if parsed.reject is not None and NONE_OF_THESE in labels:
         raise SettingsError(
-            f"reject: {NONE_OF_THESE!r} means that a picture is none of the classes, but a folder "
+            f"reject: {NONE_OF_THESE!r} means that an image is none of the classes, but a folder "
             "has that name; give it another"
         )
 
@@ -183,7 +183,7 @@ def _answers(
 
 
 def _short_names(queries: Sequence[Path], given: Sequence[Path]) -> list[str]:
-    """Name pictures as they lie in the folder that was given, if it is one alone."""
+    """Name images as they lie in the folder that was given, if it is one alone."""
     if len(given) == 1 and given[0].is_dir():
         return [str(query.relative_to(given[0])) for query in queries]
     return [str(query) for query in queries]
@@ -207,16 +207,16 @@ def _print(names: Sequence[str], answers: Sequence[Answer], explain: bool) -> No
         rows.append(row)
     classes = len(answers[0]["probabilities"])
     title = (
-        f"{len(names):,} picture{'s' * (len(names) != 1)}, {classes:,} class{'es' * (classes != 1)}"
+        f"{len(names):,} image{'s' * (len(names) != 1)}, {classes:,} class{'es' * (classes != 1)}"
     )
-    print_table(title, ["picture", "answer", "chance", "or else", "chance"], rows)
+    print_table(title, ["image", "answer", "chance", "or else", "chance"], rows)
     if explain:
         _print_reasons(names, answers)
         _print_recalled(answers[0])
 
 
 def _print_reasons(names: Sequence[str], answers: Sequence[Answer]) -> None:
-    """Print how far each picture is from its answer's prototype, and how uncertain that is."""
+    """Print how far each image is from its answer's prototype, and how uncertain that is."""
     rows = [
         [
             name,
@@ -227,13 +227,13 @@ def _print_reasons(names: Sequence[str], answers: Sequence[Answer]) -> None:
         for name, answer in zip(names, answers, strict=True)
         for best in [max(answer["probabilities"], key=answer["probabilities"].__getitem__)]
     ]
-    columns = ["picture", "distance", "std", "uncertainty", "aleatoric", "epistemic"]
+    columns = ["image", "distance", "std", "uncertainty", "aleatoric", "epistemic"]
     print_table("distance and std of the likeliest; uncertainty in nats", columns, rows)
     say("aleatoric: more examples would not remove it; epistemic: they could")
 
 
 def _print_recalled(answer: Answer) -> None:
-    """Print what each class was told by the memory, which is the same for all pictures."""
+    """Print what each class was told by the memory, which is the same for all images."""
     rows = [
         [
             label,
@@ -251,7 +251,7 @@ def _as_csv(queries: Sequence[Path], answers: Sequence[Answer]) -> str:
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     labels = list(answers[0]["probabilities"])
-    columns = ["picture", "answer", "total", "aleatoric", "epistemic"]
+    columns = ["image", "answer", "total", "aleatoric", "epistemic"]
     rows.writerow([*columns, *map(as_cell, labels)])
     for query, answer in zip(queries, answers, strict=True):
         probabilities = [f"{answer['probabilities'][label]:.6f}" for label in labels]

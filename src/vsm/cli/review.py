@@ -21,7 +21,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder",
         type=Path,
-        help="A folder with a folder of pictures per class, or a CSV file with the columns path "
+        help="A folder with a folder of images per class, or a CSV file with the columns path "
         "and label.",
     )
     parser.add_argument(
@@ -32,10 +32,13 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("review.html"), help="The page to write."
     )
-    parser.add_argument("--csv", type=Path | None, help="Also write a row for every picture.")
+    parser.add_argument("--csv", type=Path | None, help="Also write a row for every image.")
     parser.add_argument("--number", type=int, default=60, help="Findings of each kind to show.")
     parser.add_argument(
-        "--duplicate", type=float, default=0.98, help="Cosine from which pictures are twins."
+        "--duplicate",
+        type=float,
+        default=0.98,
+        help="Cosine from which images are near duplicates.",
     )
     add_backbone_argument(parser)
     add_placement_arguments(parser)
@@ -43,7 +46,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Embed the pictures, leave out each in turn, tell what is odd."""
+    """Embed the images, leave out each in turn, and report what is odd."""
     parsed = parser.parse_args(arguments)
     if parsed.number < 1:
         raise SettingsError(f"number: must be at least 1, got {parsed.number}")
@@ -58,30 +61,30 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from vsm.system.files import write_text
 
     placement = prepare_placement(parsed)
-    pictures, labels = labeled_images(parsed.folder)
+    images, labels = labeled_images(parsed.folder)
     model = parsed.model or default_model()
     trained = load(model, backbone=parsed.backbone, placement=placement)
-    with progress_bar("embed", len(pictures), quiet=parsed.json) as bar:
-        features = embedded_files(trained, pictures, bar)
+    with progress_bar("embed", len(images), quiet=parsed.json) as bar:
+        features = embedded_files(trained, images, bar)
     found = review(trained, features, labels, parsed.duplicate)
     root = parsed.folder if parsed.folder.is_dir() else parsed.folder.parent
-    write_text(parsed.output, review_html(found, pictures, root, parsed.number))
+    write_text(parsed.output, review_html(found, images, root, parsed.number))
     if parsed.csv is not None:
-        write_text(parsed.csv, review_csv(found, pictures, root))
+        write_text(parsed.csv, review_csv(found, images, root))
     if parsed.json:
-        print_json(_as_dict(found, pictures, model, parsed.number))
+        print_json(_as_dict(found, images, model, parsed.number))
         return
-    _print(found, pictures, root, min(parsed.number, 10))
+    _print(found, images, root, min(parsed.number, 10))
     say(f"{parsed.output}: the page, with thumbnails")
 
 
-def _as_dict(found: "Review", pictures: Sequence[Path], model: str, number: int) -> dict[str, Any]:
+def _as_dict(found: "Review", images: Sequence[Path], model: str, number: int) -> dict[str, Any]:
     def of_images(rows: Sequence[Any]) -> list[dict[str, Any]]:
         values = [one._asdict() for one in rows[:number]]
-        return [{"picture": str(pictures[one.pop("image")]), **one} for one in values]
+        return [{"image": str(images[one.pop("image")]), **one} for one in values]
 
     duplicates = [
-        {"first": str(pictures[first]), "second": str(pictures[second]), "cosine": cosine}
+        {"first": str(images[first]), "second": str(images[second]), "cosine": cosine}
         for first, second, cosine in found.near_duplicates[:number]
     ]
     lists = {
@@ -91,24 +94,24 @@ def _as_dict(found: "Review", pictures: Sequence[Path], model: str, number: int)
         "confusable": [one._asdict() for one in found.confusable[:number]],
     }
     counts = {
-        "pictures": len(pictures),
+        "images": len(images),
         "classes": len(found.labels),
         "doubtful": len(found.label_issues),
     }
     return {"model": model, **counts, **lists}
 
 
-def _print(found: "Review", pictures: Sequence[Path], root: Path, number: int) -> None:
+def _print(found: "Review", images: Sequence[Path], root: Path, number: int) -> None:
     from vsm.classify.pages import name_below
 
     rows = [
         [
-            name_below(pictures[one.image], root),
+            name_below(images[one.image], root),
             str(one.suggestion),
             f"{one.probability:.1%}",
         ]
         for one in found.label_issues[:number]
     ]
-    title = f"{len(found.label_issues):,} of {len(pictures):,} labels may be wrong"
-    print_table(title, ["picture", "rather", "chance of its label"], rows)
+    title = f"{len(found.label_issues):,} of {len(images):,} labels may be wrong"
+    print_table(title, ["image", "rather", "chance of its label"], rows)
     say(f"{len(found.near_duplicates):,} pairs of near duplicates")

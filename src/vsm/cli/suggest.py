@@ -30,10 +30,10 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         required=True,
-        help="Pictures to choose from, folders, or CSV files with a column path; what --support "
+        help="Images to choose from, folders, or CSV files with a column path; what --support "
         "has is left out.",
     )
-    parser.add_argument("--number", type=int, default=20, help="Pictures to choose.")
+    parser.add_argument("--number", type=int, default=20, help="Images to choose.")
     parser.add_argument(
         "--model",
         type=str | None,
@@ -46,7 +46,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", type=Path | None, help="Write a page with thumbnails.")
     parser.add_argument(
-        "--seed", type=int, default=0, help="Seed of the pictures that a large pile is judged by."
+        "--seed", type=int, default=0, help="Seed of the images that a large pile is judged by."
     )
     parser.add_argument("--device", type=str, default="cpu", help="cpu, cuda, cuda:1, mps or auto.")
     add_json_argument(parser)
@@ -66,7 +66,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from vsm.system.files import write_text
 
     examples, labels = labeled_images(*parsed.support)
-    pictures = _pile(parsed.unlabeled, examples)
+    images = _pile(parsed.unlabeled, examples)
     model = parsed.model or default_model()
     classifier = FewShotClassifier.from_pretrained(
         model,
@@ -77,18 +77,18 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     )
     trained = classifier.encoder
     assert trained is not None
-    with progress_bar("embed", len(examples) + len(pictures), quiet=parsed.json) as bar:
-        features = embedded_files(trained, [*examples, *pictures], bar)
+    with progress_bar("embed", len(examples) + len(images), quiet=parsed.json) as bar:
+        features = embedded_files(trained, [*examples, *images], bar)
     classifier.fit(Embedded(features[: len(examples)]), labels)
     found = classifier.suggest(Embedded(features[len(examples) :]), parsed.number)
     if parsed.csv is not None:
-        write_text(parsed.csv, suggestions_csv(found, pictures, parsed.csv.parent))
+        write_text(parsed.csv, suggestions_csv(found, images, parsed.csv.parent))
     if parsed.output is not None:
-        write_text(parsed.output, suggestions_html(found, pictures, _root(parsed.unlabeled)))
+        write_text(parsed.output, suggestions_html(found, images, _root(parsed.unlabeled)))
     if parsed.json:
-        print_json(_as_dict(found, pictures, model, classifier.classes_.tolist()))
+        print_json(_as_dict(found, images, model, classifier.classes_.tolist()))
         return
-    _print(found, pictures, _root(parsed.unlabeled))
+    _print(found, images, _root(parsed.unlabeled))
     if parsed.csv is not None:
         say(f"{parsed.csv}: a table to fill in; then give it as --support too")
     if parsed.output is not None:
@@ -96,7 +96,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _pile(given: Sequence[Path], examples: Sequence[Path]) -> list[Path]:
-    """Return the pictures to choose from, each once, without those that have a label."""
+    """Return the images to choose from, each once, without those that have a label."""
     from vsm.data.folder import images_below
     from vsm.errors import DataError
 
@@ -104,27 +104,27 @@ def _pile(given: Sequence[Path], examples: Sequence[Path]) -> list[Path]:
     if not found:
         raise DataError(f"unlabeled: there are no images in {given[0]}; give files or folders")
     labeled = {image.resolve() for image in examples}
-    pictures = [image for path, image in found.items() if path not in labeled]
-    if not pictures:
+    images = [image for path, image in found.items() if path not in labeled]
+    if not images:
         raise DataError(
             f"unlabeled: all images in {given[0]} are in --support already; give others"
         )
-    return pictures
+    return images
 
 
 def _root(given: Sequence[Path]) -> Path:
-    """Return the folder that names of pictures are shown below."""
+    """Return the folder that names of images are shown below."""
     if len(given) > 1:
         return Path()
     return given[0] if given[0].is_dir() else given[0].parent
 
 
 def _as_dict(
-    found: Sequence["Suggestion"], pictures: Sequence[Path], model: str, classes: Sequence[str]
+    found: Sequence["Suggestion"], images: Sequence[Path], model: str, classes: Sequence[str]
 ) -> dict[str, Any]:
     listed = [
         {
-            "picture": str(pictures[one.image]),
+            "image": str(images[one.image]),
             "probabilities": dict(zip(one.classes, one.probabilities, strict=True)),
             "novelty": one.novelty,
             "stands_for": one.stands_for,
@@ -133,13 +133,13 @@ def _as_dict(
         }
         for one in found
     ]
-    counts = {"unlabeled": len(pictures), "looked_at": found[0].images}
+    counts = {"unlabeled": len(images), "looked_at": found[0].images}
     return {"model": model, "classes": list(classes), **counts, "suggestions": listed}
 
 
-def _print(found: Sequence["Suggestion"], pictures: Sequence[Path], root: Path) -> None:
+def _print(found: Sequence["Suggestion"], images: Sequence[Path], root: Path) -> None:
     from vsm.classify.pages import name_below
 
-    rows = [[name_below(pictures[one.image], root), one.reason] for one in found]
-    title = f"{len(found):,} of {len(pictures):,} pictures to label next, the most useful first"
-    print_table(title, ["picture", "why"], rows, words=True)
+    rows = [[name_below(images[one.image], root), one.reason] for one in found]
+    title = f"{len(found):,} of {len(images):,} images to label next, the most useful first"
+    print_table(title, ["image", "why"], rows, words=True)
