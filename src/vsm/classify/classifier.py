@@ -95,25 +95,11 @@ class FewShotClassifier:
         return cls(trained, temperature=temperature, seed=seed)
 
     @classmethod
-    def of_examples(
-        cls,
-        trained: TrainedModel,
-        examples: Examples,
-        recalled: NamedMemory | None,
-        *,
-        temperature: float | None = None,
-        seed: int = 0,
+    def from_examples(
+        cls, trained: TrainedModel, examples: Examples, recalled: NamedMemory | None
     ) -> Self:
-        """Fit to examples that are embedded already.
-
-        Args:
-            trained: the encoder; its memory is what later fits recall.
-            examples: of every class.
-            recalled: the memory that these classes recall.
-            temperature: as in the constructor.
-            seed: as in the constructor.
-        """
-        classifier = cls(trained, temperature=temperature, seed=seed)
+        """Fit to embedded examples, which recall a memory that may differ from the model's."""
+        classifier = cls(trained)
         classifier._fit(trained, recalled, examples)
         return classifier
 

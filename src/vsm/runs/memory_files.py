@@ -1,9 +1,6 @@
-"""Memories as files that last, and that processes may change at the same time.
+"""Memory files, which are replaced atomically and changed under a lock.
 
-One safetensors file holds a memory's tensors and, as metadata, the class name of every slot, the
-encoder whose features they are, and where they came from. The ``memory.safetensors`` of a run
-directory is such a file. Files are replaced atomically and changed under a lock, so processes that
-add to one memory at a time lose nothing.
+The ``memory.safetensors`` of a run directory is one; :mod:`vsm.memory.codec` has the format.
 """
 
 from collections.abc import Callable
@@ -22,13 +19,13 @@ EXPORTED = (".csv", ".npz")
 
 
 def memory_path(path: Path) -> Path:
-    """Return the file of a memory that is given as such, as a run directory, or by its model."""
+    """Return the file of a memory: the file itself, or that of a run or of a shipped model."""
     folder = MODELS / path if is_shipped(path) else path
     return RunDirectory(folder).used.memory if folder.is_dir() else folder
 
 
 def own_memory_path(path: Path) -> Path:
-    """Return the same for writing, which a model that ships with the package is protected from."""
+    """Return the file of a memory to change, which must not be that of a shipped model."""
     file = memory_path(path)
     if MODELS.resolve() in file.resolve().parents:
         raise MemoryFileError(
@@ -51,26 +48,20 @@ def read_memory(path: Path) -> NamedMemory:
             "models lists, or a file"
         )
     try:
-        loaded = load_tensors(file)
+        return decode_memory(*load_tensors(file), file)
     except RunError:
-        _explain(file)
+        if is_sqlite(file):
+            raise MemoryFileError(
+                f"memory: {file} is a store; write its memory to a file with vsm memory export "
+                f"{file} FILE.safetensors, and use that"
+            ) from None
+        if file.suffix in EXPORTED:
+            raise MemoryFileError(
+                f"memory: {file} is for other programs and cannot be read back; give a memory file "
+                "as vsm memory export writes it to FILE.safetensors, a run directory, or a name "
+                "that vsm models lists"
+            ) from None
         raise
-    return decode_memory(*loaded, file)
-
-
-def _explain(file: Path) -> None:
-    """Say what a file is that is something else than a memory file."""
-    if is_sqlite(file):
-        raise MemoryFileError(
-            f"memory: {file} is a store; write its memory to a file with vsm memory export {file} "
-            "FILE.safetensors, and use that"
-        )
-    if file.suffix in EXPORTED:
-        raise MemoryFileError(
-            f"memory: {file} is for other programs and cannot be read back; give a memory file as "
-            "vsm memory export writes it to FILE.safetensors, a run directory, or a name that vsm "
-            "models lists"
-        )
 
 
 def update_memory(
@@ -78,10 +69,10 @@ def update_memory(
     change: Callable[[NamedMemory], NamedMemory],
     beginning: NamedMemory | None = None,
 ) -> NamedMemory:
-    """Change a memory file, or that of a run directory; other processes wait for their turn.
+    """Replace a memory file, or that of a run directory, by ``change(memory)`` under a lock.
 
-    ``change`` makes the new memory of what is there when its turn has come; if it raises, the file
-    stays as it is. ``beginning`` is what to begin with if there is no file yet.
+    If ``change`` raises, the file stays as it is. ``beginning`` is the memory to change if there is
+    no file yet.
     """
     file = own_memory_path(path)
     if beginning is None and not file.is_file():

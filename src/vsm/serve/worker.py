@@ -287,7 +287,7 @@ class Worker:
         recalled = trained.memory
         if recalled is not None and (own := recalled.added.intersection(remembered)):
             recalled = recalled.forget(sorted(own))
-        classifier = FewShotClassifier.of_examples(
+        classifier = FewShotClassifier.from_examples(
             trained, replace(examples, remembered=counts), recalled
         )
         self.fits += 1

@@ -5,7 +5,6 @@ Both drivers follow Python's DB-API, so one :class:`Connection` serves both.
 
 import importlib.util
 import sqlite3
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -73,7 +72,6 @@ class Database(ABC):
 
     def __init__(self) -> None:
         self._idle: list[Connection] = []
-        self._lock = threading.Lock()
         self._is_closed = False
 
     @abstractmethod
@@ -108,14 +106,11 @@ class Database(ABC):
                 if begin is not None:
                     connection.change("COMMIT")
             except BaseException:
-                try:
-                    connection.change("ROLLBACK")
-                except self.errors:
-                    connection.close()
-                else:
-                    self._give_back(connection)
+                connection.close()  # which rolls back
                 raise
-            self._give_back(connection)
+            self._idle.append(connection)
+            if self._is_closed:
+                self._close_idle()
         except self.errors as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise StoreUnavailableError(
@@ -124,33 +119,29 @@ class Database(ABC):
 
     def _begin(self, begin: str | None) -> Connection:
         """Take a connection and begin; idle connections that broke meanwhile are replaced."""
-        with self._lock:
-            if self._is_closed:
-                raise StoreUnavailableError(f"store: {self.name} is closed")
-            idle = self._idle.pop() if self._idle else None
+        if self._is_closed:
+            raise StoreUnavailableError(f"store: {self.name} is closed")
+        idle = self._take_idle()
         connection = idle or Connection(self.connect(), self.placeholder)
         try:
             if begin is not None:
                 connection.change(begin)
-        except BaseException as error:
+        except self.errors:
             connection.close()
-            if idle is None or not isinstance(error, self.errors):
+            if idle is None:
                 raise
             self._close_idle()
             return self._begin(begin)
         return connection
 
-    def _give_back(self, connection: Connection) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._idle.append(connection)
-                return
-        connection.close()
+    def _take_idle(self) -> Connection | None:
+        try:
+            return self._idle.pop()  # atomic, so threads need no lock
+        except IndexError:
+            return None
 
     def _close_idle(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
+        while (connection := self._take_idle()) is not None:
             connection.close()
 
 
