@@ -19,8 +19,8 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 import vsm
 from vsm.classify.review import review
 from vsm.data.folder import list_classes
+from vsm.encoders.embedding import embed_files
 from vsm.evaluation.statistics import student_quantile
-from vsm.runs.embedding import embedded_files
 
 Array = npt.NDArray[np.float64]
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = [*lists["validation"], *lists["test"]]
     images = [file for name in names for file in files[name]]
     truth = np.array([name for name in names for _ in files[name]])
-    features = embedded_files(trained, images)
+    features = embed_files(trained.encoder, images)
     rows = 10 * features.numpy() / np.linalg.norm(features.numpy(), axis=1, keepdims=True)
     print(f"{len(images):,} images of {len(names)} classes unknown to the memory")
     for share in options.shares:

@@ -17,10 +17,9 @@ import torch
 
 import vsm
 from vsm.classify.classifier import Embedded
-from vsm.data import FeatureDataset
 from vsm.data.dataset import SPLITS, Split
+from vsm.encoders.embedding import open_data
 from vsm.evaluation.statistics import student_quantile
-from vsm.runs.embedding import open_data
 from vsm.runs.trained_model import TrainedModel
 
 METHODS = ("random", "vsm suggest", "least certain")
@@ -70,12 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def embed(trained: TrainedModel, data: str, split: Split) -> Images:
     """Embed the images of a split."""
-    dataset = open_data(trained.model, trained.preprocessing, None, data)
-    assert isinstance(dataset, FeatureDataset)
+    dataset = open_data(trained.encoder, data)
     ids = [dataset.image_ids(one) for one in dataset.classes(split)]
-    encoded = torch.from_numpy(np.asarray(dataset.features[np.concatenate(ids)]))
-    with torch.no_grad():
-        features = trained.model.adapt(encoded)
+    features = trained.encoder.features(dataset, torch.from_numpy(np.concatenate(ids)))
     print(f"{len(features):,} images of {len(ids)} classes unknown to the memory")
     return Images(features, np.repeat(np.arange(len(ids)), [len(one) for one in ids]))
 

@@ -173,7 +173,7 @@ def _fill_store() -> int:
     """Create a task of two classes on a server, and remember it."""
     from starlette.testclient import TestClient
 
-    from vsm.runs.trained_model import load
+    from vsm.runs.loading import load
     from vsm.serve.app import Service, create_app
     from vsm.stores import open_store
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import vsm.training
 from launching_helpers import TINY
-from run_helpers import signal_at
+from run_helpers import signal_at, train_run
 from tiny import make_dataset, make_settings
 from vsm.cli import main
 from vsm.data import EpisodeSampler
@@ -43,7 +43,7 @@ from vsm.settings import (
 )
 from vsm.system.distributed import Processes, join_processes
 from vsm.system.interruption import Interrupted
-from vsm.training import build_optimizer, load_inputs, train, training_step
+from vsm.training import build_optimizer, load_inputs, training_step
 
 NUM_STEPS = 5
 CONSTANT = ("--optimizer.schedule", "constant")
@@ -169,14 +169,14 @@ def agreed(processes: Processes) -> dict[str, Tensor]:
 def stopped_and_resumed(folder: Path, processes: Processes) -> dict[str, Any]:
     """Train a run as a whole, and another one in two parts; the first process is signalled."""
     settings = make_settings()
-    train(settings, folder / f"whole{processes.count}", processes=processes)
+    train_run(settings, folder / f"whole{processes.count}", processes=processes)
     parts = folder / f"parts{processes.count}"
     message = ""
     try:
-        train(settings, parts, progress=signal_at(3, signal.SIGTERM), processes=processes)
+        train_run(settings, parts, progress=signal_at(3, signal.SIGTERM), processes=processes)
     except Interrupted as stopped:
         message = f"{stopped.exit_code} {stopped}"
-    train(settings, parts, resume=True, processes=processes)
+    train_run(settings, parts, resume=True, processes=processes)
     return {"stopped": message}
 
 

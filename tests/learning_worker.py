@@ -5,9 +5,10 @@ RANK=0 WORLD_SIZE=2 ... python tests/learning_worker.py NUMBERS WORDS...
 
 import sys
 
+from vsm import learning
 from vsm.cli import main
-from vsm.runs import class_rows, embedding
+from vsm.encoders import embedding
 
 if __name__ == "__main__":
-    class_rows.NUMBERS_AT_ONCE = embedding.NUMBERS_IN_MEMORY = int(sys.argv[1])
+    learning.NUMBERS_AT_ONCE = embedding.NUMBERS_IN_MEMORY = int(sys.argv[1])
     sys.exit(main(sys.argv[2:]))

@@ -7,7 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vsm.runs.directory import RunDirectory
+from vsm.settings import RunSettings
 from vsm.system.progress import Progress
+from vsm.training import train
+
+
+def train_run(settings: RunSettings, output: Path, **options: Any) -> RunDirectory:
+    """Train without the closing memory, and return the run directory."""
+    train(settings, output, learn_memory=False, **options)
+    return RunDirectory(output)
 
 
 class AtStep(Progress):

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vsm.encoders import EncoderIdentity
 from vsm.memory import GaussianConsolidation, GaussianMemory, ReadSettings
-from vsm.memory.named import Changes, EncoderIdentity, NamedMemory
+from vsm.memory.named import Changes, NamedMemory
 from vsm.stores import NewExample
 
 WIDTH = 8

@@ -28,12 +28,12 @@ from vsm.baselines import (
 from vsm.baselines.logistic import LinearClassifiers
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
+from vsm.encoders import Encoder
 from vsm.errors import EpisodeError, SettingsError
 from vsm.evaluation.evaluator import evaluate_classifier
 from vsm.evaluation.protocol import EpisodeProtocol
-from vsm.model import FewShotModel
-from vsm.runs import comparison
-from vsm.runs.comparison import load_for, measure, measure_baseline
+from vsm.runs import measurement
+from vsm.runs.loading import load
 from vsm.seeding import task_generators
 from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings
 
@@ -477,9 +477,9 @@ def protocol(episodes: int, **changes: Any) -> EpisodeProtocol:
 
 
 def test_nearest_means_without_transformation_are_what_the_protonet_computes(runs: Path) -> None:
-    loaded = load_for(runs / "protonet", protocol(20))
-    own = measure(loaded, protocol(20))
-    simple = measure_baseline(loaded, "simpleshot_un", protocol(20), BaselineSettings())
+    loaded = load(runs / "protonet").on(protocol(20))
+    own = loaded.measure(protocol(20))
+    simple = loaded.measure_baseline("simpleshot_un", protocol(20), BaselineSettings())
     torch.testing.assert_close(simple.evaluation.log_likelihood, own.evaluation.log_likelihood)
     assert torch.equal(simple.evaluation.correct, own.evaluation.correct)
 
@@ -487,25 +487,25 @@ def test_nearest_means_without_transformation_are_what_the_protonet_computes(run
 def test_every_split_is_embedded_once_for_a_run_and_all_its_baselines(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = load_for(runs / "vsm", protocol(3))
+    loaded = load(runs / "vsm").on(protocol(3))
     embedded: list[int] = []
-    embed = FewShotModel.embed
+    embed = Encoder.embed
 
-    def counted(self: FewShotModel, images: Tensor, *rest: Any) -> Tensor:
+    def counted(self: Encoder, images: Tensor, *rest: Any) -> Tensor:
         embedded.append(len(images))
         return embed(self, images, *rest)
 
-    monkeypatch.setattr(FewShotModel, "embed", counted)
+    monkeypatch.setattr(Encoder, "embed", counted)
     for name in ("simpleshot", "logistic", "calibration"):
-        measure_baseline(loaded, name, protocol(3), BaselineSettings(samples=10))
-    measure(loaded, protocol(3))
+        loaded.measure_baseline(name, protocol(3), BaselineSettings(samples=10))
+    loaded.measure(protocol(3))
     sizes = loaded.dataset.class_sizes
     wanted = sum(sizes[loaded.dataset.classes(split)].sum() for split in ("train", "test"))
     assert sum(embedded) == wanted
 
 
 def test_base_features_are_those_of_the_training_classes(runs: Path) -> None:
-    loaded = load_for(runs / "vsm", protocol(3))
+    loaded = load(runs / "vsm").on(protocol(3))
     base, dataset = loaded.base_features, loaded.dataset
     assert len(base.class_sizes) == len(dataset.classes("train"))
     last = int(dataset.classes("train")[-1])
@@ -516,47 +516,45 @@ def test_base_features_are_those_of_the_training_classes(runs: Path) -> None:
 
 
 def test_progress_counts_the_episodes_of_models_and_baselines(runs: Path) -> None:
-    loaded = load_for(runs / "vsm", protocol(7))
+    loaded = load(runs / "vsm").on(protocol(7))
     for name in (None, "cosine"):
         progress = RecordedProgress()
         progress.start("evaluate", 7)
         if name is None:
-            measure(loaded, protocol(7), progress)
+            loaded.measure(protocol(7), progress)
         else:
-            measure_baseline(loaded, "cosine", protocol(7), BaselineSettings(), progress)
+            loaded.measure_baseline("cosine", protocol(7), BaselineSettings(), progress)
         assert progress.shown[-1] == ("evaluate", 7, 7)
 
 
 def test_the_penalty_is_chosen_on_validation_classes_alone(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparison, "TUNING_EPISODES", 8)
-    loaded = load_for(runs / "protonet", protocol(5))
-    tuned = measure_baseline(loaded, "logistic-tuned", protocol(5), BaselineSettings())
+    monkeypatch.setattr(measurement, "TUNING_EPISODES", 8)
+    loaded = load(runs / "protonet").on(protocol(5))
+    tuned = loaded.measure_baseline("logistic-tuned", protocol(5), BaselineSettings())
     validation = replace(protocol(8), split="validation", seed=0)
     scores = {}
-    for penalty in comparison.PENALTIES:
+    for penalty in measurement.PENALTIES:
         given = BaselineSettings(inverse_penalty=penalty)
-        scores[penalty] = measure_baseline(loaded, "logistic", validation, given).evaluation
+        scores[penalty] = loaded.measure_baseline("logistic", validation, given).evaluation
     best = max(scores, key=lambda penalty: scores[penalty].accuracy.mean)
     assert tuned.baseline_settings == BaselineSettings(inverse_penalty=best)
     assert tuned.as_dict()["method"] == "logistic-tuned"
-    plain = measure_baseline(
-        loaded, "logistic", protocol(5), BaselineSettings(inverse_penalty=best)
-    )
+    plain = loaded.measure_baseline("logistic", protocol(5), BaselineSettings(inverse_penalty=best))
     assert tuned.evaluation.accuracy == plain.evaluation.accuracy
     whole = replace(loaded.dataset, splits={"all": loaded.dataset.classes("test")})
     with pytest.raises(EpisodeError, match="validation classes, which these data do not have"):
-        measure_baseline(
-            replace(loaded, dataset=whole), "logistic-tuned", protocol(5), BaselineSettings()
+        replace(loaded, dataset=whole).measure_baseline(
+            "logistic-tuned", protocol(5), BaselineSettings()
         )
 
 
 def test_features_that_depend_on_the_episode_are_refused(runs: Path) -> None:
     transductive = protocol(3, batch_norm="transductive")
-    loaded = load_for(runs / "vsm", transductive)
+    loaded = load(runs / "vsm").on(transductive)
     with pytest.raises(EpisodeError, match="batch_norm: the baseline logistic needs features that"):
-        measure_baseline(loaded, "logistic", transductive, BaselineSettings())
+        loaded.measure_baseline("logistic", transductive, BaselineSettings())
 
 
 def printed_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

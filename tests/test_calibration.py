@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from vsm.data import EpisodeSampler, ImageDataset
-from vsm.evaluation.calibration import (
+from vsm.evaluation.evaluator import Evaluation, evaluate
+from vsm.evaluation.temperature import (
     BOUNDS,
     fit_temperature,
     scale_by_temperature,
 )
-from vsm.evaluation.evaluator import Evaluation, evaluate
 from vsm.model import FewShotModel
 from vsm.settings import RunSettings
 

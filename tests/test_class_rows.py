@@ -15,16 +15,14 @@ from torch import Tensor
 
 import vsm
 from launching_helpers import finish, start
+from vsm import learning
 from vsm.cli import main
 from vsm.data.dataset import FeatureDataset
+from vsm.encoders import Encoder, embedding
 from vsm.errors import DataError, MemoryFileError
-from vsm.evaluation.evaluator import embed_images
+from vsm.learning import ClassRows, learn_memory
 from vsm.memory import ClassStatistics, GaussianMemory, ReadSettings
-from vsm.model import FewShotModel
-from vsm.runs import class_rows, embedding
-from vsm.runs.class_rows import ClassRows
-from vsm.runs.learning import NO_ENCODER, learn_memory
-from vsm.settings import GaussianSettings, ModelSettings, RunSettings
+from vsm.settings import GaussianSettings, ModelSettings
 from vsm.system.distributed import Processes
 
 WORKER = Path(__file__).with_name("learning_worker.py")
@@ -105,19 +103,25 @@ def dataset() -> FeatureDataset:
     )
 
 
+def encoder() -> Encoder:
+    return Encoder(ModelSettings(), (WIDTH,), "features:made")
+
+
 def test_what_does_not_fit_is_learned_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = learn_memory(NO_ENCODER, dataset(), FIXED).memory
-    monkeypatch.setattr(class_rows, "NUMBERS_AT_ONCE", 40 * WIDTH)
-    monkeypatch.setattr(class_rows, "LEAST_ROWS", 5)
+    whole = learn_memory(encoder(), dataset(), FIXED).memory
+    monkeypatch.setattr(learning, "NUMBERS_AT_ONCE", 40 * WIDTH)
+    monkeypatch.setattr(learning, "LEAST_ROWS", 5)
     asked: list[int] = []
 
-    def counted(model: FewShotModel, data: Any, ids: Tensor, *more: Any) -> Tensor:
-        asked.append(len(ids))
-        return embed_images(model, data, ids, *more)
+    features = Encoder.features
 
-    monkeypatch.setattr(class_rows, "embed_images", counted)
-    monkeypatch.setattr(class_rows, "EMBEDDING_BATCH", 16)
-    found = learn_memory(NO_ENCODER, dataset(), FIXED).memory
+    def counted(one: Encoder, data: Any, ids: Tensor, *more: Any, **named: Any) -> Tensor:
+        asked.append(len(ids))
+        return features(one, data, ids, *more, **named)
+
+    monkeypatch.setattr(Encoder, "features", counted)
+    monkeypatch.setattr("vsm.encoders.encoder.LARGEST_BATCH", 16)
+    found = learn_memory(encoder(), dataset(), FIXED).memory
     assert max(asked) <= 40
     assert whole is not None
     assert found is not None
@@ -140,13 +144,10 @@ def test_what_does_not_fit_is_learned_in_parts(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_is_drawn_is_of_every_class_and_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = FewShotModel(
-        RunSettings(data="features:made", model=ModelSettings(inference="gaussian")), (WIDTH,)
-    )
     classes = dataset().classes("train")
-    monkeypatch.setattr(class_rows, "NUMBERS_AT_ONCE", 70 * WIDTH)
-    monkeypatch.setattr(class_rows, "LEAST_ROWS", 10)
-    drawn = [ClassRows(model, dataset(), classes).drawn(seed) for seed in (0, 0, 1)]
+    monkeypatch.setattr(learning, "NUMBERS_AT_ONCE", 70 * WIDTH)
+    monkeypatch.setattr(learning, "LEAST_ROWS", 10)
+    drawn = [ClassRows(encoder(), dataset(), classes).drawn(seed) for seed in (0, 0, 1)]
     assert drawn[0].sizes == [10] * 7
     assert torch.equal(drawn[0].features, drawn[1].features)
     assert not torch.equal(drawn[0].features, drawn[2].features)
@@ -154,15 +155,15 @@ def test_what_is_drawn_is_of_every_class_and_repeats(monkeypatch: pytest.MonkeyP
         own = torch.from_numpy(dataset().features[dataset().image_ids(one)])
         assert all((own == row).all(-1).any() for row in part)
         assert len(part.unique(dim=0)) == 10
-    monkeypatch.setattr(class_rows, "LEAST_ROWS", 35)
-    fewer = ClassRows(model, dataset(), classes).drawn(0)
+    monkeypatch.setattr(learning, "LEAST_ROWS", 35)
+    fewer = ClassRows(encoder(), dataset(), classes).drawn(0)
     assert len(fewer.sizes) == 2  # rather than less of every class
 
 
 def test_exact_forgetting_needs_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(class_rows, "NUMBERS_AT_ONCE", 40 * WIDTH)
+    monkeypatch.setattr(learning, "NUMBERS_AT_ONCE", 40 * WIDTH)
     with pytest.raises(MemoryFileError, match="exact_forgetting"):
-        learn_memory(NO_ENCODER, dataset(), GaussianSettings(exact_forgetting=True))
+        learn_memory(encoder(), dataset(), GaussianSettings(exact_forgetting=True))
 
 
 def test_every_row_has_one_owner() -> None:
@@ -200,7 +201,7 @@ def test_two_processes_learn_the_memory_of_one(
     """Real processes, with room for all features and for about half of them."""
     learn = ["memory", "learn", "--encoder", "cifar-fs-vsm", "--data", f"folder:{pictures}"]
     learn += ["--split", "all", "--json", "--output"]
-    for module, name in ((class_rows, "NUMBERS_AT_ONCE"), (embedding, "NUMBERS_IN_MEMORY")):
+    for module, name in ((learning, "NUMBERS_AT_ONCE"), (embedding, "NUMBERS_IN_MEMORY")):
         monkeypatch.setattr(module, name, numbers)
     assert main([*learn, str(tmp_path / "one")]) == 0
     monkeypatch.setenv("VSM_DATA", str(tmp_path / "other-cache"))
@@ -217,11 +218,9 @@ def test_many_features_are_kept_in_a_file(
 ) -> None:
     trained = vsm.load("cifar-fs-vsm")
     files = sorted(pictures.rglob("*.png"))
-    assert trained.preprocessing is not None
-    embedder = embedding.PictureEmbedder(trained.model, trained.preprocessing, "any")
-    small = embedder.files(files)
+    small = embedding.encode_files(trained.encoder, files)
     monkeypatch.setattr(embedding, "NUMBERS_IN_MEMORY", 100)
-    large = embedder.files(files)
+    large = embedding.encode_files(trained.encoder, files)
     assert isinstance(large, np.memmap)
     np.testing.assert_array_equal(small, large)
     assert not list((tmp_path / "data").glob("features-*"))  # it vanishes with the process
@@ -231,18 +230,18 @@ def test_many_features_are_kept_in_a_file(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(DataError, match="no room for 56 rows of 256 features"):
-        embedder.files(files)
+        embedding.encode_files(trained.encoder, files)
 
 
 def test_a_killed_embedding_goes_on_where_it_was(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in the second part: what the first part embedded is not embedded again."""
-    monkeypatch.setattr(embedding, "BATCH", 8)
+    monkeypatch.setattr("vsm.encoders.encoder.LARGEST_BATCH", 8)
     encoded: list[int] = []
-    encode = FewShotModel.encode
+    encode = Encoder.encode
 
-    def counted(model: FewShotModel, inputs: Tensor, *more: Any) -> Tensor:
+    def counted(model: Encoder, inputs: Tensor, *more: Any) -> Tensor:
         if len(encoded) == 2:
             encoded.append(0)
             raise KeyboardInterrupt
@@ -250,13 +249,11 @@ def test_a_killed_embedding_goes_on_where_it_was(
         return encode(model, inputs, *more)
 
     trained = vsm.load("cifar-fs-vsm")
-    monkeypatch.setattr(FewShotModel, "encode", counted)
+    monkeypatch.setattr(Encoder, "encode", counted)
     files = sorted(pictures.rglob("*.png"))
-    assert trained.preprocessing is not None
-    embedder = embedding.PictureEmbedder(trained.model, trained.preprocessing, "any")
     with pytest.raises(KeyboardInterrupt):
-        embedder.files(files)
-    embedder.files(files)
+        embedding.encode_files(trained.encoder, files)
+    embedding.encode_files(trained.encoder, files)
     assert sum(encoded) == len(files)
 
 

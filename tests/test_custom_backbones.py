@@ -9,17 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from run_helpers import AtStep, signal_at
+from run_helpers import AtStep, signal_at, train_run
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.encoders import Conv4, CustomBackbone, build_backbone
 from vsm.errors import BackboneError, EpisodeError, RunError, SettingsError
 from vsm.evaluation.evaluator import evaluate
 from vsm.model import FewShotModel
-from vsm.runs.trained_model import Checkpoint, load
+from vsm.runs.loading import Checkpoint, load
 from vsm.settings import METHODS, Method, ModelSettings, RunSettings
 from vsm.system.interruption import Interrupted
-from vsm.training import train
 
 SHAPE = (1, 28, 28)
 SOURCE = '''
@@ -269,7 +268,7 @@ def test_transductive_batch_norm_needs_batch_norm(
 @pytest.fixture
 def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
     monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
-    monkeypatch.setattr("vsm.runs.embedding.open_dataset", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.encoders.embedding.open_dataset", lambda name: tiny_dataset)
 
 
 @pytest.mark.usefixtures("_tiny_data")
@@ -278,7 +277,7 @@ def test_every_method_trains_on_a_backbone_of_ones_own(
     method: Method, tiny_settings: RunSettings, folder: Path
 ) -> None:
     settings = with_backbone(replace(tiny_settings, method=method), "small")
-    train(settings, folder / "run")
+    train_run(settings, folder / "run")
     trained = load(folder / "run", backbone="encoders:small")
     assert trained.model.num_features == 6
     start = FewShotModel(settings, SHAPE)
@@ -291,11 +290,11 @@ def test_dropout_of_ones_own_resumes_bit_for_bit(tiny_settings: RunSettings, fol
         raise KeyboardInterrupt
 
     settings = with_backbone(tiny_settings, "dropping")
-    train(settings, folder / "whole")
+    train_run(settings, folder / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train(settings, folder / "parts", progress=AtStep(3, interrupt))
+        train_run(settings, folder / "parts", progress=AtStep(3, interrupt))
     torch.rand(1)  # the global generator is somewhere else when the run goes on
-    train(settings, folder / "parts", resume=True)
+    train_run(settings, folder / "parts", resume=True)
     for name in ("model.safetensors", "memory.safetensors", "resume.safetensors"):
         assert (folder / "whole" / name).read_bytes() == (folder / "parts" / name).read_bytes()
 
@@ -304,7 +303,7 @@ def test_dropout_of_ones_own_resumes_bit_for_bit(tiny_settings: RunSettings, fol
 def test_weights_that_share_memory_are_saved_and_loaded(
     tiny_settings: RunSettings, folder: Path
 ) -> None:
-    train(with_backbone(tiny_settings, "Tied"), folder / "run")
+    train_run(with_backbone(tiny_settings, "Tied"), folder / "run")
     loaded = load(folder / "run", checkpoint="last", backbone="encoders:Tied").model
     weights = loaded.state_dict()
     assert torch.equal(
@@ -317,7 +316,7 @@ def test_weights_that_share_memory_are_saved_and_loaded(
 def test_a_run_is_not_loaded_until_its_code_is_named_again(
     checkpoint: Checkpoint, tiny_settings: RunSettings, folder: Path
 ) -> None:
-    train(with_backbone(tiny_settings, "small"), folder / "run")
+    train_run(with_backbone(tiny_settings, "small"), folder / "run")
     (folder / "imported").unlink()
     del sys.modules["encoders"]
     for named, message in (
@@ -337,7 +336,7 @@ def test_an_interrupted_run_says_the_whole_command_to_go_on(
     tiny_settings: RunSettings, folder: Path
 ) -> None:
     with pytest.raises(Interrupted, match="--resume --backbone encoders:small"):
-        train(with_backbone(tiny_settings, "small"), folder / "run", progress=signal_at(1))
+        train_run(with_backbone(tiny_settings, "small"), folder / "run", progress=signal_at(1))
 
 
 # The command line.

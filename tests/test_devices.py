@@ -3,13 +3,14 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 from pretend_device import PRETENDED, Elsewhere, pretended_device
-from run_helpers import power_cut_at, signal_at
+from run_helpers import power_cut_at, signal_at, train_run
 from vsm.data import ImageDataset
 from vsm.errors import SettingsError
 from vsm.evaluation.evaluator import BatchNormMode
@@ -17,8 +18,8 @@ from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.memory import SlotMemory
 from vsm.model import FewShotModel
 from vsm.pretraining.loop import pretrain
-from vsm.runs.comparison import evaluate_run
-from vsm.runs.trained_model import load
+from vsm.runs.loading import load
+from vsm.runs.measurement import Measurement
 from vsm.settings import (
     METHODS,
     DistillationSettings,
@@ -38,7 +39,6 @@ from vsm.system.devices import (
 )
 from vsm.system.interruption import Interrupted
 from vsm.system.tensor_files import load_tensors
-from vsm.training import train
 from vsm_lab.measures import look_at_episodes
 
 ELSEWHERE = Placement(PRETENDED)
@@ -56,7 +56,7 @@ PRETRAINING = PretrainSettings(
 @pytest.fixture(autouse=True)
 def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
     monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
-    monkeypatch.setattr("vsm.runs.embedding.open_dataset", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.encoders.embedding.open_dataset", lambda name: tiny_dataset)
     monkeypatch.setattr("vsm.training.FUSED_DEVICES", ())
 
 
@@ -89,9 +89,9 @@ def test_a_run_elsewhere_is_the_run_of_the_cpu(
     settings = replace(
         tiny_settings, method=method, memory=MemorySettings(capacity=5, top_k=3), steps=3
     )
-    train(settings, tmp_path / "here", placement=ON_CPU)
+    train_run(settings, tmp_path / "here", placement=ON_CPU)
     with pretended_device():
-        train(settings, tmp_path / "there", placement=ELSEWHERE)
+        train_run(settings, tmp_path / "there", placement=ELSEWHERE)
     assert_same_files(tmp_path / "here", tmp_path / "there")
 
 
@@ -107,9 +107,9 @@ def test_every_recall_and_divergence_runs_elsewhere(
     objective = ObjectiveSettings(kl="monte_carlo", likelihood="log_of_mean")
     model = replace(tiny_settings.model, keep_probability=0.8, distance="cosine")
     settings = replace(tiny_settings, memory=memory, objective=objective, model=model, steps=3)
-    train(settings, tmp_path / "here", placement=ON_CPU)
+    train_run(settings, tmp_path / "here", placement=ON_CPU)
     with pretended_device():
-        train(settings, tmp_path / "there", placement=ELSEWHERE)
+        train_run(settings, tmp_path / "there", placement=ELSEWHERE)
     assert_same_files(tmp_path / "here", tmp_path / "there")
 
 
@@ -117,12 +117,12 @@ def test_every_recall_and_divergence_runs_elsewhere(
 def test_a_run_can_be_resumed_on_another_device(
     placements: tuple[Placement, Placement], tiny_settings: RunSettings, tmp_path: Path
 ) -> None:
-    train(tiny_settings, tmp_path / "here", placement=ON_CPU)
+    train_run(tiny_settings, tmp_path / "here", placement=ON_CPU)
     before, after = placements
     with pretended_device():
         with pytest.raises(OSError, match="power cut"):
-            train(tiny_settings, tmp_path / "moved", progress=power_cut_at(4), placement=before)
-        train(tiny_settings, tmp_path / "moved", resume=True, placement=after)
+            train_run(tiny_settings, tmp_path / "moved", progress=power_cut_at(4), placement=before)
+        train_run(tiny_settings, tmp_path / "moved", resume=True, placement=after)
     assert_same_files(tmp_path / "here", tmp_path / "moved")
 
 
@@ -133,12 +133,16 @@ def test_evaluation_elsewhere_gives_the_results_of_the_cpu(
     tiny_dataset: ImageDataset,
     tmp_path: Path,
 ) -> None:
-    train(tiny_settings, tmp_path / "run", placement=ON_CPU)
+    train_run(tiny_settings, tmp_path / "run", placement=ON_CPU)
     protocol = EpisodeProtocol("tiny", "test", 3, 1, 2, 4, 0, batch_norm, memory_slots=4)
-    here = evaluate_run(tmp_path / "run", protocol, placement=ON_CPU)
+
+    def measured(**options: Any) -> Measurement:
+        return load(tmp_path / "run", **options).on(protocol).measure(protocol)
+
+    here = measured(placement=ON_CPU)
     with pretended_device():
-        there = evaluate_run(tmp_path / "run", protocol, placement=ELSEWHERE)
-        last = evaluate_run(tmp_path / "run", protocol, "last", placement=ELSEWHERE)
+        there = measured(placement=ELSEWHERE)
+        last = measured(checkpoint="last", placement=ELSEWHERE)
         shown = look_at_episodes(there, tiny_dataset, 2, 2)
     assert there.trained.state is not None
     assert all(part.device == PRETENDED for part in there.trained.state.tensors().values())
@@ -168,7 +172,7 @@ def test_the_backbone_alone_computes_in_bfloat16(
     assert rounded.dtype == torch.float32
     assert not torch.equal(exact, rounded)
     torch.testing.assert_close(exact, rounded, rtol=0.1, atol=0.05)
-    train(tiny_settings, tmp_path / "run", placement=IN_BFLOAT16)
+    train_run(tiny_settings, tmp_path / "run", placement=IN_BFLOAT16)
     trained = load(tmp_path / "run")
     assert isinstance(trained.state, SlotMemory)
     assert trained.state.content.dtype == torch.float32

@@ -26,7 +26,7 @@ from documented_code import (
 from vsm.cli import main
 from vsm.cli.main import open_command
 from vsm.data import ImageDataset, open_dataset
-from vsm.runs.directory import CONFIG_NAME, RunDirectory
+from vsm.runs.directory import CONFIG_NAME
 from vsm.runs.shipped import find_run, shipped_folder
 from vsm.settings import (
     FewShotValidationSettings,
@@ -142,7 +142,7 @@ def shrink_trainings(patch: pytest.MonkeyPatch, pictures: str) -> None:
     """Let every training take seconds, from Python and from the command line."""
     train, pretrain, evaluate = vsm.train, vsm.pretrain, vsm.evaluate
 
-    def train_briefly(settings: RunSettings, *rest: Any, **named: Any) -> RunDirectory:
+    def train_briefly(settings: RunSettings, *rest: Any, **named: Any) -> vsm.TrainedModel:
         return train(smaller(settings, pictures), *rest, **named)
 
     def pretrain_briefly(settings: PretrainSettings, *rest: Any, **named: Any) -> Any:
@@ -204,7 +204,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory, glyphs: ImageDataset) -> 
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory: pytest.TempPathFactory, pictures: str) -> Path:
     path = tmp_path_factory.mktemp("trained") / "run"
-    return vsm.train(smaller(RunSettings(), pictures), path).path
+    vsm.train(smaller(RunSettings(), pictures), path)
+    return path
 
 
 def draw(dataset: ImageDataset, class_id: int, which: range, folder: Path) -> None:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from data_layouts import shared_data
 from vsm.data.images import decode
 from vsm.encoders import FrozenEncoder, build_backbone, efficientnet_lite
+from vsm.encoders.backbones import frozen_preprocessing
 from vsm.encoders.efficientnet_lite import (
     STAGES,
     VARIANTS,
@@ -24,7 +25,6 @@ from vsm.encoders.efficientnet_lite import (
 )
 from vsm.errors import BackboneError, SettingsError
 from vsm.model import FewShotModel
-from vsm.runs.learning import frozen_preprocessing
 from vsm.settings import ModelSettings, PretrainSettings, RunSettings
 
 LITE0 = "efficientnet-lite0"

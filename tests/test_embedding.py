@@ -15,9 +15,9 @@ from torch import Tensor
 import vsm
 from vsm.cli import main
 from vsm.data.folder import list_classes
+from vsm.encoders import Encoder
+from vsm.encoders.embedding import EmbeddingCache, cache_of, encode_files, open_data
 from vsm.errors import DataError, RunError
-from vsm.model import FewShotModel
-from vsm.runs.embedding import EmbeddingCache, PictureEmbedder, embedded_data, open_data
 from vsm.runs.trained_model import TrainedModel
 
 CLASSES, EACH = 6, 4
@@ -47,37 +47,34 @@ def trained() -> TrainedModel:
     return vsm.load("cifar-fs-vsm")
 
 
-def embedder_of(trained: TrainedModel) -> PictureEmbedder:
-    assert trained.preprocessing is not None
-    return PictureEmbedder(trained.model, trained.preprocessing, trained.encoder.fingerprint)
-
-
 class Counting:
     """Counts the pictures that pass a backbone."""
 
     def __init__(self, trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        encode = FewShotModel.encode
+        encode = Encoder.encode
 
-        def counted(model: FewShotModel, inputs: Tensor, *rest: Any) -> Tensor:
+        def counted(model: Encoder, inputs: Tensor, *rest: Any) -> Tensor:
             self.count += len(inputs)
             return encode(model, inputs, *rest)
 
-        monkeypatch.setattr(FewShotModel, "encode", counted)
+        monkeypatch.setattr(Encoder, "encode", counted)
 
 
 def test_features_are_those_of_each_file_and_are_computed_once(
     pictures: Path, trained: TrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counting = Counting(trained, monkeypatch)
-    first = embedded_data(embedder_of(trained), f"folder:{pictures}")
+    first = open_data(trained.encoder, f"folder:{pictures}")
     assert counting.count == CLASSES * EACH
-    again = embedded_data(embedder_of(trained), f"folder:{pictures}")
+    again = open_data(trained.encoder, f"folder:{pictures}")
     assert counting.count == CLASSES * EACH
+    assert isinstance(first, vsm.FeatureDataset)
+    assert isinstance(again, vsm.FeatureDataset)
     assert np.array_equal(first.features, again.features)
     assert first.class_names == again.class_names
     files = [file for found in list_classes(pictures)[1].values() for file in found]
-    adapted = trained.model.adapt(torch.from_numpy(first.features))
+    adapted = trained.encoder.adapt(torch.from_numpy(first.features))
     torch.testing.assert_close(adapted, trained.embed(files), rtol=1e-4, atol=1e-5)
 
 
@@ -86,14 +83,15 @@ def test_a_changed_picture_and_another_way_of_preparing_are_embedded_anew(
 ) -> None:
     file = tmp_path / "it.png"
     file.write_bytes((pictures / "class0" / "0.png").read_bytes())
-    before = embedder_of(trained).files([file])
+    before = encode_files(trained.encoder, [file])
     counting = Counting(trained, monkeypatch)
     file.write_bytes((pictures / "class1" / "0.png").read_bytes())
-    assert not np.array_equal(embedder_of(trained).files([file]), before)
+    assert not np.array_equal(encode_files(trained.encoder, [file]), before)
     assert counting.count == 1
     assert trained.preprocessing is not None
-    other = replace(trained.preprocessing, crop=0.5)
-    PictureEmbedder(trained.model, other, trained.encoder.fingerprint).files([file])
+    other = trained.encoder.variant(trained.encoder.settings)
+    other.preprocessing = replace(trained.preprocessing, crop=0.5)
+    encode_files(other, [file])
     assert counting.count == 2
 
 
@@ -101,12 +99,11 @@ def test_a_cache_that_is_damaged_or_cannot_be_written_is_done_without(
     pictures: Path, trained: TrainedModel, tmp_path: Path
 ) -> None:
     files = sorted((pictures / "class0").iterdir())
-    expected = embedder_of(trained).files(files)
-    path = embedder_of(trained).cache
-    assert path is not None
+    expected = encode_files(trained.encoder, files)
+    path = cache_of(trained.encoder)
     for damage in (b"no database at all" * 100, b""):
         path.path.write_bytes(damage)
-        assert np.array_equal(embedder_of(trained).files(files), expected)
+        assert np.array_equal(encode_files(trained.encoder, files), expected)
     cache = EmbeddingCache(tmp_path / "file" / "cache.sqlite")
     (tmp_path / "file").write_text("in the way")
     cache.put({b"key": np.ones(3, np.float32)})
@@ -142,7 +139,7 @@ def test_a_picture_that_vanishes_while_its_folder_is_read_is_named(
     files = [tmp_path / "there.png", tmp_path / "gone.png"]
     files[0].write_bytes((pictures / "class0" / "0.png").read_bytes())
     with pytest.raises(DataError, match=r"gone\.png: cannot be read"):
-        embedder_of(trained).files(files)
+        encode_files(trained.encoder, files)
 
 
 def test_a_feature_whose_bits_changed_in_the_cache_is_not_believed(tmp_path: Path) -> None:
@@ -161,23 +158,23 @@ def test_an_encoder_that_gives_nan_and_a_picture_that_cannot_be_read_are_named(
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"bad\.png: unreadable"):
-        embedder_of(trained).files([bad])
+        encode_files(trained.encoder, [bad])
     monkeypatch.setattr(
-        FewShotModel, "encode", lambda model, inputs: torch.full((len(inputs), 256), torch.nan)
+        Encoder, "encode", lambda model, inputs: torch.full((len(inputs), 256), torch.nan)
     )
     with pytest.raises(RunError, match="encoder: it gives NaN"):
-        embedder_of(trained).files(sorted((pictures / "class0").iterdir()))
+        encode_files(trained.encoder, sorted((pictures / "class0").iterdir()))
 
 
 def test_stored_images_of_another_size_are_scaled_to_the_models(
     trained: TrainedModel, tiny_dataset: vsm.ImageDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsm.runs.embedding.open_dataset", lambda name: tiny_dataset)
-    found = open_data(trained.model, trained.preprocessing, "cifar-fs", "tiny")
+    monkeypatch.setattr("vsm.encoders.embedding.open_dataset", lambda name: tiny_dataset)
+    found = open_data(trained.encoder, "tiny")
     assert found.class_names == tiny_dataset.class_names
     assert found.input_shape == (256,)
     one = trained.embed([tiny_dataset.images[5]])
-    mine = trained.model.adapt(torch.as_tensor(np.asarray(found.load(np.asarray([5])))))
+    mine = trained.encoder.adapt(torch.as_tensor(np.asarray(found.load(np.asarray([5])))))
     torch.testing.assert_close(mine, one, rtol=1e-4, atol=1e-5)
 
 

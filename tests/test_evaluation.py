@@ -10,13 +10,12 @@ from torch import Tensor
 from memories import remember
 from tiny import RecordedProgress
 from vsm.data import EpisodeSampler, ImageDataset
+from vsm.encoders import evaluation_mode
 from vsm.evaluation.evaluator import (
     ELEMENTS_AT_ONCE,
     batch_statistics,
-    embed_images,
     evaluate,
     evaluate_classifier,
-    evaluation_mode,
 )
 from vsm.memory import Memory
 from vsm.model import FewShotModel
@@ -199,10 +198,11 @@ def test_embedding_in_parts_equals_embedding_at_once(
 ) -> None:
     model = build(tiny_settings, tiny_dataset, "protonet")
     ids = torch.arange(50)
-    whole = embed_images(model, tiny_dataset, ids)
-    monkeypatch.setattr("vsm.evaluation.evaluator.EMBEDDING_BATCH", 7)
+    whole = model.encoder.features(tiny_dataset, ids)
+    monkeypatch.setattr("vsm.encoders.encoder.LARGEST_BATCH", 7)
+    model.encoder.forget()
     progress = RecordedProgress()
-    torch.testing.assert_close(embed_images(model, tiny_dataset, ids, progress), whole)
+    torch.testing.assert_close(model.encoder.features(tiny_dataset, ids, progress), whole)
     assert [done for _, done, _ in progress.shown] == [7, 14, 21, 28, 35, 42, 49, 50]
 
 

@@ -26,7 +26,8 @@ from vsm.export import onnx_files
 from vsm.export.graphs import ClassifierGraph
 from vsm.memory import GaussianMemory
 from vsm.model import FewShotModel
-from vsm.runs.trained_model import TrainedModel, load
+from vsm.runs.loading import load
+from vsm.runs.trained_model import TrainedModel
 
 Arrays = dict[str, npt.NDArray[Any]]
 UNEVEN = dict(zip(CLASSES, (1, 4, 2, 1, 3), strict=True))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from run_helpers import train_run
 from vsm.cli import main
 from vsm.data import EpisodeSampler, FeatureDataset, ImageDataset, Split, features, open_dataset
 from vsm.data.dataset import random_split
@@ -22,7 +23,7 @@ from vsm.evaluation.evaluator import evaluate
 from vsm.memory import MEMORIES, Memory, Observations
 from vsm.model import FewShotModel
 from vsm.objective import objective
-from vsm.runs.trained_model import load
+from vsm.runs.loading import load
 from vsm.seeding import generator, task_generators
 from vsm.settings import (
     METHODS,
@@ -34,7 +35,7 @@ from vsm.settings import (
     ValidationSettings,
 )
 from vsm.system.progress import Progress
-from vsm.training import build_optimizer, set_learning_rate, train
+from vsm.training import build_optimizer, set_learning_rate
 
 Floats = npt.NDArray[np.floating[Any]]
 NUM_CLASSES, PER_CLASS, WIDTH = 25, 6, 5
@@ -341,7 +342,7 @@ def test_features_pass_by_the_backbone_of_a_model_that_has_one(
     if model.adapter is not None:
         torch.nn.init.normal_(model.adapter.weight)
     images = torch.rand(4, 1, 28, 28)
-    assert torch.equal(model.embed(model.encode(images)), model.embed(images))
+    assert torch.equal(model.embed(model.encoder.encode(images)), model.embed(images))
 
 
 def test_the_adapter_starts_as_the_identity_and_leaves_all_other_weights_alone() -> None:
@@ -424,7 +425,7 @@ def test_a_memory_trained_on_stored_features_equals_one_trained_by_hand_step_by_
 ) -> None:
     settings = replace(small_settings(method), data=birds)
     watched = Losses()
-    train(settings, tmp_path / "run", progress=watched)
+    train_run(settings, tmp_path / "run", progress=watched)
     dataset = open_dataset(birds)
     sampler = EpisodeSampler(dataset, "train", 3, 2, 3)
     model, memory, losses = train_by_hand(settings, torch.from_numpy(drawn()[0]), sampler)
@@ -443,8 +444,8 @@ def test_every_method_trains_resumes_and_is_measured_on_features(
     method: Method, birds: str, tmp_path: Path
 ) -> None:
     settings = replace(small_settings(method, adapter="linear"), data=birds)
-    train(settings, tmp_path / "run")
-    train(settings, tmp_path / "run", resume=True)
+    train_run(settings, tmp_path / "run")
+    train_run(settings, tmp_path / "run", resume=True)
     dataset = open_dataset(birds)
     trained = load(tmp_path / "run")
     sampler = EpisodeSampler(dataset, "test", 3, 2, 3)
@@ -455,7 +456,7 @@ def test_every_method_trains_resumes_and_is_measured_on_features(
 def test_protonet_has_nothing_to_train_on_fixed_features(birds: str, tmp_path: Path) -> None:
     settings = replace(small_settings("protonet"), data=birds)
     with pytest.raises(SettingsError, match=r"nothing to train; give it --model\.adapter linear"):
-        train(settings, tmp_path / "run")
+        train_run(settings, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -473,7 +474,7 @@ def test_a_linear_adapter_learns_which_features_matter(tmp_path: Path) -> None:
         optimizer=OptimizerSettings(learning_rate=0.03),
     )
     dataset = open_dataset(settings.data)
-    train(settings, tmp_path / "run")
+    train_run(settings, tmp_path / "run")
     sampler = EpisodeSampler(dataset, "test", 3, 2, 3)
     start = FewShotModel(settings, dataset.input_shape)
     learned = load(tmp_path / "run").model

@@ -26,13 +26,15 @@ from vsm import FewShotClassifier
 from vsm.classify.classifier import Embedded
 from vsm.data import ImageDataset, open_images
 from vsm.data.preprocessing import Preprocessing
+from vsm.encoders import Encoder
 from vsm.errors import ClassifierError, DataError, MemoryFileError, RunError, VsmError
+from vsm.evaluation.calibration import Calibration
 from vsm.memory.posterior import split_uncertainty
 from vsm.model import FewShotModel
 from vsm.nn.prototype_classifier import predictive
-from vsm.runs.calibration import Calibration
+from vsm.runs.loading import load
 from vsm.runs.memory_files import read_memory
-from vsm.runs.trained_model import TrainedModel, load, made_in_memory
+from vsm.runs.trained_model import TrainedModel, made_in_memory
 from vsm.seeding import generator
 from vsm.settings import METHODS, Method, RunSettings
 from vsm.system.tensor_files import load_tensors, save_tensors
@@ -429,7 +431,7 @@ def test_pictures_that_were_embedded_once_serve_every_method(
     explained, score = classifier.explain_all(asked), classifier.score(asked, truth)
     embedded_once = classifier.embed(asked)
     assert embedded_once.features.shape == (len(asked), tiny_model().num_features)
-    monkeypatch.setattr(FewShotModel, "embed", None)
+    monkeypatch.setattr(Encoder, "embed", None)
     np.testing.assert_array_equal(classifier.predict(embedded_once), answers)
     np.testing.assert_array_equal(classifier.predict_proba(embedded_once), chances)
     assert classifier.explain_all(embedded_once) == explained

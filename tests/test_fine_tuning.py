@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from run_helpers import assert_same_run, signal_at
+from run_helpers import assert_same_run, signal_at, train_run
 from vsm.data import ImageDataset
 from vsm.errors import RunError
+from vsm.learning import class_features, learn_memory
 from vsm.memory import GaussianMemory
 from vsm.model import FewShotModel
 from vsm.objective import objective
 from vsm.pretraining import pretrain
 from vsm.runs.checkpoints import load_backbone
-from vsm.runs.learning import class_features, learn_memory, open_encoder, write_learned
-from vsm.runs.trained_model import load
+from vsm.runs.loading import load, open_encoder
+from vsm.runs.trained_model import made_in_memory
 from vsm.settings import (
     FewShotValidationSettings,
     GaussianSettings,
@@ -27,7 +28,7 @@ from vsm.settings import (
     SamplingSettings,
 )
 from vsm.system.interruption import Interrupted
-from vsm.training import class_statistics, train
+from vsm.training import class_statistics
 from vsm_lab.provenance import training_commands, training_record
 from vsm_lab.shipping import Shipment, ship
 
@@ -96,7 +97,7 @@ def test_statistics_are_those_of_the_features_as_they_are_at_test(
     memory = class_statistics(model, tiny_dataset)
     assert model.training
     assert isinstance(memory, GaussianMemory)
-    known = class_features(model.eval(), tiny_dataset, "train").features.double().numpy()
+    known = class_features(model.encoder, tiny_dataset, "train").features.double().numpy()
     rows = known / np.linalg.norm(known, axis=1, keepdims=True)
     rows = rows - rows.mean(0)
     rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).reshape(30, 12, -1)
@@ -107,7 +108,7 @@ def test_statistics_are_those_of_the_features_as_they_are_at_test(
 def test_training_moves_the_backbone_and_leaves_a_run_that_is_read_by_its_statistics(
     settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
-    train(settings, tmp_path / "run")
+    train_run(settings, tmp_path / "run")
     trained = load(tmp_path / "run")
     begun, _ = load_backbone(Path(settings.init or ""))
     moved = trained.model.require_backbone().state_dict()
@@ -122,11 +123,11 @@ def test_training_moves_the_backbone_and_leaves_a_run_that_is_read_by_its_statis
 def test_a_stopped_and_resumed_fine_tuning_equals_an_uninterrupted_one(
     settings: RunSettings, tmp_path: Path
 ) -> None:
-    train(settings, tmp_path / "whole")
+    train_run(settings, tmp_path / "whole")
     for step in (2, 4):
         with pytest.raises(Interrupted):
-            train(settings, tmp_path / "parts", resume=True, progress=signal_at(step))
-    train(settings, tmp_path / "parts", resume=True)
+            train_run(settings, tmp_path / "parts", resume=True, progress=signal_at(step))
+    train_run(settings, tmp_path / "parts", resume=True)
     files = ("resume.safetensors", "model.safetensors", "memory.safetensors")
     assert_same_run(tmp_path / "whole", tmp_path / "parts", *files)
 
@@ -135,7 +136,7 @@ def test_without_memory_it_is_trained_as_nearest_means(
     settings: RunSettings, tmp_path: Path
 ) -> None:
     nothing = replace(READ, epsilon=float("inf"), beta=float("inf"), rho=0.0)
-    train(replace(settings, gaussian=nothing, steps=3), tmp_path / "run")
+    train_run(replace(settings, gaussian=nothing, steps=3), tmp_path / "run")
     state = load(tmp_path / "run").state
     assert isinstance(state, GaussianMemory)
     assert not state.read_settings.uses_memory
@@ -145,15 +146,14 @@ def test_it_is_told_from_a_memory_that_was_learned_of_features_as_they_were(
     settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
     nothing = replace(READ, epsilon=float("inf"), beta=float("inf"))
-    run = train(replace(settings, gaussian=nothing, steps=2), tmp_path / "run")
+    run = train_run(replace(settings, gaussian=nothing, steps=2), tmp_path / "run")
     record = training_record(run.path, run.settings())
     assert record["steps"] == 2
     assert record["command"].startswith("vsm train --data tiny")
     assert "--gaussian.epsilon inf --gaussian.beta inf" in record["command"]
-    learned = learn_memory(
-        open_encoder(run.path), tiny_dataset, GaussianSettings(epsilon=1.0, beta=1.0, rho=0.0)
-    )
-    write_learned(learned, tmp_path / "learned")
+    encoder, asked = open_encoder(run.path, "tiny"), GaussianSettings(epsilon=1.0, beta=1, rho=0)
+    learned = made_in_memory(*learn_memory(encoder, tiny_dataset, asked))
+    learned.write(tmp_path / "learned")
     pretrained, trained, remembered = training_commands(learned.settings, "runs/x")
     assert pretrained.startswith("vsm pretrain")
     assert pretrained.endswith("--output runs/x-encoder-backbone")

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from vsm import FewShotClassifier
+from vsm.encoders import EncoderIdentity
 from vsm.errors import MemoryFileError, VsmError
 from vsm.memory import GaussianMemory, Observations, ReadSettings, SlotMemory, SupportSet
 from vsm.memory.codec import decode_memory
-from vsm.memory.named import EncoderIdentity, NamedMemory
+from vsm.memory.named import NamedMemory
 from vsm.memory.statistics import GaussianConsolidation
 from vsm.runs.memory_files import read_memory, update_memory
 from vsm.settings import Normalization

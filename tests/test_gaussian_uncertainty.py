@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from vsm import FewShotClassifier
+from vsm.encoders import Encoder
 from vsm.evaluation.memory_choice import ClassFeatures
+from vsm.learning import gaussian_model, learn_statistics, name_memory
 from vsm.memory import GaussianMemory, GaussianPosterior, GaussianReader, ReadSettings, SupportSet
 from vsm.probability import DiagonalGaussian
-from vsm.runs.learning import NO_ENCODER, gaussian_model, learn_from_features, named_memory
 from vsm.runs.trained_model import made_in_memory
 from vsm.seeding import generator
-from vsm.settings import GaussianSettings
+from vsm.settings import GaussianSettings, ModelSettings
 
 WIDTH = 5
 
@@ -158,9 +159,11 @@ def classifier_of(settings: GaussianSettings) -> FewShotClassifier:
     """Four remembered classes in five dimensions, so that some directions tell none apart."""
     class_ids = torch.arange(4).repeat_interleave(6)
     rows = (1.5 * values(4, WIDTH, seed=8)[class_ids] + values(24, WIDTH, seed=9)).float()
-    model = gaussian_model(NO_ENCODER, "features:x", (WIDTH,), settings, 0)
-    learned = learn_from_features(model, ClassFeatures(rows, [6] * 4), torch.arange(4), None)
-    named = named_memory(model, learned, tuple("wxyz"), 24)
+    model = gaussian_model(
+        Encoder(ModelSettings(), (WIDTH,), "features:x"), "features:x", settings, 0
+    )
+    learned = learn_statistics(model, ClassFeatures(rows, [6] * 4), torch.arange(4), None)
+    named = name_memory(model, learned, tuple("wxyz"), 24)
     return FewShotClassifier(made_in_memory(model, named))
 
 

@@ -2,23 +2,27 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from run_helpers import assert_same_run, signal_at
+from run_helpers import assert_same_run, signal_at, train_run
 from vsm.data import EpisodeSampler, FeatureDataset, ImageDataset, Split
 from vsm.data.dataset import PixelNormalization
+from vsm.data.preprocessing import Preprocessing
+from vsm.encoders import Conv4, Encoder
+from vsm.encoders.embedding import encode_dataset
 from vsm.errors import RunError, SettingsError
-from vsm.evaluation.cached_features import cached_features, features_key
-from vsm.evaluation.evaluator import encode_dataset, evaluate
+from vsm.evaluation.evaluator import evaluate
 from vsm.model import FewShotModel
 from vsm.runs.checkpoints import begin_with_backbone, save_backbone
-from vsm.runs.trained_model import load
+from vsm.runs.loading import load
 from vsm.settings import RunSettings
 from vsm.system.interruption import Interrupted
-from vsm.training import train
+
+SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +67,7 @@ def test_a_run_begins_with_the_backbone_it_is_given(
 def test_another_runs_backbone_will_do(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
-    first = train(replace(tiny_settings, method="protonet"), tmp_path / "first")
+    first = train_run(replace(tiny_settings, method="protonet"), tmp_path / "first")
     model = FewShotModel(tiny_settings, tiny_dataset.image_shape)
     begin_with_backbone(model, first.path)
     for name, value in backbone_of(first.path).items():
@@ -74,7 +78,7 @@ def test_a_frozen_backbone_stays_bit_for_bit_and_the_rest_learns(
     pretrained: Path, tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
     settings = replace(tiny_settings, init=str(pretrained), freeze_backbone=True)
-    run = train(settings, tmp_path / "run")
+    run = train_run(settings, tmp_path / "run")
     start = FewShotModel(settings, tiny_dataset.image_shape)
     begin_with_backbone(start, pretrained)
     trained = load(run.path)
@@ -88,7 +92,7 @@ def test_a_backbone_that_is_not_frozen_goes_on_learning(
     pretrained: Path, tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
     settings = replace(tiny_settings, init=str(pretrained))
-    run = train(settings, tmp_path / "run")
+    run = train_run(settings, tmp_path / "run")
     start = FewShotModel(settings, tiny_dataset.image_shape)
     begin_with_backbone(start, pretrained)
     after = backbone_of(run.path)
@@ -99,10 +103,10 @@ def test_encoded_images_give_the_results_of_the_images_and_hide_the_test_classes
     tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:
     model = FewShotModel(replace(tiny_settings, method="vpn"), tiny_dataset.image_shape)
-    encoded = encode_dataset(model, tiny_dataset)
+    model.encoder.preprocessing = Preprocessing.of(tiny_dataset)
+    encoded = encode_dataset(model.encoder, tiny_dataset, SPLITS)
     shape = (3, 1, 2)
-    splits: tuple[Split, ...] = ("train", "validation")
-    for split in splits:
+    for split in SPLITS:
         one, two = (
             evaluate(model, None, EpisodeSampler(dataset, split, *shape), 6, 0)
             for dataset in (tiny_dataset, encoded)
@@ -118,76 +122,68 @@ def test_features_of_a_frozen_backbone_are_computed_once_for_all_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("VSM_DATA", str(tmp_path / "data"))
     settings = replace(tiny_settings, init=str(pretrained), freeze_backbone=True)
-    train(settings, tmp_path / "first")
-    [kept] = pretrained.glob("features-*.safetensors")
-    monkeypatch.setattr("vsm.evaluation.cached_features.encode_dataset", None)
-    train(settings, tmp_path / "second")
+    before = sorted(pretrained.iterdir())
+    train_run(settings, tmp_path / "first")
+    [kept] = (tmp_path / "data" / "embeddings").glob("*.sqlite")
+    assert sorted(pretrained.iterdir()) == before
+    monkeypatch.setattr(Conv4, "forward", None)
+    train_run(settings, tmp_path / "second")
     assert_same_run(tmp_path / "first", tmp_path / "second", "model.safetensors")
     kept.write_bytes(b"half")
-    with pytest.raises(TypeError):  # what is not readable is computed anew
-        train(settings, tmp_path / "third")
+    with pytest.raises(TypeError):  # what is not readable is computed again
+        train_run(settings, tmp_path / "third")
 
 
 def test_kept_features_are_of_this_backbone_and_these_samples(
-    tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
+    tiny_settings: RunSettings,
+    tiny_dataset: ImageDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = FewShotModel(tiny_settings, tiny_dataset.image_shape)
-    key = features_key(model, tiny_dataset)
-    assert key == features_key(model, tiny_dataset)
+    monkeypatch.setenv("VSM_DATA", str(tmp_path / "data"))
+    seen: list[int] = []
+    encode = Encoder.encode
+
+    def counted(encoder: Encoder, inputs: torch.Tensor, *rest: Any) -> torch.Tensor:
+        seen.append(len(inputs))
+        return encode(encoder, inputs, *rest)
+
+    monkeypatch.setattr(Encoder, "encode", counted)
+
+    def computed(dataset: ImageDataset, **views: Any) -> int:
+        """Encode a dataset; return how many images were not known before."""
+        seen.clear()
+        settings = replace(tiny_settings, model=replace(tiny_settings.model, **views))
+        encoder = FewShotModel(settings, dataset.image_shape).encoder
+        encoder.preprocessing = Preprocessing.of(dataset)
+        encode_dataset(encoder, dataset, SPLITS)
+        return sum(seen)
+
+    images = sum(len(tiny_dataset.split_ids(split)) for split in SPLITS)
+    assert computed(tiny_dataset) == images
+    assert computed(tiny_dataset) == 0
     pixels = tiny_dataset.images.copy()
     pixels[tiny_dataset.split_ids("validation")[-1], 0, 0, 0] ^= 1
-    assert features_key(model, replace(tiny_dataset, images=pixels)) != key
+    assert computed(replace(tiny_dataset, images=pixels)) == 1
     brighter = PixelNormalization((0.3,), tiny_dataset.normalization.std)
-    assert features_key(model, replace(tiny_dataset, normalization=brighter)) != key
-    for views in ({"mirror": True}, {"shift": 1}):
-        other = replace(tiny_settings, model=replace(tiny_settings.model, **views))
-        assert features_key(FewShotModel(other, tiny_dataset.image_shape), tiny_dataset) != key
-    with torch.no_grad():
-        next(model.require_backbone().parameters())[0] += 1e-3
-    assert features_key(model, tiny_dataset) != key
-    model.eval()
-    plain, kept = (
-        encode_dataset(model, tiny_dataset),
-        cached_features(model, tiny_dataset, tmp_path),
-    )
-    read = cached_features(model, tiny_dataset, tmp_path)
-    for one in (kept, read):
-        np.testing.assert_array_equal(one.features, plain.features)
+    assert computed(replace(tiny_dataset, normalization=brighter)) == images
+    assert computed(tiny_dataset, mirror=True) == computed(tiny_dataset, shift=1) == images
+    assert computed(tiny_dataset, channels=3) == images
 
 
 def test_a_frozen_run_resumes_bit_for_bit_even_when_its_origin_is_gone(
     pretrained: Path, tiny_settings: RunSettings, tmp_path: Path
 ) -> None:
     settings = replace(tiny_settings, init=str(pretrained), freeze_backbone=True, steps=8)
-    train(settings, tmp_path / "whole")
+    train_run(settings, tmp_path / "whole")
     with pytest.raises(Interrupted):
-        train(settings, tmp_path / "parts", progress=signal_at(3))
+        train_run(settings, tmp_path / "parts", progress=signal_at(3))
     (pretrained / "backbone.safetensors").unlink()
-    train(settings, tmp_path / "parts", resume=True)
+    train_run(settings, tmp_path / "parts", resume=True)
     files = ("model.safetensors", "memory.safetensors", "calibration.json", "resume.safetensors")
     assert_same_run(tmp_path / "whole", tmp_path / "parts", *files)
-
-
-@pytest.mark.parametrize("by_name", [True, False])
-def test_features_of_a_shipped_backbone_are_not_cached_in_the_package(
-    by_name: bool,
-    pretrained: Path,
-    tiny_settings: RunSettings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (tmp_path / "models").mkdir()
-    shipped = pretrained.rename(tmp_path / "models" / "some")
-    for module in ("vsm.runs.shipped", "vsm.training"):
-        monkeypatch.setattr(f"{module}.MODELS", tmp_path / "models")
-    monkeypatch.setattr("vsm.runs.shipped.shipped_names", lambda: ["some"])
-    monkeypatch.setenv("VSM_DATA", str(tmp_path / "data"))
-    before = sorted(shipped.iterdir())
-    init = "some" if by_name else str(shipped)
-    train(replace(tiny_settings, init=init, freeze_backbone=True), tmp_path / "run")
-    assert sorted(shipped.iterdir()) == before
-    assert list((tmp_path / "data" / "features").glob("features-*.safetensors"))
 
 
 def test_what_cannot_be_begun_with_is_named_and_leaves_no_run(
@@ -196,12 +192,12 @@ def test_what_cannot_be_begun_with_is_named_and_leaves_no_run(
     output = tmp_path / "run"
     wide = replace(tiny_settings, model=replace(tiny_settings.model, channels=7))
     with pytest.raises(RunError, match=r"model.channels \d+, but this run has 7; give it"):
-        train(replace(wide, init=str(pretrained)), output)
+        train_run(replace(wide, init=str(pretrained)), output)
     with pytest.raises(RunError, match="holds no pre-trained backbone"):
-        train(replace(tiny_settings, init=str(tmp_path / "nothing")), output)
+        train_run(replace(tiny_settings, init=str(tmp_path / "nothing")), output)
     assert not output.exists()
     with pytest.raises(SettingsError, match="freeze_backbone: only a trained backbone"):
         replace(tiny_settings, freeze_backbone=True)
     bare = replace(tiny_settings, method="protonet", init=str(pretrained), freeze_backbone=True)
     with pytest.raises(SettingsError, match="nothing to train"):
-        train(bare, output)
+        train_run(bare, output)

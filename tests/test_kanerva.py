@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from memories import remember
 from vsm.errors import SettingsError
 from vsm.memory import Observations, SupportSet
-from vsm.memory.named import EncoderIdentity, trained_memory
+from vsm.memory.named import trained_memory
 from vsm.memory.slots.kanerva import (
     KanervaConsolidation,
     KanervaMachine,
@@ -271,7 +271,7 @@ def test_the_memory_can_be_emptied_but_not_cut() -> None:
     with torch.no_grad():
         memory = remember(model.consolidation, torch.rand(5, model.num_features))
     assert memory is not None
-    encoder = EncoderIdentity.of(settings, model.state_dict())
+    encoder = model.encoder.identity
     trained = made_in_memory(model, trained_memory(settings, encoder, memory, (), 0))
     assert (len(memory), memory.slot_classes) == (SLOTS, [])
     emptied = trained.with_slots(0).state

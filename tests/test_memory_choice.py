@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import vsm
 from data_layouts import shared_data
 from vsm import FewShotClassifier
+from vsm.encoders import Encoder
 from vsm.errors import ClassifierError, MemoryFileError, SettingsError
 from vsm.evaluation.memory_choice import (
     Candidate,
@@ -26,10 +27,10 @@ from vsm.evaluation.memory_choice import (
     choose_read_settings,
     held_out_trials,
 )
+from vsm.learning import gaussian_model, learn_statistics
 from vsm.memory import GaussianMemory, ReadSettings, SupportSet
-from vsm.runs.learning import NO_ENCODER, gaussian_model, learn_from_features
 from vsm.seeding import generator
-from vsm.settings import GaussianSettings
+from vsm.settings import GaussianSettings, ModelSettings
 
 WIDTH, PER_CLASS = 8, 7
 OBLIQUE = torch.linalg.qr(
@@ -327,14 +328,16 @@ def test_the_center_of_another_memory_is_used_where_one_is_given() -> None:
 
 
 def test_what_cannot_be_learned_is_refused_in_one_line() -> None:
-    model = gaussian_model(NO_ENCODER, "features:x", (WIDTH,), GaussianSettings(), 0)
+    model = gaussian_model(
+        Encoder(ModelSettings(), (WIDTH,), "features:x"), "features:x", GaussianSettings(), 0
+    )
     nothing = ClassFeatures(torch.zeros(0, WIDTH), [])
     with pytest.raises(MemoryFileError, match="memory: there is no class to learn"):
-        learn_from_features(model, nothing, torch.zeros(0, dtype=torch.int64), None)
+        learn_statistics(model, nothing, torch.zeros(0, dtype=torch.int64), None)
     known = classes_of(3)
     known.features[4, 2] = torch.nan
     with pytest.raises(MemoryFileError, match="features: some are infinite or not a number"):
-        learn_from_features(model, known, torch.arange(3), None)
+        learn_statistics(model, known, torch.arange(3), None)
     with pytest.raises(ClassifierError, match="features: row 4 holds NaN"):
         FewShotClassifier().learn_memory(known.features, known.class_ids.tolist())
     for name, value in (("epsilon", 0.0), ("beta", -1.0), ("rho", 1.5)):

@@ -19,9 +19,9 @@ from vsm.data import ImageDataset
 from vsm.errors import MemoryFileError, RunError
 from vsm.memory import MeanConsolidation
 from vsm.memory.named import NamedMemory, manual_consolidation
+from vsm.runs.loading import load
 from vsm.runs.memory_files import read_memory, update_memory
 from vsm.runs.shipped import MODELS
-from vsm.runs.trained_model import load
 from vsm.settings import METHODS, Method
 from vsm.system.tensor_files import load_tensors, save_tensors
 

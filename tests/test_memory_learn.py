@@ -17,13 +17,12 @@ from vsm.cli import main
 from vsm.data.features import write
 from vsm.errors import EpisodeError, SettingsError
 from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.learning import LearnedMemory, learn_memory
 from vsm.memory import GaussianMemory
-from vsm.runs.comparison import evaluate_run, load_for
 from vsm.runs.directory import RunDirectory
-from vsm.runs.learning import learn_memory
 from vsm.runs.trained_model import save_best
 from vsm.settings import ModelSettings, RunSettings
-from vsm.training import learn_after_training, train
+from vsm.training import learn_closing_memory, train
 from vsm_lab.provenance import learn_command
 
 WIDTH, CLASSES, EACH = 12, 24, 12
@@ -99,7 +98,7 @@ def test_it_is_evaluated_with_fewer_classes_and_beside_baselines(
     assert len(compared["differences"]) == 6
     protocol = EpisodeProtocol(data, "test", 5, 1, 6, 2, 0, memory_slots=17)
     with pytest.raises(EpisodeError, match="holds 16 classes, got 17"):
-        load_for(run, protocol)
+        vsm.load(run).on(protocol)
 
 
 def test_part_of_the_classes_is_what_they_give_alone(run: Path, data: str, tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_part_of_the_classes_is_what_they_give_alone(run: Path, data: str, tmp_p
     words = ["memory", "learn", "--data", data, "--output", str(part), "--classes", "5", "--json"]
     assert main(words) == 0
     protocol = EpisodeProtocol(data, "test", 5, 1, 6, 2, 0, memory_slots=5)
-    cut, alone = load_for(run, protocol).trained.state, vsm.load(part).state
+    cut, alone = vsm.load(run).on(protocol).trained.state, vsm.load(part).state
     assert isinstance(cut, GaussianMemory)
     assert isinstance(alone, GaussianMemory)
     torch.testing.assert_close(cut.tensors(), alone.tensors())
@@ -240,18 +239,17 @@ def test_the_memory_of_features_that_are_no_more_is_removed_and_a_worse_one_is_n
     save_best(run, best.model, best.state, best.step, dataset)
     assert vsm.load(copy).inference == "conjugate"
 
-    def useless(*arguments: Any, **named: Any) -> vsm.TrainedModel:
+    def useless(*arguments: Any, **named: Any) -> LearnedMemory:
         found = learn_memory(*arguments, **named)
-        assert found.memory is not None
         assert isinstance(found.memory.memory, GaussianMemory)
         reading = found.memory.memory.read_settings._replace(rho=1.0, epsilon=1e9, beta=0.0)
         wrong = replace(found.memory, memory=replace(found.memory.memory, reading=reading.tensor()))
-        return replace(found, memory=wrong)
+        return found._replace(memory=wrong)
 
     monkeypatch.setattr("vsm.training.learn_memory", useless)
-    found = learn_after_training(run)
-    assert not found.is_used
-    assert "not used" in found.describe()
+    kept = learn_closing_memory(run, best, dataset)
+    assert kept is best
+    assert not run.read_metrics()[-1]["gaussian"]["used"]
     assert vsm.load(copy).inference == "conjugate"
     assert not run.gaussian.exists()
 
@@ -270,7 +268,7 @@ def test_a_memory_of_all_classes_ships_with_what_others_measured_on_part_of_them
     [measured] = card["measurements"]
     [part] = measured["parts"]
     protocol = EpisodeProtocol(data, "test", 3, 1, 4, 50, 0)
-    expected = evaluate_run(run, protocol).evaluation.accuracy.mean
+    expected = vsm.load(run).on(protocol).measure(protocol).evaluation.accuracy.mean
     assert measured["split"] == "test"
     assert measured["accuracy"] == part["accuracy"] == pytest.approx(expected)
     assert card["memory_slots"] == CLASSES

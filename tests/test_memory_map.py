@@ -10,9 +10,10 @@ from matplotlib.collections import PathCollection
 from matplotlib.text import Annotation
 from torch.nn import functional as F
 
+from vsm.encoders import EncoderIdentity
 from vsm.errors import MemoryFileError
 from vsm.memory import SlotMemory
-from vsm.memory.named import EncoderIdentity, NamedMemory
+from vsm.memory.named import NamedMemory
 from vsm.runs.memory_map import MOST_NAMES, draw_memory_map, write_memory_map
 from vsm.seeding import generator
 

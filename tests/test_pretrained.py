@@ -17,15 +17,15 @@ from torch import Tensor, nn
 import vsm
 from vsm.cli import main
 from vsm.data.preprocessing import Preprocessing
+from vsm.encoders.embedding import open_data
 from vsm.encoders.pretrained import (
     load_pretrained,
     own_preprocessing,
+    parse_image_processor,
     pretrained_preprocessing,
-    wanted_pictures,
 )
 from vsm.errors import BackboneError, RunError
-from vsm.runs.learning import data_for, gaussian_model, open_encoder
-from vsm.settings import GaussianSettings
+from vsm.runs.loading import open_encoder
 
 SIDE = 28
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -136,7 +136,7 @@ def test_pictures_are_prepared_as_the_configuration_says() -> None:
     random = np.random.default_rng(0)
     picture = Image.fromarray(random.integers(0, 256, (64, 96, 3), np.uint8))
     prepared = Preprocessing.from_dict(
-        {"channels": 3, "ink": False, **wanted_pictures(PROCESSOR, {})}
+        {"channels": 3, "ink": False, **parse_image_processor(PROCESSOR, {})}
     )
     ours = prepared.normalize(prepared.pixels([picture]))[0]
     scaled = np.asarray(picture.resize((48, 32), Image.Resampling.BICUBIC), np.float64)
@@ -164,7 +164,7 @@ def test_pictures_are_prepared_as_the_configuration_says() -> None:
     ],
 )
 def test_known_forms_of_configurations(processor: Any, expected: dict[str, Any]) -> None:
-    assert wanted_pictures(processor, {"image_size": 64}) == {**PLAIN, **expected}
+    assert parse_image_processor(processor, {"image_size": 64}) == {**PLAIN, **expected}
 
 
 def test_pixels_of_another_scale_are_scaled() -> None:
@@ -175,11 +175,11 @@ def test_pixels_of_another_scale_are_scaled() -> None:
         "image_mean": [1, 1, 1],
         "image_std": [2, 2, 2],
     }
-    wanted = wanted_pictures(processor, {})
+    wanted = parse_image_processor(processor, {})
     byte = 200
     ours = (byte / 255 - wanted["mean"][0]) / wanted["std"][0]
     assert ours == pytest.approx((byte / 127.5 - 1) / 2)
-    plain = wanted_pictures({**processor, "do_rescale": False, "do_normalize": False}, {})
+    plain = parse_image_processor({**processor, "do_rescale": False, "do_normalize": False}, {})
     assert (byte / 255 - plain["mean"][0]) / plain["std"][0] == pytest.approx(byte)
 
 
@@ -231,16 +231,7 @@ def test_a_memory_of_its_features_from_pictures_to_answers(
 
 
 def test_mirrored_views_are_averaged(dinov2: Path, images: Tensor) -> None:
-    models = [
-        gaussian_model(
-            open_encoder(f"hf:{dinov2}", mirror),
-            "features:x",
-            (3, SIDE, SIDE),
-            GaussianSettings(),
-            0,
-        )
-        for mirror in (False, True)
-    ]
+    models = [open_encoder(f"hf:{dinov2}", "features:x", mirror=mirror) for mirror in (False, True)]
     with torch.no_grad():
         plain = (models[0].embed(images) + models[0].embed(images.flip(-1))) / 2
         torch.testing.assert_close(models[1].embed(images), plain)
@@ -284,7 +275,7 @@ def test_an_encoder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in (f"hf:{tmp_path / 'nothing'}", f"onnx:{tmp_path / 'nothing.onnx'}"):
         with pytest.raises(BackboneError, match="encoder: ") as told:
-            open_encoder(name)
+            open_encoder(name, "features:x")
         assert "\n" not in str(told.value)
 
 
@@ -292,8 +283,8 @@ def test_a_path_in_a_name_is_right_in_any_folder(
     dinov2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(dinov2.parent)
-    assert open_encoder(f"hf:{dinov2.name}").source == f"hf:{dinov2}"
-    assert open_encoder("efficientnet-lite0").source == "efficientnet-lite0"
+    assert open_encoder(f"hf:{dinov2.name}", "features:x").source == f"hf:{dinov2}"
+    assert open_encoder("efficientnet-lite0", "features:x").source == "efficientnet-lite0"
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -350,13 +341,13 @@ def test_a_graph_of_onnx(batch: int | str, tmp_path: Path) -> None:
 def test_onnx_takes_the_configuration_beside_it(pictures: Path, tmp_path: Path) -> None:
     path = tmp_path / "encoder.onnx"
     graph(path)
-    with pytest.raises(BackboneError, match="does not say how it wants pictures"):
-        open_encoder(f"onnx:{path}")
+    with pytest.raises(BackboneError, match="does not say how it wants images"):
+        open_encoder(f"onnx:{path}", "features:x")
     stated = {"size": 10, "do_center_crop": True, "crop_size": 8, "image_mean": [0.5] * 3}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({**stated, "image_std": [2] * 3}))
-    encoder = open_encoder(f"onnx:{path}")
+    encoder = open_encoder(f"onnx:{path}", "features:x")
     assert encoder.preprocessing == Preprocessing(8, 3, crop=0.8, mean=(0.5,) * 3, std=(2.0,) * 3)
-    dataset = data_for(encoder, f"folder:{pictures}", as_a_whole=True)
+    dataset = open_data(encoder, f"folder:{pictures}", merge_splits=True)
     assert dataset.input_shape == (5,)
 
 
@@ -407,12 +398,12 @@ def test_timm_is_asked_for_features_and_its_own_configuration(
     parts["timm"].__dict__.update(create_model=create_model, data=data)
     for name, part in parts.items():
         monkeypatch.setitem(sys.modules, name, part)
-    encoder = open_encoder("timm:tiny")
+    encoder = open_encoder("timm:tiny", "features:x")
     wanted = Preprocessing(16, 3, False, 0.9, "bicubic", mean=(0.1,) * 3, std=(0.2,) * 3)
     assert encoder.preprocessing == wanted
-    model = gaussian_model(encoder, "features:x", (3, 16, 16), GaussianSettings(), 0)
-    assert model.num_features == 3
-    assert asked[-1] == ("tiny", {"pretrained": True, "num_classes": 0})
+    assert encoder.num_features == 3
+    [options] = asked  # the network is built once
+    assert options == ("tiny", {"pretrained": True, "num_classes": 0})
 
 
 OWN = """
@@ -466,4 +457,5 @@ def test_the_users_own_network_without_training(
     torch.testing.assert_close(trained.embed(files), expected)
     with pytest.raises(BackboneError, match=r"preprocessing: expected a dictionary with side"):
         own_preprocessing("own_encoder_module:wrong")
-    assert open_encoder("own_encoder_module:plain").preprocessing is None  # as the data have them
+    encoder = open_encoder("own_encoder_module:plain", f"folder:{pictures}")
+    assert encoder.preprocessing is None  # as the data have them

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from classify_helpers import write_run
+from run_helpers import train_run
 from tiny import RecordedProgress
 from vsm.cli.output import ProgressBar, progress_bar
 from vsm.data import ImageDataset
-from vsm.runs.trained_model import load
+from vsm.runs.loading import load
 from vsm.settings import RunSettings
 from vsm.system.progress import Progress
-from vsm.training import train
 
 
 def counted(text: str, title: str) -> tuple[int, str]:
@@ -91,12 +91,12 @@ def test_training_reports_to_whatever_it_is_given(
     progress = make()
     if isinstance(progress, ProgressBar):
         with progress:
-            train(tiny_settings, tmp_path / "run", progress=progress)
+            train_run(tiny_settings, tmp_path / "run", progress=progress)
         shown = capsys.readouterr().err
         assert counted(shown, "vsm") == (6, "6")
         assert re.search(r"^vsm step 3: validation .* \(best so far\)$", shown, re.M)
         return
-    train(tiny_settings, tmp_path / "run", progress=progress)
+    train_run(tiny_settings, tmp_path / "run", progress=progress)
     assert capsys.readouterr().err == ""
     if isinstance(progress, RecordedProgress):
         assert progress.shown[-1] == ("vsm", 6, 6)

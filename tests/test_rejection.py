@@ -29,10 +29,11 @@ from vsm.evaluation.rejection import (
     lowest_scores,
 )
 from vsm.memory import Observations, SampledPosterior, SupportSet
-from vsm.memory.named import EncoderIdentity, trained_memory
+from vsm.memory.named import trained_memory
 from vsm.model import FewShotModel
 from vsm.runs.directory import RunDirectory
-from vsm.runs.trained_model import TrainedModel, calibrate_rejection, load, made_in_memory
+from vsm.runs.loading import load
+from vsm.runs.trained_model import TrainedModel, made_in_memory
 from vsm.seeding import generator
 from vsm.settings import ModelSettings, RunSettings
 
@@ -161,7 +162,7 @@ def encoder_with_slots() -> TrainedModel:
     with torch.no_grad():
         memory = model.consolidate(model.empty_memory(), Observations(features, class_ids), 0)
     assert memory is not None
-    encoder = EncoderIdentity.of(settings, model.state_dict())
+    encoder = model.encoder.identity
     return made_in_memory(model, trained_memory(settings, encoder, memory, tuple(names), 0))
 
 
@@ -255,7 +256,7 @@ def calibrate_run(run: Path, dataset: ImageDataset) -> Path:
     """Measure the thresholds of a run directory on ``dataset``, as training does at its end."""
     trained = load(run)
     path = RunDirectory(run).calibration
-    calibrate_rejection(trained, dataset).write(path, trained.encoder.fingerprint)
+    trained.calibrate_rejection(dataset).write(path, trained.encoder.fingerprint)
     return run
 
 
@@ -304,7 +305,7 @@ def test_what_people_added_has_no_say_in_the_thresholds(
     classifier.fit(*examples(tiny_dataset, dict.fromkeys(CLASSES, 2))).remember()
     assert classifier.memory is not None
     grown = trained.with_memory(classifier.memory, "grown")
-    assert calibrate_rejection(grown, tiny_dataset) == calibrate_rejection(trained, tiny_dataset)
+    assert grown.calibrate_rejection(tiny_dataset) == trained.calibrate_rejection(tiny_dataset)
 
 
 def test_a_memory_that_grew_keeps_the_thresholds_and_another_does_not() -> None:

@@ -17,7 +17,8 @@ from starlette.testclient import TestClient
 from torch import Tensor
 
 from serving import HERE, LABELS, MODEL, add_task, drawing, parts, problem, queries, serving
-from vsm import FewShotClassifier, TrainedModel
+from vsm import FewShotClassifier
+from vsm.encoders import Encoder
 from vsm.serve.limits import Limits
 from vsm.serve.middleware import Access
 
@@ -421,13 +422,13 @@ def test_a_batch_passes_the_model_in_pieces(
     task = add_task(client)
     before = classify(client, task, *queries())
     monkeypatch.setattr("vsm.serve.worker.NUMBERS_AT_ONCE", 3 * 28 * 28)
-    embed, sizes = TrainedModel.embed_samples, list[int]()
+    embed, sizes = Encoder.embed_samples, list[int]()
 
-    def noting(trained: TrainedModel, samples: Tensor) -> Tensor:
+    def noting(encoder: Encoder, samples: Tensor) -> Tensor:
         sizes.append(len(samples))
-        return embed(trained, samples)
+        return embed(encoder, samples)
 
-    monkeypatch.setattr(TrainedModel, "embed_samples", noting)
+    monkeypatch.setattr(Encoder, "embed_samples", noting)
     after = classify(client, task, *queries())
     assert sum(sizes) == 4
     assert max(sizes) <= 3

@@ -18,8 +18,8 @@ from vsm.cli import main
 from vsm.cli.launch import _findable
 from vsm.data import open_dataset
 from vsm.errors import RunError
+from vsm.evaluation.calibration import Calibration
 from vsm.model import FewShotModel
-from vsm.runs.calibration import Calibration
 from vsm.runs.checkpoints import begin_with_backbone
 from vsm.runs.shipped import find_run, shipped_card, shipped_names
 from vsm.settings import ModelSettings, RunSettings
@@ -129,7 +129,7 @@ def test_unknown_names_are_answered_in_one_line_with_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "vsm.runs.comparison.measure", lambda *_: pytest.fail("it was measured first")
+        "vsm.runs.measurement.evaluate", lambda *_: pytest.fail("it was measured first")
     )
     assert main(arguments) == 2
     [line] = capsys.readouterr().err.splitlines()

@@ -14,25 +14,28 @@ import pytest
 import torch
 
 import vsm
+from run_helpers import train_run
 from tiny import make_settings
 from vsm.cli import main, pretrain, train
 from vsm.cli.launch import parse_run
 from vsm.cli.main import _with_underscores
 from vsm.data import ImageDataset
+from vsm.encoders import EncoderIdentity
 from vsm.errors import RunError
 from vsm.evaluation.rejection import calibrate_on_validation
 from vsm.memory import Observations
-from vsm.memory.named import EncoderIdentity
 from vsm.model import FewShotModel
 from vsm.runs.configuration import settings_to_yaml
 from vsm.runs.directory import PretrainingDirectory, RunDirectory
-from vsm.runs.trained_model import TrainedModel, load, save_best, store
+from vsm.runs.loading import load
+from vsm.runs.measurement import ModelOnData
+from vsm.runs.trained_model import TrainedModel, save_best
 from vsm.settings import Method, ModelSettings, OneCycleSettings, PretrainSettings, RunSettings
 from vsm.system.documents import read_json
 from vsm.system.files import write_text
 from vsm_lab import shipping
 from vsm_lab.provenance import portable, training_commands
-from vsm_lab.shipping import halved
+from vsm_lab.shipping import to_half_precision
 
 BRIEF = ["--queries", "2", "--episodes", "10"]
 HALF_A_STEP = 2.0**-11  # half the distance of two neighbors in float16, relative to their size
@@ -42,7 +45,7 @@ SMALLEST_STEP = 2.0**-24
 @pytest.fixture(scope="module", autouse=True)
 def _tiny_data(tiny_dataset: ImageDataset) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("training", "runs.embedding"):
+        for module in ("training", "encoders.embedding"):
             patch.setattr(f"vsm.{module}.open_dataset", lambda name: tiny_dataset)
         yield
 
@@ -50,7 +53,7 @@ def _tiny_data(tiny_dataset: ImageDataset) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, _tiny_data: None) -> Path:
     """A trained run."""
-    return vsm.train(make_settings(), tmp_path_factory.mktemp("runs") / "a").path
+    return train_run(make_settings(), tmp_path_factory.mktemp("runs") / "a").path
 
 
 @pytest.fixture
@@ -75,7 +78,7 @@ def trained_model(folder: Path, settings: RunSettings, dataset: ImageDataset) ->
 def stored(folder: Path, trained: TrainedModel) -> RunDirectory:
     run = RunDirectory(folder)
     write_text(run.config, settings_to_yaml(trained.settings))
-    store(run, trained, halved)
+    trained.store(run, to_half_precision)
     return run
 
 
@@ -112,12 +115,12 @@ def test_only_matrices_that_fit_are_halved() -> None:
         "content": torch.randn(2, 2, dtype=torch.float64),
         "empty": torch.zeros(0, 4),
     }
-    result = halved(tensors)
+    result = to_half_precision(tensors)
     assert result.keys() == tensors.keys()
     small = {name for name, value in result.items() if value.dtype == torch.float16}
     assert small == {"kernel", "empty", "content"}
     scatter = torch.randn(2, 2, dtype=torch.float64)
-    [single] = halved({"shared_scatter": scatter}).values()
+    [single] = to_half_precision({"shared_scatter": scatter}).values()
     assert single.dtype == torch.float32
     assert torch.equal(single, scatter.float())
     for name in tensors.keys() - small:
@@ -160,15 +163,26 @@ def test_the_fingerprint_is_that_of_backbone_adapter_and_normalization(
     model_settings = replace(tiny_settings.model, adapter="linear")
     settings = replace(tiny_settings, model=model_settings)
     weights = FewShotModel(settings, tiny_dataset.input_shape).state_dict()
-    same = EncoderIdentity.of(settings, weights).fingerprint
+
+    def identified(values: dict[str, torch.Tensor]) -> str:
+        return EncoderIdentity.of(settings.model, settings.data, values).fingerprint
+
+    same = identified(weights)
     assert len(same) == 64
 
     def changed(name: str) -> str:
         value = weights[name].clone(memory_format=torch.contiguous_format)
         value.view(-1)[-1] += 1e-3
-        return EncoderIdentity.of(settings, {**weights, name: value}).fingerprint
+        return EncoderIdentity.of(
+            settings.model, settings.data, {**weights, name: value}
+        ).fingerprint
 
-    assert same == EncoderIdentity.of(settings, dict(reversed(weights.items()))).fingerprint
+    assert (
+        same
+        == EncoderIdentity.of(
+            settings.model, settings.data, dict(reversed(weights.items()))
+        ).fingerprint
+    )
     encoder = {name for name, value in weights.items() if value.is_floating_point()}
     encoder = {name for name in encoder if name.startswith(("backbone.", "adapter."))}
     assert {name for name in encoder if name.endswith("running_var")}
@@ -180,7 +194,7 @@ def test_the_fingerprint_is_that_of_backbone_adapter_and_normalization(
         replace(model_settings, mirror=True),
         replace(model_settings, shift=1),
     ):
-        assert EncoderIdentity.of(replace(settings, model=other), weights).fingerprint != same
+        assert EncoderIdentity.of(other, settings.data, weights).fingerprint != same
 
 
 def test_what_belongs_to_another_encoder_is_named(
@@ -235,7 +249,7 @@ def test_a_model_that_storing_damaged_is_refused_and_nothing_is_left(
         }
 
     before = shipped(run, tmp_path, "--storage", "float32")
-    monkeypatch.setattr(shipping, "halved", ruined)
+    monkeypatch.setattr(shipping, "to_half_precision", ruined)
     capsys.readouterr()
     assert ship(run, tmp_path, "--overwrite") == 2
     [line] = capsys.readouterr().err.splitlines()
@@ -468,7 +482,7 @@ def test_mistakes_are_named_with_exit_code_2(
 def test_what_cannot_be_measured_is_said_before_anything_is_measured(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shipping, "measure", lambda *_: pytest.fail("it was measured first"))
+    monkeypatch.setattr(ModelOnData, "measure", lambda *_: pytest.fail("it was measured first"))
     assert ship(run, tmp_path, "--shots", "1,5,99") == 2
     assert "shot + queries: 99 + 2 = 101 samples" in capsys.readouterr().err
 

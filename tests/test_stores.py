@@ -14,6 +14,7 @@ import torch
 
 from store_helpers import ENCODER, WIDTH, same, small_memory, some_examples, take_in
 from vsm.cli import main
+from vsm.encoders import EncoderIdentity
 from vsm.errors import (
     MemoryFileError,
     NotStoredError,
@@ -22,7 +23,7 @@ from vsm.errors import (
     StoreUnavailableError,
 )
 from vsm.memory import SlotMemory
-from vsm.memory.named import EncoderIdentity, NamedMemory
+from vsm.memory.named import NamedMemory
 from vsm.memory.slots.kanerva import KanervaMemory
 from vsm.runs.memory_files import read_memory
 from vsm.stores import Store, default_store, open_store

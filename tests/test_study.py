@@ -23,11 +23,11 @@ from vsm.evaluation.evaluator import Evaluation
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.statistics import class_bootstrap, estimate
 from vsm.memory import SlotMemory
-from vsm.runs.comparison import ModelOnData, load_for, measure
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.runs.directory import RunDirectory
+from vsm.runs.loading import load
+from vsm.runs.measurement import ModelOnData
 from vsm.runs.shipped import shipped_names
-from vsm.runs.trained_model import load
 from vsm.seeding import generator
 from vsm.settings import MemorySettings, ModelSettings, PretrainSettings, RunSettings
 from vsm.system.documents import read_json
@@ -136,7 +136,7 @@ def evaluations(data: str, runs: Path) -> dict[tuple[str, int], Evaluation]:
     """What the study measured, measured again without it."""
     protocol = EpisodeProtocol(data, "test", 5, 1, 3, 40, 0)
     return {
-        (label, seed): measure(load_for(runs / f"{label}-{seed}", protocol), protocol).evaluation
+        (label, seed): load(runs / f"{label}-{seed}").on(protocol).measure(protocol).evaluation
         for label, seed in product(ROWS, SEEDS)
     }
 
@@ -192,15 +192,15 @@ def test_the_reference_is_measured_with_none_some_and_all_of_its_slots(
     assert (none["slots"], none["subsets"]) == ([0], 1)
     assert (some["slots"], some["subsets"]) == ([2], 2)
     protocol = EpisodeProtocol(data, "test", 5, 1, 3, 40, 0, memory_slots=0)
-    emptied = [load_for(runs / f"memory-{seed}", protocol) for seed in SEEDS]
-    accuracies = [measure(run, protocol).evaluation.accuracy.mean for run in emptied]
+    emptied = [load(runs / f"memory-{seed}").on(protocol) for seed in SEEDS]
+    accuracies = [run.measure(protocol).evaluation.accuracy.mean for run in emptied]
     assert none["mean"] == pytest.approx(sum(accuracies) / 2)
     protocol = replace(protocol, memory_slots=None)
     accuracies = []
     for seed, subset in product(SEEDS, range(2)):
-        run = load_for(runs / f"memory-{seed}", protocol)
+        run = load(runs / f"memory-{seed}").on(protocol)
         cut = with_slots(run, 2, subset, seed=0)
-        accuracies.append(measure(cut, protocol).evaluation.accuracy.mean)
+        accuracies.append(cut.measure(protocol).evaluation.accuracy.mean)
     assert some["mean"] == pytest.approx(sum(accuracies) / 4)
     assert whole["mean"] == pytest.approx(condition["rows"]["memory"]["mean"])
 
@@ -238,7 +238,7 @@ def test_gains_by_class_add_up_to_the_difference_and_stand_beside_the_nearest_sl
     assert total == pytest.approx(condition["differences"]["without"]["mean"])
     nearness = []
     for seed in SEEDS:
-        run = load_for(runs / f"memory-{seed}", EpisodeProtocol(data, "test", 5, 1, 3, 2, 0))
+        run = load(runs / f"memory-{seed}").on(EpisodeProtocol(data, "test", 5, 1, 3, 2, 0))
         assert isinstance(run.trained.state, SlotMemory)
         class_id = dataset.class_names.index("test3")
         images = dataset.normalize(dataset.load(dataset.image_ids(class_id)))
@@ -266,8 +266,8 @@ def test_the_temperature_is_that_of_validation_classes(
     data: str, runs: Path, results: dict[str, Any], evaluations: dict[tuple[str, int], Evaluation]
 ) -> None:
     protocol = EpisodeProtocol(data, "validation", 5, 1, 3, 20, 0)
-    run = load_for(runs / "memory-0", protocol)
-    temperature = measure(run, protocol).evaluation.best_temperature()
+    run = load(runs / "memory-0").on(protocol)
+    temperature = run.measure(protocol).evaluation.best_temperature()
     [condition] = results["conditions"]
     found = condition["rows"]["memory"]["seeds"][0]
     assert found["temperature"] == pytest.approx(temperature)
@@ -362,9 +362,9 @@ def test_rows_of_settings_are_trained_once_and_measured_as_runs_are(
     assert "<!-- without, seed 0 -->" in drawn
     assert (memory["steps"], without["method"]) == (3, "vpn")
     assert "--method vpn" in without["command"]
-    trained = load_for(memory["run"], EpisodeProtocol(data, "validation", 5, 1, 3, 6, 0))
+    trained = load(memory["run"]).on(EpisodeProtocol(data, "validation", 5, 1, 3, 6, 0))
     assert trained.trained.settings.memory.strength == 2.0
-    direct = measure(trained, EpisodeProtocol(data, "validation", 5, 1, 3, 6, 0)).evaluation
+    direct = trained.measure(EpisodeProtocol(data, "validation", 5, 1, 3, 6, 0)).evaluation
     assert condition["rows"]["memory"]["mean"] == pytest.approx(direct.accuracy.mean)
     page = (tmp_path / "s.md").read_text()
     assert "6 episodes of validation classes" in page
@@ -450,7 +450,7 @@ def test_conditions_differ_in_shape_and_batch_norm(
     ]  # fmt: skip
     assert [list(one["baselines"]) for one in found] == [["cosine"], ["cosine"], [], []]
     protocol = EpisodeProtocol(data, "test", 5, 1, 3, 4, 0, "transductive")
-    direct = measure(load_for(runs / "memory-0", protocol), protocol).evaluation
+    direct = load(runs / "memory-0").on(protocol).measure(protocol).evaluation
     assert found[2]["rows"]["memory"]["nll"] == pytest.approx(direct.nll)
     assert "temperature" in found[2]["rows"]["memory"]
     assert "temperature" not in found[3]["rows"]["memory"]  # 6 validation classes are not 7

@@ -19,9 +19,9 @@ from vsm.classify import FewShotClassifier
 from vsm.data.preprocessing import Preprocessing
 from vsm.errors import RunError, VsmError
 from vsm.memory.codec import decode_memory
+from vsm.runs.loading import load
 from vsm.runs.memory_files import read_memory
 from vsm.runs.shipped import shipped_folder
-from vsm.runs.trained_model import load
 from vsm.system.tensor_files import (
     learning_tensors,
     load_tensors,

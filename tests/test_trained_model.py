@@ -18,20 +18,21 @@ from PIL import Image
 
 import vsm
 from classify_helpers import CLASSES, write_folders, write_run
+from run_helpers import train_run
 from tiny import make_dataset, make_settings
 from vsm import FewShotClassifier
 from vsm.cli import main
 from vsm.data.folder import images_below, labeled_images
 from vsm.data.preprocessing import Preprocessing
 from vsm.errors import ClassifierError, RunError
+from vsm.evaluation.calibration import Calibration
 from vsm.evaluation.rejection import LEVELS, Thresholds
-from vsm.runs.calibration import Calibration
 from vsm.runs.directory import RunDirectory
+from vsm.runs.loading import Checkpoint, load
 from vsm.runs.memory_files import read_memory
-from vsm.runs.trained_model import Checkpoint, TrainedModel, load
+from vsm.runs.trained_model import TrainedModel
 from vsm.settings import METHODS, Method, ValidationSettings
 from vsm.system.tensor_files import fingerprint, load_tensors, save_tensors
-from vsm.training import train
 
 TRAINED_ON, STEPS = 20, 40  # classes; so many steps settle batch norm
 
@@ -64,7 +65,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VSM_DATA", str(root / "prepared"))
-        train(settings, root / "run")
+        train_run(settings, root / "run")
         shutil.rmtree(pictures)
         shutil.rmtree(root / "prepared")
         write_folders(root / "support", make_dataset(), 2)
@@ -79,7 +80,7 @@ def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(spec: str) -> None:
         pytest.fail(f"{spec} was opened")
 
-    for place in ("data", "data.catalog", "training", "runs.embedding"):
+    for place in ("data", "data.catalog", "training", "encoders.embedding"):
         monkeypatch.setattr(f"vsm.{place}.open_dataset", fail)
     monkeypatch.setattr("vsm.data.catalog.open_images", fail)
 
@@ -106,7 +107,7 @@ def test_a_run_is_loaded_with_names_and_preprocessing(checkpoint: Checkpoint, al
     # The only validation was at the last step, so that both are the same model and memory.
     best = read_memory(alone / "run")
     assert trained.memory.names == best.names
-    assert trained.encoder == best.encoder
+    assert trained.encoder.identity == best.encoder
     assert trained.input_shape == (1, 28, 28)
     assert trained.preprocessing is not None
     assert not trained.preprocessing.ink
@@ -172,7 +173,7 @@ def identified(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         computed.append(fingerprint(*arguments))
         return computed[-1]
 
-    monkeypatch.setattr("vsm.memory.named.fingerprint", counting)
+    monkeypatch.setattr("vsm.encoders.encoder.fingerprint", counting)
     return computed
 
 

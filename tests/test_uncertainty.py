@@ -9,7 +9,7 @@ import torch
 
 from vsm.cli import main
 from vsm.memory import SupportSet
-from vsm.runs.trained_model import load
+from vsm.runs.loading import load
 from vsm.seeding import task_generators
 from vsm_lab.study.uncertainty import COVERAGES, certainty
 

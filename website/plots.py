@@ -21,7 +21,7 @@ from vsm.data import ImageDataset
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.statistics import estimate
 from vsm.memory import GaussianMemory
-from vsm.runs.comparison import ModelOnData, load_for, measure
+from vsm.runs.measurement import ModelOnData
 from vsm.seeding import generator
 from vsm.system.colors import COLORS
 from vsm_lab.episode_plots import recall_sheet
@@ -52,7 +52,7 @@ class Subject(NamedTuple):
 
 def load_subject() -> Subject:
     """Load the model and its data."""
-    run = load_for(Path(MODEL), _protocol(1, 1, 2))
+    run = vsm.load(MODEL).on(_protocol(1, 1, 2))
     assert isinstance(run.dataset, ImageDataset)
     assert run.trained.state is not None
     assert run.trained.state.statistics is not None
@@ -65,7 +65,7 @@ def _protocol(shot: int, queries: int, episodes: int) -> EpisodeProtocol:
 
 def recall(subject: Subject) -> Figure:
     """Show the classes that are recalled for each example of an episode."""
-    measured = measure(subject.run, _protocol(shot=1, queries=1, episodes=2))
+    measured = subject.run.measure(_protocol(shot=1, queries=1, episodes=2))
     *_, episode = look_at_episodes(measured, subject.dataset, EPISODE + 1, queries=1)
     named = subject.run.trained.memory
     assert named is not None
@@ -99,7 +99,7 @@ def rising(subject: Subject) -> Figure:
     found, sizes = {}, [*SIZES, len(subject.memory)]
     for shot in (1, 5):
         protocol = _protocol(shot, 15, EPISODES)
-        measured = [measure(subject.run.first_slots(size), protocol) for size in sizes]
+        measured = [subject.run.first_slots(size).measure(protocol) for size in sizes]
         found[shot] = [one.evaluation.accuracy for one in measured]
         for size, one in zip(sizes, found[shot], strict=True):
             print(f"{size} classes, {shot}-shot: {100 * one.mean:.2f} ± {100 * one.ci95:.2f}")

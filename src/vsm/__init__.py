@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from vsm.model import FewShotModel
     from vsm.pretraining import pretrain
     from vsm.runs.checkpoints import load_backbone
-    from vsm.runs.trained_model import TrainedModel, load
+    from vsm.runs.loading import load
+    from vsm.runs.trained_model import TrainedModel
     from vsm.settings import PretrainSettings, RunSettings
     from vsm.training import train
 
@@ -40,7 +41,7 @@ _HOMES = {
     "VsmError": "vsm.errors",
     "evaluate": "vsm.evaluation.evaluator",
     "export_onnx": "vsm.export",
-    "load": "vsm.runs.trained_model",
+    "load": "vsm.runs.loading",
     "load_backbone": "vsm.runs.checkpoints",
     "open_dataset": "vsm.data",
     "pretrain": "vsm.pretraining",

@@ -8,10 +8,8 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from vsm.encoders import Backbone, build_backbone
-from vsm.encoders.views import views
+from vsm.encoders import Backbone, Encoder
 from vsm.errors import SettingsError
 from vsm.memory import (
     MEMORIES,
@@ -30,8 +28,8 @@ from vsm.nn.networks import GaussianNetwork, MemoryConditionedNetwork
 from vsm.nn.prototype_classifier import PrototypeClassifier
 from vsm.probability import DiagonalGaussian, GaussianMixture
 from vsm.seeding import Randomness, default_generator
-from vsm.settings import ModelSettings, RunSettings
-from vsm.system.devices import Placement, computing_in
+from vsm.settings import RunSettings
+from vsm.system.devices import Placement
 
 
 class Prediction(NamedTuple):
@@ -51,18 +49,19 @@ class FewShotModel(nn.Module):
 
     Args:
         settings: of the run; the model reads method, model, memory, sampling and objective.
-        input_shape: ``(channels, height, width)`` of images, or ``(D,)`` of features, for which
-            there is no backbone.
+        inputs: the encoder, or the input shape of one to be made: ``(channels, height, width)`` of
+            images, or ``(D,)`` of features.
     """
 
-    def __init__(self, settings: RunSettings, input_shape: tuple[int, ...]) -> None:
+    def __init__(self, settings: RunSettings, inputs: Encoder | tuple[int, ...]) -> None:
         super().__init__()
         self.settings = settings
-        self.precision = torch.float32
         with default_generator(settings.seed, "weights"):
-            self.backbone = _backbone_for(settings.model, input_shape)
-            width = input_shape[0] if self.backbone is None else self.backbone.num_features
-            self.num_features = width
+            if not isinstance(inputs, Encoder):
+                inputs = Encoder(settings.model, inputs, settings.data)
+            self.encoder = inputs
+            self.backbone = inputs.backbone
+            width = self.num_features = inputs.num_features
             self.classifier = PrototypeClassifier(settings.model)
             if settings.method != "protonet" and settings.inference != "gaussian":
                 self.prior = GaussianNetwork(width, settings.model)  # θ
@@ -74,15 +73,11 @@ class FewShotModel(nn.Module):
             elif settings.method in MEMORIES:
                 self.recall = MEMORIES[settings.method](width, settings)
                 self.consolidation = self.recall.consolidation()
-            self.adapter: nn.Linear | None = None
-            if settings.model.adapter == "linear":
-                self.adapter = nn.Linear(width, width)  # starts as the identity
-                nn.init.eye_(self.adapter.weight)
-                nn.init.zeros_(self.adapter.bias)
+            self.adapter = inputs.adapter
 
     def place(self, placement: Placement) -> Self:
         """Move to a device; from now on the backbone computes in the placement's precision."""
-        self.precision = placement.precision
+        self.encoder.place(placement)
         return self.to(placement.device)
 
     @property
@@ -100,33 +95,7 @@ class FewShotModel(nn.Module):
 
     def embed(self, inputs: Tensor, random: Randomness | None = None) -> Tensor:
         """Map normalized images ``[B, C, H, W]``, or stored features, to features ``[B, D]``."""
-        return self.adapt(self.encode(inputs, random))
-
-    def encode(self, inputs: Tensor, random: Randomness | None = None) -> Tensor:
-        """Map images ``[B, C, H, W]`` through the backbone; features ``[B, D]`` pass it by."""
-        if inputs.ndim == 2:
-            if inputs.shape[1] != self.num_features:
-                raise ValueError(
-                    f"inputs: expected features [B, {self.num_features}], got {list(inputs.shape)}"
-                )
-            return inputs
-        if self.backbone is None:
-            raise ValueError(
-                f"inputs: a model without backbone takes features [B, {self.num_features}], got "
-                f"{list(inputs.shape)}"
-            )
-        with computing_in(self.precision, inputs.device):
-            seen = [
-                self.backbone(view, random) for view in views(inputs, *self.settings.model.views)
-            ]
-            features: Tensor = sum(seen[1:], seen[0]) / len(seen)
-        return features.to(inputs.dtype)
-
-    def adapt(self, features: Tensor) -> Tensor:
-        """Apply adapter and normalization, where the settings have them: ``[B, D]`` to the same."""
-        if self.adapter is not None:
-            features = self.adapter(features)
-        return F.normalize(features, dim=-1) if self.settings.model.normalize_features else features
+        return self.encoder.embed(inputs, random)
 
     def forward(
         self,
@@ -227,16 +196,6 @@ class FewShotModel(nn.Module):
         """
         num_memories = self.settings.sampling.num_memories(self.training)
         return num_memories if self.training else min(num_memories, self.num_prototype_samples)
-
-
-def _backbone_for(settings: ModelSettings, input_shape: tuple[int, ...]) -> Backbone | None:
-    if len(input_shape) == 3:
-        return build_backbone(settings, input_shape)
-    if settings.own_backbone is not None:
-        raise SettingsError(
-            f"backbone: stored features need none, got {settings.own_backbone!r}; leave it out"
-        )
-    return None
 
 
 def _inference_for(

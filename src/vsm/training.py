@@ -1,4 +1,4 @@
-"""Training, top to bottom: set-up → steps → validation → checkpoints.
+"""Training, top to bottom: set-up → steps → validation → checkpoints → closing memory.
 
 One step: sampler → episode → features → consolidation of the previous step's observations →
 recall → prototypes → probabilities → objective → optimizer; its own features then become the
@@ -8,20 +8,21 @@ recalls what its own queries wrote.
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, Split, open_dataset
-from vsm.data.store import data_root
+from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, ImageDataset, open_dataset
+from vsm.data.preprocessing import Preprocessing
+from vsm.encoders import evaluation_mode
+from vsm.encoders.embedding import encode_dataset
 from vsm.errors import ProcessLostError, SettingsError
-from vsm.evaluation.cached_features import cached_features
-from vsm.evaluation.evaluator import evaluate, evaluation_mode
-from vsm.evaluation.statistics import Estimate, estimate
+from vsm.evaluation.evaluator import evaluate
+from vsm.evaluation.statistics import estimate
+from vsm.learning import class_features, learn_memory, learn_statistics
 from vsm.memory import Memory, Observations
 from vsm.model import FewShotModel, Prediction
 from vsm.nn.batch_norm import synchronize_batch_norm, unsynchronized_buffers
@@ -34,15 +35,8 @@ from vsm.runs.checkpoints import (
     save_resume,
 )
 from vsm.runs.directory import RunDirectory, StepLog
-from vsm.runs.learning import (
-    class_features,
-    learn_from_features,
-    learn_memory,
-    open_encoder,
-    write_learned,
-)
-from vsm.runs.shipped import MODELS, is_shipped
-from vsm.runs.trained_model import calibrate_rejection, load, model_metadata, save_best
+from vsm.runs.loading import load
+from vsm.runs.trained_model import TrainedModel, made_in_memory, model_metadata, save_best
 from vsm.seeding import generator, task_generators
 from vsm.settings import GaussianSettings, OptimizerSettings, RunSettings
 from vsm.system.devices import FUSED_DEVICES, Placement, choose_placement, send
@@ -61,73 +55,95 @@ def train(
     progress: Progress = NULL_PROGRESS,
     processes: Processes = SINGLE_PROCESS,
     placement: Placement | None = None,
-) -> RunDirectory:
-    """Train a model and leave a run directory.
+    learn_memory: bool = True,
+) -> TrainedModel:
+    """Train a model, leave a run directory, and return the model in it.
 
     Args:
         settings: all that defines the run; the same settings give the same run, bit for bit.
         output: the run directory.
         resume: go on from the last state in ``output``, if there is one.
-        progress: told of every step and validation, by the first process.
-        processes: all of them call this together, and the first alone writes ``output``.
+        progress: of every step and validation, in the first process.
+        processes: all of them call this together, and only the first writes ``output``.
         placement: where to compute; chosen if not given.
+        learn_memory: end by learning the Gaussian memory of the trained features, which is used
+            if validation classes say that it is no worse (method vsm with conjugate inference).
 
     Raises:
         Interrupted: after saving, when a process was asked to stop.
         ProcessLostError: when another process ended; the last saved state can be resumed.
     """
-    with RunDirectory(output).alone(processes.is_first):
-        return _train(settings, output, resume, progress, processes, placement)
+    placement = placement or choose_placement()
+    progress = progress if processes.is_first else NULL_PROGRESS
+    run = RunDirectory(output)
+    with run.alone(processes.is_first):
+        dataset = _train(settings, run, resume, progress, processes, placement)
+        trained = None
+        if processes.is_first:
+            own = settings.model.own_backbone
+            trained = load(output, backbone=own, placement=placement, inference=settings.inference)
+            calibration = trained.calibrate_rejection(dataset)
+            calibration.write(run.calibration, trained.encoder.fingerprint)
+            trained = replace(trained, calibration=calibration)
+            if learn_memory and settings.method == "vsm" and settings.inference == "conjugate":
+                trained = learn_closing_memory(run, trained, dataset, progress)
+        processes.barrier()  # nobody leaves before everything is stored
+    if trained is None:
+        trained = load(output, backbone=settings.model.own_backbone, placement=placement)
+    return trained
 
 
 def _train(
     settings: RunSettings,
-    output: Path,
+    run: RunDirectory,
     resume: bool,
     progress: Progress,
     processes: Processes,
-    placement: Placement | None,
-) -> RunDirectory:
+    placement: Placement,
+) -> Dataset:
+    """Do all steps; return the data, encoded already if the backbone is frozen."""
     _require_trainable(settings)
-    progress = progress if processes.is_first else NULL_PROGRESS
     tasks = processes.share(settings.tasks)
     dataset = open_dataset(settings.data)
-    sampler, validation = training_samplers(settings, dataset)
-    model = FewShotModel(settings, dataset.input_shape).place(placement or choose_placement())
+    training_samplers(settings, dataset)  # an error now if there are too few images
+    model = FewShotModel(settings, dataset.input_shape).place(placement)
+    model.encoder.preprocessing = Preprocessing.of(dataset)
     if settings.freeze_backbone:
         model.require_backbone().requires_grad_(False)
     if settings.model.synchronize_batch_norm:
         synchronize_batch_norm(model, processes)
     optimizer = build_optimizer(model, settings.optimizer)
-    run, state = _open_run(settings, output, resume, model, optimizer, processes)
+    state = _open_run(settings, run, resume, model, optimizer, processes)
     processes.broadcast(model.state_dict().values())
+    inputs_of = dataset
     if settings.freeze_backbone:
-        features = cached_features(model, dataset, _features_folder(settings, output))
-        sampler, validation = (replace(one, dataset=features) for one in (sampler, validation))
-    is_gaussian = settings.inference == "gaussian"
+        assert isinstance(dataset, ImageDataset)
+        inputs_of = encode_dataset(model.encoder, dataset, ("train", "validation"))
+    samplers = training_samplers(settings, inputs_of)
     progress.start(settings.method, settings.steps)
     progress.advance(state.step)
     with (
         run.step_log(state.step, processes.is_first) as log,
         stop_request() as stop,
-        _report_lost_process(model, state, output),
+        _report_lost_process(model, state, run.path),
     ):
         while state.step < settings.steps:
-            if is_gaussian and state.step % settings.gaussian.refresh_every == 0:
+            if (
+                settings.inference == "gaussian"
+                and state.step % settings.gaussian.refresh_every == 0
+            ):
                 state.memory = class_statistics(model, dataset)
             state.step += 1
             random = generator(settings.seed, "episodes", state.step)
-            batch = sampler.draw(settings.tasks, random).part(tasks)
-            inputs = load_inputs(sampler.dataset, batch, settings, state.step, tasks, model.device)
+            batch = samplers[0].draw(settings.tasks, random).part(tasks)
+            inputs = load_inputs(inputs_of, batch, settings, state.step, tasks, model.device)
             measured = training_step(model, optimizer, inputs, batch.class_ids, state, processes)
             progress.advance(1, f"loss {measured['loss']:.3f}")
             log.step({"step": state.step}, measured, "or set optimizer.clip_norm")
             if state.step % settings.validation.every == 0 or state.step == settings.steps:
-                samplers = (sampler, validation)
                 _validate(run, model, state, samplers, dataset, log, progress, processes)
             _save_or_stop(run, model, optimizer, state, dataset, stop.signal_number, processes)
-    _calibrate(run, settings, validation.dataset, processes)
-    return run
+    return inputs_of
 
 
 def _require_trainable(settings: RunSettings) -> None:
@@ -136,16 +152,6 @@ def _require_trainable(settings: RunSettings) -> None:
             "inference: gaussian trains a backbone that is good already; name one with --init and "
             "do not freeze it, or learn a memory of features as they are with vsm memory learn"
         )
-
-
-def _features_folder(settings: RunSettings, output: Path) -> Path:
-    """Return where features are cached: beside the backbone, but never in this package."""
-    init = Path(settings.init or output)
-    if is_shipped(init) or MODELS in init.resolve().parents:
-        init = data_root() / "features"
-        with suppress(OSError):  # then they are not cached
-            init.mkdir(parents=True, exist_ok=True)
-    return init
 
 
 def _save_or_stop(
@@ -176,84 +182,49 @@ def _save_or_stop(
         )
 
 
-def _calibrate(
-    run: RunDirectory, settings: RunSettings, dataset: Dataset, processes: Processes
-) -> None:
-    """Store with the best model when it should answer "none of these"."""
-    if processes.is_first:
-        trained = load(run.path, backbone=settings.model.own_backbone)
-        calibrate_rejection(trained, dataset).write(run.calibration, trained.encoder.fingerprint)
-    processes.barrier()  # nobody leaves before it is stored
-
-
-@dataclass(frozen=True)
-class LearnedAfterTraining:
-    """A Gaussian memory of the trained features, beside the memory that training left.
-
-    Attributes:
-        trained: validation accuracy with the inference of training.
-        gaussian: with the Gaussian memory.
-        difference: of the two, episode by episode.
-    """
-
-    trained: Estimate
-    gaussian: Estimate
-    difference: Estimate
-
-    @property
-    def is_used(self) -> bool:
-        """Whether the run is read by the Gaussian memory from now on: it is no worse."""
-        return self.difference.mean >= 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
-        found = {"accuracy": self.gaussian, "difference": self.difference}
-        return {"used": self.is_used, **{name: asdict(one) for name, one in found.items()}}
-
-    def describe(self) -> str:
-        """Return the same as a line for people."""
-        verdict = "used from now on" if self.is_used else "worse, so it is not used"
-        return (
-            f"Gaussian memory of its features: validation accuracy {self.gaussian}, "
-            f"{self.difference.mean:+.2%} ± {self.difference.ci95:.2%}: {verdict}"
-        )
-
-
-def learn_after_training(
-    run: RunDirectory, placement: Placement | None = None, progress: Progress = NULL_PROGRESS
-) -> LearnedAfterTraining:
-    """Learn the Gaussian memory of a run's features; keep it if validation says it is no worse.
+def learn_closing_memory(
+    run: RunDirectory, trained: TrainedModel, dataset: Dataset, progress: Progress = NULL_PROGRESS
+) -> TrainedModel:
+    """Learn the Gaussian memory of a run's features; use it if validation says it is no worse.
 
     It is written as a run directory inside that of the run, which :func:`vsm.load` then prefers.
+    The comparison is logged with the measurements of the run, as ``gaussian``.
     """
-    settings = run.settings()
-    own = settings.model.own_backbone
-    trained = load(run.path, backbone=own, inference=settings.inference)
-    dataset = open_dataset(settings.data)
+    settings = trained.settings
     _, validation = training_samplers(settings, dataset)
-    progress.start("learn memory", sum(len(dataset.split_ids(s)) for s in ("train", "validation")))
-    learned = learn_memory(
-        open_encoder(run.path, backbone=own, inference=settings.inference),
-        dataset,
-        GaussianSettings(),
-        data=settings.data,
-        seed=settings.seed,
-        placement=placement or choose_placement(),
-        progress=progress,
+    images = sum(len(dataset.split_ids(split)) for split in ("train", "validation"))
+    progress.start("learn memory", images)
+    learned = made_in_memory(
+        *learn_memory(
+            trained.encoder,
+            dataset,
+            GaussianSettings(),
+            data=settings.data,
+            seed=settings.seed,
+            progress=progress,
+        )
     )
     shape = {name: getattr(settings, name) for name in ("way", "shot", "queries")}
-    learned = replace(learned, settings=replace(learned.settings, **shape))
-    episodes = settings.validation.episodes
+    learned.model.settings = replace(learned.settings, init=str(run.path), **shape)
     before, after = (
-        evaluate(one.model, one.state, validation, episodes, VALIDATION_SEED).episode_accuracies
+        evaluate(one.model, one.state, validation, settings.validation.episodes, VALIDATION_SEED)
         for one in (trained, learned)
     )
-    found = LearnedAfterTraining(estimate(before), estimate(after), estimate(after - before))
+    difference = estimate(after.episode_accuracies - before.episode_accuracies)
+    is_used = difference.mean >= 0
+    found = {
+        "used": is_used,
+        "accuracy": asdict(after.accuracy),
+        "difference": asdict(difference),
+    }
+    with run.step_log(settings.steps) as log:
+        log.write({"step": settings.steps, "gaussian": found})
     run.remove_gaussian()
-    if found.is_used:
-        with atomic_directory(run.gaussian) as folder:
-            write_learned(learned, folder)
-    return found
+    if not is_used:
+        return trained
+    with atomic_directory(run.gaussian) as folder:
+        learned.write(folder)
+    return replace(learned, name=trained.name, path=run.path)
 
 
 def backbone_option(settings: RunSettings) -> str:
@@ -264,8 +235,7 @@ def backbone_option(settings: RunSettings) -> str:
 
 def _resuming(model: FewShotModel, output: Path) -> str:
     """Return the command that goes on with a run."""
-    placement = Placement(model.device, model.precision)
-    options = f"{backbone_option(model.settings)}{placement.options}"
+    options = f"{backbone_option(model.settings)}{model.encoder.placement.options}"
     return f"vsm train --output {output} --resume{options}"
 
 
@@ -320,10 +290,10 @@ def class_statistics(model: FewShotModel, dataset: Dataset) -> Memory:
 
     What the settings leave open is chosen on validation classes.
     """
-    splits: tuple[Split, ...] = ("train", "validation")
-    known, validation = (class_features(model, dataset, split) for split in splits)
+    known = class_features(model.encoder, dataset, "train")
+    validation = class_features(model.encoder, dataset, "validation")
     class_ids = torch.from_numpy(dataset.classes("train"))
-    return learn_from_features(model, known, class_ids, validation).memory
+    return learn_statistics(model, known, class_ids, validation).memory
 
 
 def refreshed_memory(model: FewShotModel, sampler: EpisodeSampler) -> Memory | None:
@@ -432,6 +402,7 @@ def training_step(
     limit = settings.optimizer.clip_norm or math.inf
     gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item()
     optimizer.step()
+    model.encoder.forget()
 
     processes.average(unsynchronized_buffers(model))
     if memory is not None and settings.inference != "gaussian":
@@ -513,20 +484,19 @@ def set_learning_rate(
 
 def _open_run(
     settings: RunSettings,
-    output: Path,
+    run: RunDirectory,
     resume: bool,
     model: FewShotModel,
     optimizer: torch.optim.Optimizer,
     processes: Processes,
-) -> tuple[RunDirectory, TrainingState]:
-    """Begin a run, or take up the one in ``output`` at its last state.
+) -> TrainingState:
+    """Begin a run, or take up the one that is there at its last state.
 
-    What is there is for the first process to say, which may have begun to write it meanwhile.
+    The first process decides which, since it may have begun to write already.
     """
-    run = RunDirectory(output)
     has_state = bool(processes.broadcast_value(run.has_state()))
     if settings.init is not None and not (resume and has_state):
         begin_with_backbone(model, Path(settings.init))
     if run.open(settings, resume, processes.broadcast_value, processes.is_first):
-        return run, load_resume(run, model, optimizer)
-    return run, TrainingState(step=0, memory=model.empty_memory(), pending=None)
+        return load_resume(run, model, optimizer)
+    return TrainingState(step=0, memory=model.empty_memory(), pending=None)

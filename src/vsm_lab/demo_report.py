@@ -6,8 +6,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from vsm.data import ImageDataset
-from vsm.runs.comparison import MeasuredRun, ModelOnData, measure, paired_differences
 from vsm.runs.directory import RunDirectory
+from vsm.runs.measurement import Comparison, Measurement, ModelOnData
 from vsm.system.files import write_text
 from vsm_lab import episode_plots
 from vsm_lab.document import Block, Heading, Picture, Table, Text, to_html
@@ -26,13 +26,13 @@ CLOUD_QUERIES = 10
 SIZES_SHOWN = (0, 4, 16, 64, 256)
 
 
-def write_report(measured: Sequence[MeasuredRun], dataset: ImageDataset, output: Path) -> Path:
+def write_report(measured: Sequence[Measurement], dataset: ImageDataset, output: Path) -> Path:
     """Write an HTML report about runs of different methods on identical episodes; return its path.
 
     The last run is a Gaussian memory that was learned of the features of the one before. Pictures
     of single episodes are of it.
     """
-    runs: dict[str, MeasuredRun] = {Path(one.label).name: one for one in measured}
+    runs: dict[str, Measurement] = {Path(one.label).name: one for one in measured}
     chosen = measured[-1]
     episodes = look_at_episodes(chosen, dataset, NUM_EPISODES_SHOWN, QUERIES_SHOWN)
     protocol = chosen.protocol
@@ -67,7 +67,7 @@ def write_report(measured: Sequence[MeasuredRun], dataset: ImageDataset, output:
     return output
 
 
-def _scores(runs: dict[str, MeasuredRun]) -> list[Block]:
+def _scores(runs: dict[str, Measurement]) -> list[Block]:
     columns = ["method", "accuracy, 95% interval", "NLL", "calibration error", "classes remembered"]
     rows = [
         [
@@ -86,7 +86,7 @@ def _scores(runs: dict[str, MeasuredRun]) -> list[Block]:
             f"{100 * one.estimate.mean:+.2f} ± {100 * one.estimate.ci95:.2f}",
             "clear of zero" if abs(one.estimate.mean) > one.estimate.ci95 else "not clear of zero",
         ]
-        for one in paired_differences(list(runs.values()))
+        for one in Comparison(list(runs.values())).differences
     ]
     paired = Table(["paired difference", "points of accuracy", ""], differences)
     return [Table(columns, rows), paired]
@@ -103,7 +103,7 @@ def _episodes(episodes: Sequence[ShownEpisode], dataset: ImageDataset, name: str
     ]
 
 
-def _recalled(chosen: MeasuredRun, episode: ShownEpisode, dataset: ImageDataset) -> Block:
+def _recalled(chosen: Measurement, episode: ShownEpisode, dataset: ImageDataset) -> Block:
     assert chosen.trained.state is not None
     slot_ids = chosen.trained.state.slot_classes
     return _picture(
@@ -113,7 +113,7 @@ def _recalled(chosen: MeasuredRun, episode: ShownEpisode, dataset: ImageDataset)
     )
 
 
-def _directions(chosen: MeasuredRun, dataset: ImageDataset) -> list[Block]:
+def _directions(chosen: Measurement, dataset: ImageDataset) -> list[Block]:
     """Show what class statistics hold, how they move prototypes, and what more classes add."""
     subject, protocol = ModelOnData(chosen.trained, dataset), chosen.protocol
     assert chosen.trained.state is not None
@@ -122,7 +122,7 @@ def _directions(chosen: MeasuredRun, dataset: ImageDataset) -> list[Block]:
     inferred, queries = episode_of(subject, protocol.sampler(dataset))
     names = [f"class {n + 1}" for n in range(protocol.way)]
     sizes = [size for size in SIZES_SHOWN if size < len(memory)]
-    found = [measure(subject.first_slots(size), protocol) for size in sizes]
+    found = [subject.first_slots(size).measure(protocol) for size in sizes]
     accuracies = [one.evaluation.accuracy for one in (*found, chosen)]
     rising = rising_accuracy([*sizes, len(memory)], {protocol.shot: accuracies})
     return [
@@ -140,7 +140,7 @@ def _directions(chosen: MeasuredRun, dataset: ImageDataset) -> list[Block]:
     ]
 
 
-def _prototypes(runs: dict[str, MeasuredRun], dataset: ImageDataset) -> Block:
+def _prototypes(runs: dict[str, Measurement], dataset: ImageDataset) -> Block:
     clouds = {
         f"{name}: {'without' if one.trained.memory is None else 'with'} memory": (
             look_at_episodes(one, dataset, 1, CLOUD_QUERIES)[0]
@@ -156,7 +156,7 @@ def _prototypes(runs: dict[str, MeasuredRun], dataset: ImageDataset) -> Block:
     )
 
 
-def _learning(runs: dict[str, MeasuredRun], chosen: MeasuredRun) -> list[Block]:
+def _learning(runs: dict[str, Measurement], chosen: Measurement) -> list[Block]:
     trained = [(name, one) for name, one in runs.items() if one.trained.step]  # not only learned
     metrics = {name: RunDirectory(Path(one.label)).read_metrics() for name, one in trained}
     curves = _picture(

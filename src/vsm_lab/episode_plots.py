@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
 from vsm.data import ImageDataset
-from vsm.runs.comparison import MeasuredRun
+from vsm.runs.measurement import Measurement
 from vsm.runs.memory_map import principal_plane
 from vsm.system.colors import COLORS
 from vsm_lab.measures import ShownEpisode
@@ -175,7 +175,7 @@ def memory_growth(rows: list[dict[str, Any]]) -> Figure:
     return figure
 
 
-def reliability_diagram(measured: Sequence[MeasuredRun], names: Sequence[str]) -> Figure:
+def reliability_diagram(measured: Sequence[Measurement], names: Sequence[str]) -> Figure:
     """Plot accuracy against confidence in bins, and how many predictions each bin holds."""
     figure = Figure(figsize=(3.7 * len(measured), 3.8), layout="constrained")
     for position, (one, name) in enumerate(zip(measured, names, strict=True)):

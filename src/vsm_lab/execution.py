@@ -6,28 +6,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from vsm.data import Dataset
+from vsm.encoders import Encoder
+from vsm.encoders.embedding import open_data
 from vsm.errors import EpisodeError, RunError
 from vsm.evaluation.evaluator import Evaluation
-from vsm.evaluation.memory_choice import ClassFeatures
 from vsm.evaluation.protocol import EpisodeProtocol
-from vsm.memory.named import EncoderIdentity
+from vsm.learning import learn_memory
 from vsm.pretraining.loop import pretrain, validated_answers
-from vsm.runs.class_rows import ClassRows
-from vsm.runs.comparison import ModelOnData, measure, measure_baseline
-from vsm.runs.directory import Directory
-from vsm.runs.embedding import open_data
-from vsm.runs.learning import (
-    NO_ENCODER,
-    data_for,
-    learn_memory,
-    open_encoder,
-    write_learned,
-)
-from vsm.runs.trained_model import load
+from vsm.runs.directory import Directory, RunDirectory
+from vsm.runs.loading import load, open_encoder
+from vsm.runs.measurement import ModelOnData
+from vsm.runs.trained_model import made_in_memory
 from vsm.settings import BaselineSettings, GaussianSettings
 from vsm.system.devices import Placement, choose_placement
 from vsm.system.interruption import Interrupted, stop_request
-from vsm.system.progress import Progress
 from vsm.training import train
 from vsm_lab.benchmarking.suite import Group
 from vsm_lab.jobs import VIEWS, Job, pretrain_settings, run_settings
@@ -81,50 +74,41 @@ def _pretrain(store: JobStore, job: Job) -> Outcome:
 def _train(store: JobStore, job: Job) -> Outcome:
     inits = [str(store.run_folder(before).resolve()) for before in job.after]
     settings, placement = run_settings(job, *inits), _placement(job)
-    finished = train(settings, store.run_folder(job), resume=True, placement=placement)
-    return _best(finished, "step", "accuracy")
+    folder = store.run_folder(job)
+    train(settings, folder, resume=True, placement=placement, learn_memory=False)
+    return _best(RunDirectory(folder), "step", "accuracy")
 
 
 def _learn(store: JobStore, job: Job) -> Outcome:
     settings = job.recipe["settings"]
-    encoder = NO_ENCODER
+    source = job.recipe.get("encoder")
     if job.after:
-        encoder = open_encoder(store.run_folder(job.after[0]), **_views(job))
-    elif "encoder" in job.recipe:
-        encoder = open_encoder(job.recipe["encoder"], **_views(job))
-    trained = learn_memory(
+        source = str(store.run_folder(job.after[0]))
+    views = tuple((name, job.recipe[name]) for name in VIEWS if name in job.recipe)
+    key = job.after[0].key if job.after else ""
+    encoder, dataset = _opened(source, key, settings["data"], views, _placement(job))
+    learned = learn_memory(
         encoder,
-        data_for(encoder, settings["data"], placement=_placement(job)),
+        dataset,
         GaussianSettings(**settings["gaussian"]),
         data=settings["data"],
         seed=settings["seed"],
-        placement=_placement(job),
-        embed=_embedded_once,
     )
-    write_learned(trained, store.run_folder(job))
-    assert trained.memory is not None
-    described = trained.memory.describe(neighbors=0)
+    made_in_memory(*learned).write(store.run_folder(job))
+    described = learned.memory.describe(neighbors=0)
     return {"reading": described["reading"], "choice": described["choice"]}
 
 
-def _views(job: Job) -> dict[str, Any]:
-    return {name: job.recipe[name] for name in VIEWS if name in job.recipe}
-
-
-def _embedded_once(rows: ClassRows, seed: int, progress: Progress) -> ClassFeatures:
-    """Embed rows, or take what the same encoder made of them for another memory."""
-    encoder = EncoderIdentity.of(rows.model.settings, rows.model.state_dict())
-    drawn = None if rows.fit_at_once() else seed
-    key = (encoder.fingerprint, rows.dataset.name, tuple(rows.classes.tolist()), drawn)
-    if key not in _FEATURES:
-        while len(_FEATURES) >= MOST_FEATURES:
-            del _FEATURES[next(iter(_FEATURES))]
-        _FEATURES[key] = rows.drawn(seed, progress)
-    return _FEATURES[key]
-
-
-MOST_FEATURES = 4
-_FEATURES: dict[tuple[object, ...], ClassFeatures] = {}
+@lru_cache(maxsize=2)  # an encoder and its features serve one memory after another
+def _opened(
+    source: str | None,
+    _key: str,
+    data: str,
+    views: tuple[tuple[str, Any], ...],
+    placement: Placement,
+) -> tuple[Encoder, Dataset]:
+    encoder = open_encoder(source, data, placement=placement, **dict(views))
+    return encoder, open_data(encoder, data)
 
 
 def _best(finished: Directory, unit: str, score: str) -> Outcome:
@@ -169,9 +153,9 @@ def _measured(model: ModelOnData, protocol: EpisodeProtocol, job: Job) -> Evalua
     """Measure the model, or a baseline on its features."""
     baseline = job.recipe.get("baseline")
     if baseline is None:
-        return measure(model, protocol).evaluation
+        return model.measure(protocol).evaluation
     settings = BaselineSettings(**baseline["settings"])
-    return measure_baseline(model, baseline["name"], protocol, settings).evaluation
+    return model.measure_baseline(baseline["name"], protocol, settings).evaluation
 
 
 def _calibration(evaluation: Evaluation, prefix: str = "") -> Outcome:
@@ -227,8 +211,7 @@ def _loaded(
     folder: Path, _key: str, data: str, backbone: str | None, placement: Placement
 ) -> ModelOnData:
     trained = load(folder, backbone=backbone, placement=placement)
-    dataset = open_data(trained.model, trained.preprocessing, trained.settings.data, data)
-    return ModelOnData(trained, dataset)
+    return ModelOnData(trained, open_data(trained.encoder, data))
 
 
 def _placement(job: Job) -> Placement:

@@ -9,7 +9,7 @@ from torch import Tensor
 from vsm.data import EpisodeSampler
 from vsm.evaluation.statistics import Estimate
 from vsm.memory import GaussianMemory, GaussianPosterior, SupportSet
-from vsm.runs.comparison import ModelOnData
+from vsm.runs.measurement import ModelOnData
 from vsm_lab.plots import color_of
 
 
@@ -70,7 +70,8 @@ def episode_of(subject: ModelOnData, sampler: EpisodeSampler) -> tuple[GaussianP
     memory = subject.trained.state.statistics
     assert memory is not None
     [batch] = sampler.evaluation_episodes(1, 0)
-    features = memory.project(subject.embedder(sampler)(batch.image_ids))
+    features = subject.trained.encoder.features(subject.dataset, batch.image_ids)
+    features = memory.project(features)
     support, queries = features.split([sampler.shot, sampler.queries], 2)
     return memory.reader.to(support.device).infer(SupportSet.of(support)), queries[0]
 

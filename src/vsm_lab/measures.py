@@ -8,12 +8,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vsm.data import Dataset, EpisodeSampler, Split
-from vsm.evaluation.evaluator import embed_images, evaluation_mode
+from vsm.encoders import evaluation_mode
+from vsm.evaluation.evaluator import split_embedder
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.memory import GaussianPosterior
 from vsm.model import Prediction
 from vsm.nn.prototype_classifier import predictive
-from vsm.runs.comparison import MeasuredRun, ModelOnData, measure
+from vsm.runs.measurement import Measurement, ModelOnData
 from vsm.seeding import Randomness, generator, task_generators
 
 SAMPLES_SHOWN = 100
@@ -44,14 +45,13 @@ class ShownEpisode:
 
 @torch.no_grad()
 def look_at_episodes(
-    measured: MeasuredRun, dataset: Dataset, num_episodes: int, queries: int
+    measured: Measurement, dataset: Dataset, num_episodes: int, queries: int
 ) -> list[ShownEpisode]:
     """Run the first episodes of the protocol's list, with few queries, keeping every detail."""
     protocol, trained = measured.protocol, measured.trained
     sampler = EpisodeSampler(dataset, protocol.split, protocol.way, protocol.shot, queries)
     [batch] = sampler.evaluation_episodes(num_episodes, protocol.seed)
-    features = embed_images(trained.model, dataset, batch.image_ids.flatten())
-    features = features.unflatten(0, batch.image_ids.shape)
+    features = trained.encoder.features(dataset, batch.image_ids)
     support, query_features = features.split([protocol.shot, queries], 2)
     with evaluation_mode(trained.model):
         random = generator(protocol.seed, "report")
@@ -119,8 +119,8 @@ def measure_separation(subject: ModelOnData, protocol: EpisodeProtocol) -> Separ
     with evaluation_mode(trained.model):
         for batch in batches:
             shown = batch.image_ids[:, :, : protocol.shot + 1]  # the support, and one query
-            features = embed_images(trained.model, dataset, shown.flatten())
-            support, query = features.unflatten(0, shown.shape).split([protocol.shot, 1], 2)
+            features = trained.encoder.features(dataset, shown)
+            support, query = features.split([protocol.shot, 1], 2)
             tasks = range(done, done + len(shown))
             random = task_generators(protocol.seed, "evaluation-noise", 0, tasks)
             prediction = trained.model(support, query, trained.state, random)
@@ -154,7 +154,8 @@ def nearness_to_slots(subject: ModelOnData, split: Split) -> dict[int, float]:
         return {}
     assert subject.trained.memory is not None
     slots = subject.trained.memory.slots
-    embed = subject.embedder(EpisodeSampler(subject.dataset, split, 2, 1, 1))
+    encoder = subject.trained.encoder
+    embed = split_embedder(encoder, EpisodeSampler(subject.dataset, split, 2, 1, 1))
     classes = subject.dataset.classes(split).tolist()
     rows = (embed(torch.from_numpy(subject.dataset.image_ids(c))) for c in classes)
     project = subject.trained.model.project
@@ -171,7 +172,7 @@ def changed_answers(
     with_memory: ModelOnData, without: ModelOnData, protocol: EpisodeProtocol
 ) -> dict[str, float]:
     """Return the share of answers that memory turned right, and that it turned wrong."""
-    before, after = (measure(one, protocol).evaluation.correct for one in (without, with_memory))
+    before, after = (one.measure(protocol).evaluation.correct for one in (without, with_memory))
     return {
         "turned_right": (after & ~before).double().mean().item(),
         "misled": (before & ~after).double().mean().item(),

@@ -13,24 +13,18 @@ import torch
 from torch import Tensor
 
 from vsm.data import Split
+from vsm.encoders.embedding import open_data
 from vsm.errors import RunError, SettingsError
+from vsm.evaluation.calibration import Calibration
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.statistics import student_quantile
-from vsm.runs.calibration import Calibration
-from vsm.runs.comparison import (
-    MeasuredRun,
-    ModelOnData,
-    load_for,
-    measure,
-    paired_differences,
-)
 from vsm.runs.configuration import settings_to_yaml
 from vsm.runs.directory import RunDirectory
-from vsm.runs.embedding import open_data
+from vsm.runs.loading import load
+from vsm.runs.measurement import Comparison, Measurement, ModelOnData
 from vsm.runs.shipped import CARD_NAME, Card, find_run
-from vsm.runs.trained_model import calibrate_rejection, load, store
 from vsm.settings import RunSettings
-from vsm.system.devices import ON_CPU, Placement
+from vsm.system.devices import ON_CPU, Placement, choose_placement
 from vsm.system.documents import write_json
 from vsm.system.files import atomic_directory, write_text
 from vsm.system.progress import NULL_PROGRESS, Progress
@@ -176,7 +170,8 @@ def ship(
     """
     settings = RunDirectory(find_run(run)).used.settings()
     origin, protocols = shipment.origin(run, settings), shipment.protocols(settings)
-    original = load_for(run, protocols[0], placement=placement)
+    placement = placement or choose_placement()
+    original = load(run, placement=placement).on(protocols[0])
     most = len(original.dataset.classes("validation")) if shipment.calibrate else 0
     validations = [
         replace(one, split="validation", way=min(one.way, most))
@@ -189,16 +184,17 @@ def ship(
     with _folder(shipment) as folder:
         directory = RunDirectory(folder)
         write_text(directory.config, settings_to_yaml(portable(settings, shipment.source)))
-        store(directory, original.trained, halved if shipment.storage == "float16" else dict)
-        stored = load_for(folder, protocols[0], placement=placement)
+        is_half = shipment.storage == "float16"
+        original.trained.store(directory, to_half_precision if is_half else None)
+        stored = load(folder, placement=placement).on(protocols[0])
         pairs = [_measure_both(original, stored, one, shipment, progress) for one in protocols]
         temperatures = {
-            one.shot: measure(stored, one, progress).evaluation.best_temperature()
+            one.shot: stored.measure(one, progress).evaluation.best_temperature()
             for one in validations
         }
         found = original.trained.calibration  # measured on classes that were left out
         if not shipment.measured:
-            found = calibrate_rejection(stored.trained, stored.dataset)
+            found = stored.trained.calibrate_rejection(stored.dataset)
         found = replace(found, temperatures=temperatures)
         found.write(directory.calibration, stored.trained.encoder.fingerprint)
         card = {
@@ -210,7 +206,8 @@ def ship(
             "storage": shipment.storage,
             "bytes": _size(folder),
             "measurements": [
-                _measurement(*pair, temperatures) | _held_out(shipment, pair[0].protocol, progress)
+                _measurement(*pair, temperatures)
+                | _held_out(shipment, pair[0].protocol, placement, progress)
                 for pair in pairs
             ],
             **origin,
@@ -220,7 +217,9 @@ def ship(
     return card
 
 
-def _held_out(shipment: Shipment, protocol: EpisodeProtocol, progress: Progress) -> dict[str, Any]:
+def _held_out(
+    shipment: Shipment, protocol: EpisodeProtocol, placement: Placement, progress: Progress
+) -> dict[str, Any]:
     """Return the mean over runs that remember part of the classes, each on its test classes.
 
     The interval is that over the runs; their classes are other parts of the same ones.
@@ -231,7 +230,7 @@ def _held_out(shipment: Shipment, protocol: EpisodeProtocol, progress: Progress)
     for path in shipment.measured:
         data = RunDirectory(find_run(path)).used.settings().data
         own = replace(protocol, split="test", data=data)
-        found.append(measure(load_for(path, own), own, progress).as_dict())
+        found.append(load(path, placement=placement).on(own).measure(own, progress).as_dict())
     scores = {
         name: torch.tensor([one[name] for one in found], dtype=torch.float64) for name in SCORES
     }
@@ -257,9 +256,7 @@ def calibrate(
     """
     folder = RunDirectory(find_run(source)).used.path
     trained = load(source, backbone=backbone, placement=placement)
-    own = trained.settings.data
-    dataset = open_data(trained.model, trained.preprocessing, own, own)
-    found = calibrate_rejection(trained, dataset)
+    found = trained.calibrate_rejection(open_data(trained.encoder, trained.settings.data))
     found.write(RunDirectory(folder).calibration, trained.encoder.fingerprint)
     if trained.card is not None:
         _write_card(folder, {**trained.card, "bytes": _size(folder)})
@@ -275,7 +272,7 @@ def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir() if file.name != CARD_NAME)
 
 
-def halved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_half_precision(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors as they are stored: kernels and matrices in half precision where they fit it.
 
     Vectors and scalars are few, and batch norm's variances want the range, so they stay as they
@@ -314,10 +311,10 @@ def _measure_both(
     protocol: EpisodeProtocol,
     shipment: Shipment,
     progress: Progress,
-) -> tuple[MeasuredRun, MeasuredRun]:
+) -> tuple[Measurement, Measurement]:
     """Measure the run and the stored model, and refuse the latter if it is another one."""
-    before, after = (measure(one, protocol, progress) for one in (original, stored))
-    change = paired_differences([before, after])[0].estimate.mean
+    before, after = (one.measure(protocol, progress) for one in (original, stored))
+    change = Comparison([before, after]).differences[0].estimate.mean
     if abs(change) > LARGEST_CHANGE:
         was_halved = shipment.storage == "float16"
         fix = "store it with --storage float32" if was_halved else "report this as a bug"
@@ -330,11 +327,11 @@ def _measure_both(
 
 
 def _measurement(
-    before: MeasuredRun, after: MeasuredRun, temperatures: Mapping[int, float]
+    before: Measurement, after: Measurement, temperatures: Mapping[int, float]
 ) -> dict[str, Any]:
     """Return what the card says of one protocol."""
 
-    def told(measured: MeasuredRun, *keys: str) -> dict[str, Any]:
+    def told(measured: Measurement, *keys: str) -> dict[str, Any]:
         values = measured.as_dict()
         return {key: values[key] for key in keys}
 
@@ -342,6 +339,6 @@ def _measurement(
     if temperatures:
         scaled = after.evaluation.scale_by_temperature(temperatures[after.protocol.shot])
         result["calibrated"] = told(replace(after, evaluation=scaled), *SCORES)
-    [difference] = paired_differences([before, after])
+    [difference] = Comparison([before, after]).differences
     gap = {"accuracy": difference.estimate.mean, "ci95": difference.estimate.ci95}
     return {**result, "run": told(before, *SCORES), "difference": gap}

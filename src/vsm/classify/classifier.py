@@ -17,13 +17,15 @@ from vsm.classify.inputs import Labels, as_labels, not_fitted
 from vsm.classify.saving import Saved, read_classifier, write_classifier
 from vsm.classify.suggestion import Suggestion, suggest
 from vsm.data.preprocessing import as_features
+from vsm.encoders import Encoder
 from vsm.errors import ClassifierError
 from vsm.evaluation.memory_choice import ClassFeatures
+from vsm.learning import gaussian_model, learn_statistics, name_memory
 from vsm.memory.named import Changes, NamedMemory
 from vsm.model import FewShotModel
-from vsm.runs.learning import NO_ENCODER, gaussian_model, learn_from_features, named_memory
-from vsm.runs.trained_model import TrainedModel, load, made_in_memory
-from vsm.settings import GaussianSettings, RunSettings
+from vsm.runs.loading import load
+from vsm.runs.trained_model import TrainedModel, made_in_memory
+from vsm.settings import GaussianSettings, ModelSettings, RunSettings
 from vsm.system.devices import choose_placement
 from vsm.system.progress import NULL_PROGRESS, Progress
 
@@ -128,9 +130,10 @@ class FewShotClassifier:
         known = ClassFeatures(rows[torch.from_numpy(order)], np.bincount(class_ids).tolist())
         asked = GaussianSettings(normalization=None if normalize else "un")
         data = f"features:{encoder_name}"
-        model = gaussian_model(NO_ENCODER, data, (rows.shape[1],), asked, self.seed)
-        learned = learn_from_features(model, known, torch.arange(len(names)), None)
-        memory = named_memory(model, learned, tuple(map(str, names)), len(rows))
+        encoder = Encoder(ModelSettings(), (rows.shape[1],), data)
+        model = gaussian_model(encoder, data, asked, self.seed)
+        learned = learn_statistics(model, known, torch.arange(len(names)), None)
+        memory = name_memory(model, learned, tuple(map(str, names)), len(rows))
         return self.set_params(encoder=made_in_memory(model, memory, learned.thresholds))
 
     def fit(self, images: Any, y: Labels) -> Self:

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from vsm.classify.fitted import Examples
 from vsm.errors import RunError, VsmError
+from vsm.evaluation.calibration import Calibration
 from vsm.memory.codec import decode_memory
 from vsm.memory.named import NamedMemory
-from vsm.runs.calibration import Calibration
 from vsm.runs.configuration import check_settings
-from vsm.runs.trained_model import TrainedModel, restored_model, trusted_settings
+from vsm.runs.loading import restored_model, trusted_settings
+from vsm.runs.trained_model import TrainedModel
 from vsm.settings import RunSettings
 from vsm.system.devices import Placement
 from vsm.system.documents import shortened

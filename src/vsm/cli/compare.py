@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import jsonargparse
 
@@ -10,16 +10,16 @@ from vsm.cli.arguments import add_backbones_argument
 from vsm.cli.evaluate import (
     SCORE_COLUMNS,
     add_episode_arguments,
-    episode_protocol,
+    episode_options,
     score_cells,
 )
-from vsm.cli.output import ProgressBar, print_json, print_table, progress_bar
+from vsm.cli.output import ProgressBar, print_json, print_table
 from vsm.cli.processes import prepare_placement
 from vsm.errors import SettingsError
 from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings
 
 if TYPE_CHECKING:
-    from vsm.runs.comparison import MeasuredRun
+    from vsm.runs.measurement import Comparison
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -52,8 +52,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
             "measures one"
         )
 
-    from vsm.runs.comparison import measure, measure_baseline, on_data
-    from vsm.runs.trained_model import load
+    from vsm.runs.loading import load
 
     placement = prepare_placement(parsed)
     # All are loaded first: a run that is missing is named before anything is measured.
@@ -61,20 +60,18 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         load(path, backbone=parsed.backbone, placement=placement, inference=parsed.inference)
         for path in parsed.runs
     ]
-    measured: list[MeasuredRun] = []
-    for path, trained in zip(parsed.runs, models, strict=True):
-        protocol = measured[0].protocol if measured else episode_protocol(trained, parsed)
-        with ProgressBar(parsed.json) as bar:
-            subject = on_data(trained, protocol, bar)
-        for name in names if path is parsed.runs[0] else ():
-            with progress_bar(f"evaluate {name}", parsed.episodes, quiet=parsed.json) as bar:
-                measured.append(measure_baseline(subject, name, protocol, settings, bar))
-        with progress_bar(f"evaluate {path}", parsed.episodes, quiet=parsed.json) as bar:
-            measured.append(measure(subject, protocol, bar))
+    with ProgressBar(parsed.json) as bar:
+        comparison = models[0].compare(
+            *models[1:],
+            **episode_options(parsed),
+            baselines=names,
+            baseline=settings,
+            progress=bar,
+        )
     if parsed.json:
-        print_json(comparison_json(measured))
+        print_json(comparison.as_dict())
     else:
-        print_comparison(measured)
+        print_comparison(comparison)
 
 
 def baseline_names(listed: str) -> list[BaselineName]:
@@ -88,21 +85,9 @@ def baseline_names(listed: str) -> list[BaselineName]:
     return cast(list[BaselineName], names)
 
 
-def comparison_json(measured: "Sequence[MeasuredRun]") -> dict[str, Any]:
-    """Return what ``--json`` prints: every run, every baseline, and every paired difference."""
-    from vsm.runs.comparison import paired_differences
-
-    return {
-        "runs": [{"run": one.label, **one.as_dict()} for one in measured if not one.baseline],
-        "baselines": [one.as_dict() for one in measured if one.baseline],
-        "differences": [difference.as_dict() for difference in paired_differences(measured)],
-    }
-
-
-def print_comparison(measured: "Sequence[MeasuredRun]") -> None:
+def print_comparison(comparison: "Comparison") -> None:
     """Print the scores, and the paired differences below them."""
-    from vsm.runs.comparison import paired_differences
-
+    measured = comparison.measured
     print_table(
         measured[0].protocol.describe(),
         SCORE_COLUMNS,
@@ -110,7 +95,7 @@ def print_comparison(measured: "Sequence[MeasuredRun]") -> None:
     )
     rows = [
         [f"{one.a} − {one.b}", f"{100 * one.estimate.mean:+.2f} ± {100 * one.estimate.ci95:.2f}"]
-        for one in paired_differences(measured)
+        for one in comparison.differences
     ]
     if rows:
         title = "paired differences in accuracy, in points with 95% intervals"

@@ -2,20 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import jsonargparse
 
 from vsm.cli.arguments import add_backbone_argument, add_json_argument, add_protocol_arguments
-from vsm.cli.output import ProgressBar, print_json, print_table, progress_bar
+from vsm.cli.output import ProgressBar, print_json, print_table
 from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.errors import SettingsError
 from vsm.runs.shipped import shipped_folder
 from vsm.settings import BaselineName, BaselineSettings, Inference
-
-if TYPE_CHECKING:
-    from vsm.evaluation.protocol import EpisodeProtocol
-    from vsm.runs.trained_model import TrainedModel
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -91,8 +87,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     settings = BaselineSettings(**parsed.baseline.as_dict())
     source = _source(parsed)
 
-    from vsm.runs.comparison import measure, measure_baseline, on_data
-    from vsm.runs.trained_model import load
+    from vsm.runs.loading import load
 
     placement = prepare_placement(parsed)
     trained = load(
@@ -102,27 +97,21 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         placement=placement,
         inference=parsed.inference,
     )
-    protocol = episode_protocol(trained, parsed)
     with ProgressBar(parsed.json) as bar:
-        subject = on_data(trained, protocol, bar)
-    temperature = trained.calibration.temperature(protocol.shot) if parsed.calibrated else 1.0
-    if temperature is None:
-        raise SettingsError(
-            f"calibrated: {trained.name} has no fitted temperature; make a model that has one with "
-            "vsm models ship --calibrate"
+        measured = trained.evaluate(
+            **episode_options(parsed),
+            classifier=parsed.classifier,
+            baseline=settings,
+            calibrated=parsed.calibrated,
+            progress=bar,
         )
-    with progress_bar(f"evaluate {source}", parsed.episodes, quiet=parsed.json) as bar:
-        if parsed.classifier is None:
-            measured = measure(subject, protocol, bar, temperature)
-        else:
-            measured = measure_baseline(subject, parsed.classifier, protocol, settings, bar)
     result = measured.as_dict()
     if parsed.json:
         print_json(result)
         return
     name = result["method"] if parsed.classifier is None else measured.describe()
-    name += f", temperature {temperature:.3g}" if parsed.calibrated else ""
-    print_table(protocol.describe(), SCORE_COLUMNS, [[name, *score_cells(result)]])
+    name += f", temperature {measured.temperature:.3g}" if parsed.calibrated else ""
+    print_table(measured.protocol.describe(), SCORE_COLUMNS, [[name, *score_cells(result)]])
 
 
 def _source(parsed: jsonargparse.Namespace) -> str:
@@ -142,22 +131,15 @@ def _source(parsed: jsonargparse.Namespace) -> str:
     return str(parsed.run) if parsed.model is None else shipped_folder(parsed.model).name
 
 
-def episode_protocol(trained: "TrainedModel", options: jsonargparse.Namespace) -> "EpisodeProtocol":
-    """Take the episodes from the options; what is unset comes from the model.
+EPISODE_OPTIONS = (
+    *("data", "split", "way", "shot", "queries", "episodes", "seed"),
+    *("batch_norm", "memory_slots"),
+)
 
-    For a shipped model that is what its card measured first, not what it was trained on.
-    """
-    from vsm.evaluation.protocol import EpisodeProtocol
 
-    stated = vars(trained.settings) if trained.card is None else trained.card
-    return EpisodeProtocol(
-        data=options.data or trained.settings.data,
-        way=stated["way"] if options.way is None else options.way,
-        shot=stated["shot"] if options.shot is None else options.shot,
-        **{name: options[name] for name in ("split", "queries", "episodes", "seed")},
-        batch_norm=options.batch_norm,
-        memory_slots=options.memory_slots,
-    )
+def episode_options(parsed: jsonargparse.Namespace) -> dict[str, Any]:
+    """Return the options that say which episodes to measure on."""
+    return {name: parsed[name] for name in EPISODE_OPTIONS}
 
 
 SCORE_COLUMNS = ["", "accuracy", "NLL", "ECE"]

@@ -149,35 +149,37 @@ def _learn(chosen: jsonargparse.Namespace) -> None:
         )
 
     from vsm.data.catalog import FEATURES_PREFIX
-    from vsm.runs.learning import NO_ENCODER, data_for, learn_memory, open_encoder, write_learned
+    from vsm.encoders.embedding import open_data
+    from vsm.learning import learn_memory
+    from vsm.runs.loading import open_encoder
     from vsm.runs.memory_files import read_memory
+    from vsm.runs.trained_model import made_in_memory
     from vsm.system.distributed import join_processes
 
     placement = prepare_placement(chosen)
-    encoder = NO_ENCODER
-    if chosen.encoder is not None:
-        encoder = open_encoder(
-            chosen.encoder, chosen.mirror, chosen.backbone, chosen.adapter, shift=chosen.shift
-        )
-    elif not chosen.data.startswith(FEATURES_PREFIX):
+    if chosen.encoder is None and not chosen.data.startswith(FEATURES_PREFIX):
         raise SettingsError(
             f"encoder: {chosen.data} holds images; name what makes features of them with --encoder"
         )
+    encoder = open_encoder(
+        chosen.encoder,
+        chosen.data,
+        mirror=chosen.mirror,
+        shift=chosen.shift,
+        backbone=chosen.backbone,
+        with_adapter=chosen.adapter,
+        placement=placement,
+    )
     like = None if chosen.like is None else read_memory(chosen.like)
     with join_processes(placement.device) as processes:
-        quiet = chosen.json or not processes.is_first
-        with ProgressBar(quiet) as bar:
-            dataset = data_for(
-                encoder,
-                chosen.data,
-                as_a_whole=chosen.split == "all",
-                placement=placement,
-                progress=bar,
-                processes=processes,
+        merge = chosen.split == "all"
+        with ProgressBar(chosen.json or not processes.is_first) as bar:
+            dataset = open_data(
+                encoder, chosen.data, merge_splits=merge, progress=bar, processes=processes
             )
-        images = sum(len(dataset.split_ids(s)) for s in dataset.splits if s != "test")
-        with progress_bar("embed", images // processes.count, quiet=quiet) as bar:
-            trained = learn_memory(
+            images = sum(len(dataset.split_ids(s)) for s in dataset.splits if s != "test")
+            bar.start("learn", images // processes.count)
+            learned = learn_memory(
                 encoder,
                 dataset,
                 settings,
@@ -185,21 +187,19 @@ def _learn(chosen: jsonargparse.Namespace) -> None:
                 num_classes=chosen.classes,
                 like=like,
                 seed=chosen.seed,
-                placement=placement,
                 progress=bar,
                 processes=processes,
             )
     if not processes.is_first:
         return
-    written = write_learned(trained, chosen.output)
-    assert written.memory is not None
+    made_in_memory(*learned).write(chosen.output)
     if chosen.json:
-        described = written.memory.describe(neighbors=0)
+        described = learned.memory.describe(neighbors=0)
         kept = ("encoder", "num_slots", "num_features", "reading", "choice")
         print_json({"run": str(chosen.output), **{key: described[key] for key in kept}})
-        return
-    _print_choice(written.memory)
-    say(f"{chosen.output}: {len(written.memory.memory):,} classes remembered")
+    else:
+        _print_choice(learned.memory)
+        say(f"{chosen.output}: {len(learned.memory.memory):,} classes remembered")
 
 
 def _print_choice(memory: "NamedMemory") -> None:
@@ -273,7 +273,7 @@ def _add(chosen: jsonargparse.Namespace) -> None:
         )
 
     from vsm.data.folder import labeled_images
-    from vsm.runs.trained_model import load
+    from vsm.runs.loading import load
 
     images, labels = labeled_images(chosen.images)
     trained = load(model, backbone=chosen.backbone)
@@ -283,7 +283,7 @@ def _add(chosen: jsonargparse.Namespace) -> None:
     changes: list[Changes] = []
 
     def take_in(memory: "NamedMemory") -> "NamedMemory":
-        memory.require_encoder(trained.encoder, chosen.target)
+        memory.require_encoder(trained.encoder.identity, chosen.target)
         after, made = memory.add(consolidation, features, labels, {"from": chosen.images.name})
         changes.append(made)
         return after

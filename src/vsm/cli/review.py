@@ -56,8 +56,8 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from vsm.classify.pages import review_csv, review_html
     from vsm.classify.review import review
     from vsm.data.folder import labeled_images
-    from vsm.runs.embedding import embedded_files
-    from vsm.runs.trained_model import load
+    from vsm.encoders.embedding import embed_files
+    from vsm.runs.loading import load
     from vsm.system.files import write_text
 
     placement = prepare_placement(parsed)
@@ -65,7 +65,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     model = parsed.model or default_model()
     trained = load(model, backbone=parsed.backbone, placement=placement)
     with progress_bar("embed", len(images), quiet=parsed.json) as bar:
-        features = embedded_files(trained, images, bar)
+        features = embed_files(trained.encoder, images, bar)
     found = review(trained, features, labels, parsed.duplicate)
     root = parsed.folder if parsed.folder.is_dir() else parsed.folder.parent
     write_text(parsed.output, review_html(found, images, root, parsed.number))

@@ -65,14 +65,14 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     name = parsed.model or default_model()
     _require_run(name)
     with server.open_socket(parsed.host, parsed.port) as listening:
-        from vsm.runs.trained_model import load
+        from vsm.runs.loading import load
         from vsm.serve.app import Service
         from vsm.stores import default_store, open_store
         from vsm.system.devices import choose_placement
 
         placement = choose_placement(parsed.device, "float32")
         trained = load(name, memory=parsed.memory, backbone=parsed.backbone, placement=placement)
-        store = open_store(parsed.store or default_store(name, trained.encoder))
+        store = open_store(parsed.store or default_store(name, trained.encoder.identity))
         with closing(store):  # also if it is refused, so that it leaves no files beside it
             service = Service(trained, store, limits, keep_originals=parsed.keep_originals)
             server.run(service, access, listening)

@@ -62,7 +62,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     from vsm.classify.classifier import Embedded
     from vsm.classify.pages import suggestions_csv, suggestions_html
     from vsm.data.folder import labeled_images
-    from vsm.runs.embedding import embedded_files
+    from vsm.encoders.embedding import embed_files
     from vsm.system.files import write_text
 
     examples, labels = labeled_images(*parsed.support)
@@ -78,7 +78,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     trained = classifier.encoder
     assert trained is not None
     with progress_bar("embed", len(examples) + len(images), quiet=parsed.json) as bar:
-        features = embedded_files(trained, [*examples, *images], bar)
+        features = embed_files(trained.encoder, [*examples, *images], bar)
     classifier.fit(Embedded(features[: len(examples)]), labels)
     found = classifier.suggest(Embedded(features[len(examples) :]), parsed.number)
     if parsed.csv is not None:

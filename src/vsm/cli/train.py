@@ -1,6 +1,7 @@
 """``vsm train``."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jsonargparse
 
@@ -14,6 +15,7 @@ from vsm.cli.launch import (
 from vsm.cli.output import ProgressBar, print_json, say
 from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.errors import SettingsError
+from vsm.runs.directory import RunDirectory
 from vsm.settings import RunSettings, SlurmSettings
 
 BACKBONE, BACKBONE_ALIAS = "--model.backbone", "--backbone"
@@ -56,27 +58,34 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         return
 
     from vsm.system.distributed import join_processes
-    from vsm.training import backbone_option, learn_after_training, train
+    from vsm.training import backbone_option, train
 
     placement = prepare_placement(parsed)
     with join_processes(placement.device) as processes:
         quiet = parsed.json or not processes.is_first
         with ProgressBar(quiet) as bar:
-            finished = train(settings, parsed.output, parsed.resume, bar, processes, placement)
-            learned = None
-            if processes.is_first and parsed.learn_memory and _can_learn(settings):
-                learned = learn_after_training(finished, placement, bar)
+            train(
+                settings,
+                parsed.output,
+                parsed.resume,
+                bar,
+                processes,
+                placement,
+                parsed.learn_memory,
+            )
     if not processes.is_first:
         return
-    best = max(finished.read_validations(), key=lambda row: row["validation"]["accuracy"])
+    rows = RunDirectory(parsed.output).read_metrics()
+    validations = [row for row in rows if "validation" in row]
+    best = max(validations, key=lambda row: row["validation"]["accuracy"])
     score = best["validation"]
+    learned = rows[-1].get("gaussian") if parsed.learn_memory else None
     if parsed.json:
-        described = None if learned is None else learned.as_dict()
         result = {"run": str(parsed.output), "best_step": best["step"], **score}
-        print_json({**result, "gaussian": described})
+        print_json({**result, "gaussian": learned})
         return
     if learned is not None:
-        say(f"{parsed.output}: {learned.describe()}")
+        say(f"{parsed.output}: {_described(learned)}")
     say(
         f"{parsed.output}: best {score['way']}-way validation accuracy {score['accuracy']:.1%} "
         f"± {score['ci95']:.1%} at step {best['step']}; measure it on unseen classes with: "
@@ -84,9 +93,14 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     )
 
 
-def _can_learn(settings: RunSettings) -> bool:
-    """Whether the run has class prototypes that a Gaussian memory may serve as well."""
-    return settings.method == "vsm" and settings.inference == "conjugate"
+def _described(learned: dict[str, Any]) -> str:
+    """Describe the Gaussian memory that training ended with."""
+    accuracy, difference = learned["accuracy"], learned["difference"]
+    return (
+        f"Gaussian memory of its features: validation accuracy {accuracy['mean']:.1%} ± "
+        f"{accuracy['ci95']:.1%}, {difference['mean']:+.2%} ± {difference['ci95']:.2%}: "
+        f"{'used from now on' if learned['used'] else 'worse, so it is not used'}"
+    )
 
 
 def _submit(

@@ -1,7 +1,7 @@
 """Encoders that others publish: ``hf:NAME``, ``timm:NAME`` and ``onnx:FILE``.
 
 Each is a network from images ``[B, C, H, W]`` to features ``[B, D]``, and says how it wants
-pictures in its own configuration. Weights are read without running code of their publisher: no
+images in its own configuration. Weights are read without running code of their publisher: no
 pickles of Hugging Face, no remote code.
 """
 
@@ -30,26 +30,30 @@ def load_pretrained(name: str) -> nn.Module:
     """Return the network of ``hf:NAME``, ``timm:NAME`` or ``onnx:FILE``, in evaluation mode."""
     kind, _, source = name.partition(":")
     load = {"hf": _hugging_face_network, "timm": _timm_network, "onnx": _onnx_network}[kind]
-    with _told_in_one_line(name):
+    with wrap_errors(name):
         return load(source).eval()
 
 
-def pretrained_preprocessing(name: str) -> dict[str, Any]:
-    """Return how it wants pictures, as fields of :class:`vsm.data.preprocessing.Preprocessing`."""
+def pretrained_preprocessing(name: str, network: nn.Module | None = None) -> dict[str, Any]:
+    """Return how it wants images, as fields of :class:`vsm.data.preprocessing.Preprocessing`.
+
+    ``network`` is what :func:`load_pretrained` returned, if it was called before.
+    """
     kind, _, source = name.partition(":")
-    read = {
-        "hf": _hugging_face_preprocessing,
-        "timm": _timm_preprocessing,
-        "onnx": _onnx_preprocessing,
-    }[kind]
-    with _told_in_one_line(name):
-        wanted = {"channels": 3, "ink": False, **PLAIN, **read(source)}
+    with wrap_errors(name):
+        if kind == "hf":
+            found = _hugging_face_preprocessing(source)
+        elif kind == "timm":
+            found = _timm_preprocessing(network or _timm_network(source))
+        else:
+            found = _onnx_preprocessing(source, network or _onnx_network(source))
+        wanted = {"channels": 3, "ink": False, **PLAIN, **found}
     _check(name, wanted)
     return wanted
 
 
 def own_preprocessing(name: str) -> dict[str, Any] | None:
-    """Return what the user's own ``module:attribute`` says of pictures in ``preprocessing``."""
+    """Return what the user's own ``module:attribute`` says of images in ``preprocessing``."""
     with current_folder_on_path():
         stated = getattr(load_factory(name), "preprocessing", None)
     if stated is None:
@@ -77,7 +81,7 @@ def network_digest(network: nn.Module) -> bytes:
 
 
 @contextmanager
-def _told_in_one_line(name: str) -> Iterator[None]:
+def wrap_errors(name: str) -> Iterator[None]:
     """Turn whatever these libraries raise into one line that names the encoder."""
     try:
         yield
@@ -110,8 +114,7 @@ def _check(name: str, wanted: Mapping[str, Any]) -> None:
         problem = f"a crop of {crop:g} times the shorter side"
     if problem is not None:
         raise BackboneError(
-            f"encoder: {name} asks for pictures that cannot be made: {problem}; see its "
-            "configuration"
+            f"encoder: {name} asks for images that cannot be made: {problem}; see its configuration"
         )
 
 
@@ -203,11 +206,10 @@ def _hugging_face_preprocessing(source: str) -> dict[str, Any]:
     processor = found[CONFIGURATION] or found["processor_config.json"].get("image_processor")
     if not processor:
         raise BackboneError(
-            f"encoder: hf:{source} has no {CONFIGURATION}, which says how it wants pictures; add "
-            "one"
+            f"encoder: hf:{source} has no {CONFIGURATION}, which says how it wants images; add one"
         )
     config = found["config.json"]
-    return wanted_pictures(processor, {**config, **config.get("vision_config", {})})
+    return parse_image_processor(processor, {**config, **config.get("vision_config", {})})
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -217,7 +219,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     return read
 
 
-def wanted_pictures(processor: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+def parse_image_processor(
+    processor: Mapping[str, Any], config: Mapping[str, Any]
+) -> dict[str, Any]:
     """Translate the configuration of an image processor of ``transformers``.
 
     Cutting comes first and scaling after, which is scaling and cutting but for rounding.
@@ -291,10 +295,8 @@ def _timm_network(source: str) -> nn.Module:
     return network.float()
 
 
-def _timm_preprocessing(source: str) -> dict[str, Any]:
-    timm = _timm()
-    model = timm.create_model(source, pretrained=True, num_classes=0)
-    found = timm.data.resolve_model_data_config(model)
+def _timm_preprocessing(network: nn.Module) -> dict[str, Any]:
+    found = _timm().data.resolve_model_data_config(network)
     channels, height, width = found["input_size"]
     wanted = {
         "channels": channels,
@@ -371,9 +373,9 @@ def _onnx_network(source: str) -> OnnxNetwork:
     return OnnxNetwork(path)
 
 
-def _onnx_preprocessing(source: str) -> dict[str, Any]:
-    """Read it from a graph that vsm exported, or from the file that others put beside theirs."""
-    network = _onnx_network(source)
+def _onnx_preprocessing(source: str, network: nn.Module) -> dict[str, Any]:
+    """Read it from a graph that vsm exported, or from the configuration file beside the graph."""
+    assert isinstance(network, OnnxNetwork)
     if network.metadata.get("kind") == "vsm encoder":
         channels, side, _ = json.loads(network.metadata["input_shape"])
         plain = {"mean": (0.0,) * channels, "std": (1.0,) * channels}
@@ -384,9 +386,9 @@ def _onnx_preprocessing(source: str) -> dict[str, Any]:
     path = Path(source).expanduser().with_name(CONFIGURATION)
     if not path.is_file():
         raise BackboneError(
-            f"encoder: onnx:{source} does not say how it wants pictures; put its {CONFIGURATION} "
+            f"encoder: onnx:{source} does not say how it wants images; put its {CONFIGURATION} "
             'beside it: {"size": {"height": 224, "width": 224}, "image_mean": [0.485, 0.456, '
             '0.406], "image_std": [0.229, 0.224, 0.225]}'
         )
     side = network.input[1][2]
-    return wanted_pictures(_read_json(path), {"image_size": side})
+    return parse_image_processor(_read_json(path), {"image_size": side})

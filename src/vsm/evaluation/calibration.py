@@ -1,55 +1,101 @@
-"""One temperature for honest probabilities, fitted on classes that nothing was trained on.
+"""What was measured on validation classes and is stored with a model: ``calibration.json``."""
 
-The predictive distribution p averages the probabilities of all sampled prototypes. Its calibrated
-form is p_i^(1/T) / Σ_j p_j^(1/T): T > 1 makes it less confident, T < 1 more, and the most probable
-class stays the same.
-"""
-
+import hashlib
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
-BOUNDS = (0.05, 20.0)
-NUM_HALVINGS = 50
-LOWEST_LOG_PROBABILITY = -1e4  # of what was held impossible, so that no zero meets an infinity
-
-
-def scale_by_temperature(log_probabilities: Tensor, temperature: float) -> Tensor:
-    """Return log(p_i^(1/T) / Z) of ``log_probabilities [..., N]``; T = 1 leaves them untouched."""
-    if temperature == 1.0:
-        return log_probabilities
-    return F.log_softmax(log_probabilities / temperature, dim=-1)
+from vsm.errors import DocumentError, RunError
+from vsm.evaluation.rejection import Thresholds
+from vsm.memory.named import NamedMemory
+from vsm.system.documents import read_object, shortened, write_json
 
 
-def fit_temperature(
-    log_probabilities: Tensor,
-    labels: Tensor,
-    bounds: tuple[float, float] = BOUNDS,
-    halvings: int = NUM_HALVINGS,
-) -> float:
-    """Return the T that minimizes the mean negative log-likelihood of ``labels``.
+@dataclass(frozen=True)
+class Calibration:
+    """Temperatures of the probabilities, and when to answer "none of these".
 
-    That is convex in b = 1/T with the slope E_p^b[log p] − log p_label, averaged over predictions,
-    whose sign change is found by bisection of log b. Predictions without a mistake would want
-    T = 0, and worthless ones infinity: T stays within the bounds.
-
-    Args:
-        log_probabilities: log p ``[P, N]`` of P predictions.
-        labels: int64 ``[P]``, the true classes.
-        bounds: of T.
-        halvings: of the interval of log T.
+    Attributes:
+        temperatures: T by the number of support images per class; empty if none was fitted.
+        thresholds: rejection thresholds; None if they were not measured.
+        memory_digest: of the trained classes in the memory that the thresholds were measured with.
     """
-    log_probabilities = log_probabilities.double().clamp_min(LOWEST_LOG_PROBABILITY)
-    mean_of_true = log_probabilities.gather(-1, labels.unsqueeze(-1)).mean()
-    by_class = log_probabilities.mT.contiguous()  # [N, P]: a softmax over few classes is slow
-    low, high = 1 / bounds[1], 1 / bounds[0]
-    for _ in range(halvings):
-        middle = math.sqrt(low * high)
-        weights = torch.softmax(middle * by_class, 0)
-        if (weights * by_class).sum(0).mean() < mean_of_true:
-            low = middle  # the true classes deserve more than they are given
-        else:
-            high = middle
-    return 1 / math.sqrt(low * high)
+
+    temperatures: Mapping[int, float] = field(default_factory=dict)
+    thresholds: Thresholds | None = None
+    memory_digest: str | None = None
+
+    def temperature(self, shot: float) -> float | None:
+        """Return T for a number of support images per class; None if none was fitted.
+
+        Between two fitted ones log T is linear in log K; beyond the last it is that of the last.
+        """
+        if not self.temperatures:
+            return None
+        shots = sorted(self.temperatures)
+        for fewer, more in pairwise(shots):
+            if fewer < shot < more:
+                share = math.log(shot / fewer) / math.log(more / fewer)
+                low, high = (math.log(self.temperatures[known]) for known in (fewer, more))
+                return math.exp(low + share * (high - low))
+        return self.temperatures[min(shots, key=lambda known: abs(known - shot))]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what is stored; ready for JSON."""
+        return {
+            "temperatures": {str(shot): value for shot, value in self.temperatures.items()},
+            "thresholds": None if self.thresholds is None else self.thresholds.as_dict(),
+            "memory_digest": self.memory_digest,
+        }
+
+    @staticmethod
+    def from_dict(stored: dict[str, Any]) -> "Calibration":
+        """Return what :meth:`as_dict` described, or raise a ``ValueError``."""
+        thresholds, digest = stored["thresholds"], stored["memory_digest"]
+        temperatures = {int(shot): value for shot, value in stored["temperatures"].items()}
+        for shot, value in temperatures.items():
+            if type(value) not in (int, float) or not 0 < value < math.inf or shot < 1:
+                raise ValueError(
+                    f"expected temperatures above 0 of at least 1 shot, got {shortened(value)}"
+                )
+        if not isinstance(digest, str | None):
+            raise TypeError(f"expected a text as memory_digest, got {shortened(digest)}")
+        found = None if thresholds is None else Thresholds.from_dict(thresholds)
+        return Calibration(temperatures, found, digest)
+
+    def write(self, path: Path, fingerprint: str) -> None:
+        """Store it with the model whose encoder has this fingerprint."""
+        write_json(path, {"encoder": fingerprint, **self.as_dict()})
+
+    @staticmethod
+    def read(path: Path, fingerprint: str) -> "Calibration":
+        """Read what is stored with a model; an empty one if there is no file."""
+        if not path.is_file():
+            return NO_CALIBRATION
+        try:
+            stored = read_object(path)
+            measured_with, found = str(stored["encoder"]), Calibration.from_dict(stored)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            reason = error.reason if isinstance(error, DocumentError) else shortened(repr(error))
+            raise RunError(
+                f"{path} is damaged: {reason}; delete it, and measure it again with vsm models "
+                f"calibrate {path.parent}"
+            ) from error
+        if measured_with != fingerprint:
+            raise RunError(
+                f"{path} was measured with the encoder {measured_with[:12]}, but model.safetensors "
+                f"beside it holds {fingerprint[:12]}; was one of the two exchanged?"
+            )
+        return found
+
+
+NO_CALIBRATION = Calibration()
+
+
+def memory_digest(memory: NamedMemory | None) -> str:
+    """Identify what training left in a memory; what people added to it does not count."""
+    trained = [] if memory is None else sorted(set(memory.names) - memory.added)
+    return hashlib.sha256("\x1f".join(trained).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
 """Measuring a model on seeded episodes; the memory is only read.
 
-Inductive features do not depend on the episode, so each image is embedded once and thousands of
-episodes are drawn from the cached features.
+Inductive features do not depend on the episode, so the encoder embeds each image once and thousands
+of episodes are drawn from its features.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,23 +10,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vsm.data import Dataset, EpisodeSampler, FeatureDataset, Split
+from vsm.data import EpisodeSampler
+from vsm.encoders import Encoder, evaluation_mode
 from vsm.errors import EpisodeError
-from vsm.evaluation.calibration import fit_temperature, scale_by_temperature
 from vsm.evaluation.statistics import Estimate, Reliability, estimate, reliability
+from vsm.evaluation.temperature import fit_temperature, scale_by_temperature
 from vsm.memory import Memory
 from vsm.model import FewShotModel
 from vsm.nn.prototype_classifier import predictive
 from vsm.seeding import Randomness, task_generators
-from vsm.system.devices import send
 from vsm.system.progress import NULL_PROGRESS, Progress
 
-EMBEDDING_BATCH = 256
 ELEMENTS_AT_ONCE = 20_000_000  # numbers that a classifier holds at a time; bounds its memory
 
 BatchNormMode = Literal["inductive", "transductive"]
@@ -108,51 +105,6 @@ class Evaluation:
         return reliability(self.confidence.flatten(), self.correct.flatten())
 
 
-@torch.no_grad()
-def embed_images(
-    model: FewShotModel, dataset: Dataset, image_ids: Tensor, progress: Progress = NULL_PROGRESS
-) -> Tensor:
-    """Embed samples ``[B]`` in evaluation mode: ``[B, D]``."""
-    with evaluation_mode(model):
-        parts = []
-        for part in image_ids.split(EMBEDDING_BATCH):
-            parts.append(model.embed(_load(model, dataset, part)))
-            progress.advance(len(part))
-        return torch.cat(parts)
-
-
-def _load(model: FewShotModel, dataset: Dataset, image_ids: Tensor) -> Tensor:
-    """Return the normalized samples ``[B]`` where the model is: ``[B, ...]``."""
-    return dataset.normalize(send(dataset.load(image_ids), model.device))
-
-
-def encode_dataset(model: FewShotModel, dataset: Dataset) -> FeatureDataset:
-    """Pass every training and validation image through the backbone once, in evaluation mode.
-
-    Classes, splits and names stay, so episodes are those of the images. Rows of test images are
-    not a number: nothing may be learned from them.
-    """
-    features = np.full((dataset.num_samples, model.num_features), np.nan, np.float32)
-    splits: tuple[Split, ...] = ("train", "validation")
-    with torch.no_grad(), evaluation_mode(model):
-        for split in splits:
-            for part in torch.from_numpy(dataset.split_ids(split)).split(EMBEDDING_BATCH):
-                features[part.numpy()] = model.encode(_load(model, dataset, part)).cpu().numpy()
-    return with_features(dataset, features)
-
-
-def with_features(dataset: Dataset, features: npt.NDArray[np.float32]) -> FeatureDataset:
-    """Return ``dataset`` with the features ``[num_samples, D]`` of its samples in their place."""
-    return FeatureDataset(
-        name=dataset.name,
-        class_names=dataset.class_names,
-        class_starts=dataset.class_starts,
-        splits=dataset.splits,
-        origin=dataset.origin,
-        features=features,
-    )
-
-
 def evaluate(
     model: FewShotModel,
     memory: Memory | None,
@@ -161,14 +113,12 @@ def evaluate(
     seed: int,
     batch_norm: BatchNormMode = "inductive",
     progress: Progress = NULL_PROGRESS,
-    embed: Embedder | None = None,
     temperature: float = 1.0,
 ) -> Evaluation:
     """Classify the first ``num_episodes`` of the sampler's seeded list of episodes.
 
-    ``transductive`` batch norm uses each episode's own statistics, so its queries see each other;
-    every episode is embedded anew and results carry that name. Features that were cached for
-    episodes of another shape serve again as ``embed``. ``temperature`` calibrates probabilities.
+    ``transductive`` batch norm uses each episode's own statistics, so its queries see each other:
+    every episode is embedded by itself. ``temperature`` calibrates probabilities.
     """
 
     def classify(support: Tensor, queries: Tensor, random: Randomness) -> Tensor:
@@ -176,7 +126,8 @@ def evaluate(
         return scale_by_temperature(predictive(drawn), temperature)
 
     with evaluation_mode(model):
-        embed = embed or _embedder(model, sampler, batch_norm)
+        inductive = batch_norm == "inductive"
+        embed = split_embedder(model.encoder, sampler) if inductive else _by_episode(model, sampler)
         per_task = (sampler.way**2) * sampler.queries * model.num_prototype_samples
         return evaluate_classifier(classify, embed, sampler, num_episodes, seed, per_task, progress)
 
@@ -210,46 +161,30 @@ def evaluate_classifier(
     return Evaluation(*(torch.cat(values) for values in zip(*outcomes, strict=True)))
 
 
-def cached_embedder(model: FewShotModel, sampler: EpisodeSampler) -> Embedder:
-    """Embed every image of the sampler's split once; return the look-up of their features."""
+def split_embedder(encoder: Encoder, sampler: EpisodeSampler) -> Embedder:
+    """Embed the images of the sampler's split; return the look-up of their features."""
     image_ids = torch.from_numpy(sampler.dataset.split_ids(sampler.split))
-    features = embed_images(model, sampler.dataset, image_ids)
+    features = encoder.features(sampler.dataset, image_ids)
     row = torch.zeros(sampler.dataset.num_samples, dtype=torch.int64)
     row[image_ids] = torch.arange(len(image_ids))
     return lambda wanted: features[row[wanted].to(features.device)]
 
 
-def _embedder(model: FewShotModel, sampler: EpisodeSampler, batch_norm: BatchNormMode) -> Embedder:
-    dataset = sampler.dataset
-    if batch_norm == "inductive":
-        return cached_embedder(model, sampler)
+def _by_episode(model: FewShotModel, sampler: EpisodeSampler) -> Embedder:
+    """Embed every episode with batch norm of its own statistics."""
     if not _batch_norms(model):
         raise EpisodeError(
             f"batch_norm: transductive needs a backbone with batch norm, and the model of "
-            f"{dataset.name} has none; leave it out"
+            f"{sampler.dataset.name} has none; leave it out"
         )
 
     def embed_each_episode(wanted: Tensor) -> Tensor:
         with batch_statistics(model):
-            images = (_load(model, dataset, episode.flatten()) for episode in wanted)
+            images = (model.encoder.load(sampler.dataset, one.flatten()) for one in wanted)
             features = torch.stack([model.embed(one) for one in images])
             return features.view(*wanted.shape, -1)
 
     return embed_each_episode
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put ``model`` in evaluation mode inside the block and back into its own after."""
-    if not any(module.training for module in model.modules()):  # telling is faster than setting
-        yield
-        return
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 @contextmanager

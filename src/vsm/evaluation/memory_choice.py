@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.evaluation.calibration import fit_temperature
 from vsm.evaluation.statistics import estimate
+from vsm.evaluation.temperature import fit_temperature
 from vsm.memory import GaussianMemory, ReadSettings, SupportSet
 from vsm.memory.reader import Decomposition
 from vsm.seeding import generator, uniform

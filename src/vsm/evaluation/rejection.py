@@ -32,7 +32,7 @@ from torch import Tensor
 
 from vsm.data import Dataset, EpisodeSampler
 from vsm.errors import ClassifierError
-from vsm.evaluation.evaluator import cached_embedder
+from vsm.evaluation.evaluator import split_embedder
 from vsm.memory import Memory, SupportSet
 from vsm.model import FewShotModel
 from vsm.seeding import generator
@@ -185,7 +185,7 @@ def calibrate_on_validation(
     def sampler(shot: int) -> EpisodeSampler:
         return EpisodeSampler(dataset, "validation", way, shot, min(MOST_QUERIES, smallest - shot))
 
-    embed = cached_embedder(model, sampler(1))
+    embed = split_embedder(model.encoder, sampler(1))
 
     def episodes(shot: int) -> Iterator[tuple[Memory | None, Tensor, Tensor]]:
         chosen = sampler(shot)

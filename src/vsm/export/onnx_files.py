@@ -23,7 +23,8 @@ from torch.nn import functional as F
 from vsm import __version__
 from vsm.errors import ExportError
 from vsm.export.graphs import TASK_NAMES, ClassifierGraph, EncoderGraph
-from vsm.runs.trained_model import TrainedModel, load
+from vsm.runs.loading import load
+from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import generator
 from vsm.system.files import atomic_path
 
@@ -127,7 +128,7 @@ def _metadata(trained: TrainedModel, kind: str) -> dict[str, Any]:
         "vsm_version": __version__,
         "model": trained.name,
         "data": model.settings.data,
-        "encoder_name": trained.encoder.name,
+        "encoder_name": trained.encoder.identity.name,
         "encoder_fingerprint": trained.encoder.fingerprint,
         "num_features": model.num_features,
     }

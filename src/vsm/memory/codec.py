@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vsm.encoders import EncoderIdentity
 from vsm.errors import RunError
-from vsm.memory.named import EncoderIdentity, NamedMemory
+from vsm.memory.named import NamedMemory
 from vsm.memory.slots.kanerva import KanervaMemory
 from vsm.memory.state import Memory, SlotMemory
 from vsm.memory.statistics import GaussianMemory

@@ -17,50 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vsm.encoders import EncoderIdentity
 from vsm.errors import MemoryFileError
 from vsm.memory.slots.consolidation import Consolidation, MeanConsolidation, SlotConsolidation
 from vsm.memory.state import ClassMemory, Memory, Observations
 from vsm.settings import MemorySettings, RunSettings
 from vsm.system.files import as_cell, atomic_path, write_text
-from vsm.system.tensor_files import fingerprint, save_tensors
-
-
-class EncoderIdentity(NamedTuple):
-    """What made the features: a name for people, and a digest of its weights."""
-
-    name: str
-    fingerprint: str
-
-    def __str__(self) -> str:
-        return f"{self.name} [{self.fingerprint[:12]}]"
-
-    @staticmethod
-    def stored(values: Mapping[str, Any]) -> "EncoderIdentity":
-        """Return what ``_asdict`` gave and a file kept, or raise a ``TypeError``."""
-        found = EncoderIdentity(**values)
-        if not all(isinstance(value, str) for value in found):
-            raise TypeError("name and fingerprint of an encoder are texts")
-        return found
-
-    @staticmethod
-    def of(settings: RunSettings, weights: Mapping[str, Tensor]) -> "EncoderIdentity":
-        """Identify the encoder of a model by its settings and its ``state_dict``."""
-        parts = {
-            name: w for name, w in weights.items() if name.startswith(("backbone.", "adapter."))
-        }
-        frozen = settings.model.is_frozen_encoder  # whose name stands for its weights
-        has_backbone = frozen or any(name.startswith("backbone.") for name in parts)
-        source = settings.model.backbone if has_backbone else settings.data
-        kind, _, place = source.partition(":")  # hf:PLACE, whose weights have a digest
-        identifying = {
-            "source": kind if frozen and place else source,
-            "normalize_features": settings.model.normalize_features,
-            "mirror": settings.model.mirror,
-        }
-        if settings.model.shift:  # those that move nothing are identified as before there was one
-            identifying["shift"] = settings.model.shift
-        name = f"{source} of {settings.data}" if has_backbone and not frozen else source
-        return EncoderIdentity(name, fingerprint(parts, identifying))
+from vsm.system.tensor_files import save_tensors
 
 
 class Changes(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vsm.data import EpisodeSampler, ImageDataset, open_images
 from vsm.errors import SettingsError
-from vsm.evaluation.evaluator import cached_embedder, evaluate
+from vsm.evaluation.evaluator import evaluate
 from vsm.evaluation.statistics import Estimate, estimate
 from vsm.model import FewShotModel
 from vsm.pretraining.supervised import (
@@ -266,10 +266,10 @@ def _episode_accuracies(
     validator: FewShotModel, samplers: list[EpisodeSampler], episodes: int
 ) -> dict[int, Tensor]:
     """Return the accuracy in every episode ``[E]``, by number of support images."""
-    embed = cached_embedder(validator, samplers[0])
+    validator.encoder.forget()  # its weights were trained
     return {
         sampler.shot: evaluate(
-            validator, None, sampler, episodes, VALIDATION_SEED, embed=embed
+            validator, None, sampler, episodes, VALIDATION_SEED
         ).episode_accuracies
         for sampler in samplers
     }

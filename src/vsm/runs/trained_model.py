@@ -1,46 +1,36 @@
-"""A trained model, ready for use, and the one way to load it.
+"""A trained model, ready for use: evaluate it, compare it, classify with it.
 
-Whatever uses a model (evaluating, comparing, classifying, exporting, studies, the memory commands)
-goes through :func:`load`. Every file is read once. A run directory says itself how inputs are
-prepared, so using it never opens the dataset that it was trained on.
+:func:`vsm.load` returns one, and so does :func:`vsm.train`.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import torch
 from torch import Tensor
 
-from vsm.data import Dataset
-from vsm.data.preprocessing import Preprocessing, as_features, as_list
+from vsm.data import Dataset, Split
+from vsm.data.preprocessing import Preprocessing
+from vsm.encoders import Encoder, EncoderIdentity
 from vsm.errors import ClassifierError, RunError
-from vsm.evaluation.evaluator import EMBEDDING_BATCH, evaluation_mode
+from vsm.evaluation.calibration import NO_CALIBRATION, Calibration, memory_digest
+from vsm.evaluation.evaluator import BatchNormMode
+from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.rejection import Thresholds, calibrate_on_validation
 from vsm.memory import Consolidation, Memory
-from vsm.memory.codec import decode_memory
-from vsm.memory.named import (
-    EncoderIdentity,
-    NamedMemory,
-    manual_consolidation,
-    trained_memory,
-)
+from vsm.memory.named import NamedMemory, manual_consolidation, trained_memory
 from vsm.model import FewShotModel
-from vsm.runs.calibration import NO_CALIBRATION, Calibration, memory_digest
-from vsm.runs.checkpoints import apply_pending, restored_state
 from vsm.runs.directory import RunDirectory
-from vsm.runs.memory_files import read_memory
-from vsm.runs.shipped import CARD_NAME, Card, find_run, read_card
-from vsm.settings import Inference, RunSettings, is_frozen_encoder
-from vsm.system.devices import ON_CPU, Placement
-from vsm.system.documents import shortened
+from vsm.runs.measurement import Comparison, Measurement, ModelOnData, on_data
+from vsm.runs.shipped import Card
+from vsm.settings import BaselineName, BaselineSettings, RunSettings
 from vsm.system.progress import NULL_PROGRESS, Progress
-from vsm.system.tensor_files import load_tensors, load_weights, save_tensors, strip_prefix
+from vsm.system.tensor_files import save_tensors
 
-Checkpoint = Literal["best", "last"]
-LARGE = 4096
-"""Of a layer; models with larger ones are compared with their weights before they are made."""
+if TYPE_CHECKING:
+    from vsm.classify import FewShotClassifier
 
 
 @dataclass(frozen=True)
@@ -50,11 +40,8 @@ class TrainedModel:
     Attributes:
         name: what the user called it.
         path: its run directory; None if it was made in memory.
-        settings: of the run that trained it.
         model: in evaluation mode.
         memory: with the names of its slots; None for methods without a memory.
-        preprocessing: how pictures become inputs; None if the model takes features.
-        encoder: identifies what makes the features.
         calibration: temperatures and rejection thresholds.
         step: the training step it was saved at.
         card: of a shipped model; None for a run.
@@ -62,17 +49,29 @@ class TrainedModel:
 
     name: str
     path: Path | None
-    settings: RunSettings
     model: FewShotModel
-    memory: NamedMemory | None
-    preprocessing: Preprocessing | None
-    encoder: EncoderIdentity
+    memory: NamedMemory | None = None
     calibration: Calibration = NO_CALIBRATION
     step: int = 0
     card: Card | None = None
 
     def __deepcopy__(self, _: dict[int, object]) -> Self:
         return self  # read-only, so that copies of estimators can share it
+
+    @property
+    def settings(self) -> RunSettings:
+        """Of the run that trained it."""
+        return self.model.settings
+
+    @property
+    def encoder(self) -> Encoder:
+        """What turns images into features."""
+        return self.model.encoder
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How images become inputs; None if the model takes features."""
+        return self.encoder.preprocessing
 
     @property
     def state(self) -> Memory | None:
@@ -107,8 +106,128 @@ class TrainedModel:
             "num_features": self.model.num_features,
             "num_parameters": sum(value.numel() for value in self.model.parameters()),
             "memory_slots": None if self.memory is None else len(self.memory.memory),
-            "encoder": self.encoder._asdict(),
+            "encoder": self.encoder.identity._asdict(),
         }
+
+    # Measuring
+
+    def protocol(
+        self,
+        data: str | None = None,
+        *,
+        split: Split = "test",
+        way: int | None = None,
+        shot: int | None = None,
+        queries: int = 15,
+        episodes: int = 2000,
+        seed: int = 0,
+        batch_norm: BatchNormMode = "inductive",
+        memory_slots: int | None = None,
+    ) -> EpisodeProtocol:
+        """Return a list of episodes; what is not given is the model's own.
+
+        Args:
+            data: other data than the model's: ``folder:PATH`` or a dataset by name.
+            split: whose classes.
+            way: classes of an episode.
+            shot: support images of each.
+            queries: query images of each.
+            episodes: how many.
+            seed: of the list of episodes.
+            batch_norm: running statistics, or each episode's own.
+            memory_slots: use only the first so many classes of the memory.
+        """
+        # A shipped model's own are those that its card measured first, not those of training.
+        known = vars(self.settings) if self.card is None else self.card
+        return EpisodeProtocol(
+            data or self.settings.data,
+            split,
+            known["way"] if way is None else way,
+            known["shot"] if shot is None else shot,
+            queries,
+            episodes,
+            seed,
+            batch_norm,
+            memory_slots,
+        )
+
+    def on(self, protocol: EpisodeProtocol, progress: Progress = NULL_PROGRESS) -> ModelOnData:
+        """Open the data that ``protocol`` names, for several measurements of this model."""
+        return on_data(self, protocol, progress)
+
+    def evaluate(
+        self,
+        data: str | None = None,
+        *,
+        classifier: BaselineName | None = None,
+        baseline: BaselineSettings | None = None,
+        calibrated: bool = False,
+        progress: Progress = NULL_PROGRESS,
+        **episodes: Any,
+    ) -> Measurement:
+        """Measure the model on seeded episodes.
+
+        Args:
+            data: as in :meth:`protocol`.
+            classifier: a baseline that classifies the model's features in place of the model.
+            baseline: its settings.
+            calibrated: whether to calibrate probabilities by the model's temperature.
+            progress: counts images, then episodes.
+            episodes: further arguments of :meth:`protocol`.
+        """
+        protocol = self.protocol(data, **episodes)
+        temperature = self.calibration.temperature(protocol.shot) if calibrated else 1.0
+        if temperature is None:
+            raise ClassifierError(
+                f"calibrated: {self.name} has no fitted temperature; make a model that has one "
+                "with vsm models ship --calibrate"
+            )
+        subject = self.on(protocol, progress)
+        progress.start(f"evaluate {self.name}", protocol.episodes)
+        if classifier is None:
+            return subject.measure(protocol, progress, temperature)
+        settings = baseline or BaselineSettings()
+        return subject.measure_baseline(classifier, protocol, settings, progress)
+
+    def compare(
+        self,
+        *others: "TrainedModel",
+        data: str | None = None,
+        baselines: Sequence[BaselineName] = (),
+        baseline: BaselineSettings | None = None,
+        progress: Progress = NULL_PROGRESS,
+        **episodes: Any,
+    ) -> Comparison:
+        """Measure baselines on this model's features, this model, and others on the same episodes.
+
+        Arguments are those of :meth:`evaluate`.
+        """
+        protocol = self.protocol(data, **episodes)
+        measured: list[Measurement] = []
+        models = (self, *others)
+        for one, earlier in combinations(reversed(models), 2):
+            one.encoder.share_features(earlier.encoder)
+        for one in models:
+            subject = one.on(protocol, progress)
+            for name in baselines if one is self else ():
+                progress.start(f"evaluate {name}", protocol.episodes)
+                settings = baseline or BaselineSettings()
+                measured.append(subject.measure_baseline(name, protocol, settings, progress))
+            progress.start(f"evaluate {one.name}", protocol.episodes)
+            measured.append(subject.measure(protocol, progress))
+        return Comparison(measured)
+
+    # Classifying
+
+    def classifier(self, *, temperature: float | None = None, seed: int = 0) -> "FewShotClassifier":
+        """Return a :class:`vsm.FewShotClassifier` with this model as its encoder."""
+        from vsm.classify import FewShotClassifier  # noqa: PLC0415 - a higher layer
+
+        return FewShotClassifier(self, temperature=temperature, seed=seed)
+
+    def embed(self, images: Any, progress: Progress = NULL_PROGRESS) -> Tensor:
+        """Map images, or rows of features, to features ``[n, D]`` on the model's device."""
+        return self.encoder.embed_images(images, progress)
 
     def temperature(self, shot: float) -> float:
         """Return T of the calibrated probabilities p^(1/T); 1 where none was fitted."""
@@ -133,8 +252,10 @@ class TrainedModel:
             fix = f"; use the memory that they were measured with, or, if it is its own, {again}"
         raise ClassifierError(f"reject: {self.name} cannot answer none of these: {because}{fix}")
 
+    # The memory
+
     def manual_consolidation(self) -> Consolidation:
-        """Return how the memory takes in what people give it, or say that there is none."""
+        """Return how the memory takes in classes after training; an error if there is none."""
         found = manual_consolidation(self.model.consolidation, self.settings.memory)
         if found is None or self.memory is None:
             raise ClassifierError(
@@ -149,8 +270,8 @@ class TrainedModel:
             raise ClassifierError(
                 f"memory: the method {self.settings.method} of {self.name} has none; leave it out"
             )
-        memory.require_encoder(self.encoder, source)
-        _require_width(memory, self, source)
+        memory.require_encoder(self.encoder.identity, source)
+        require_width(memory, self, source)
         if type(memory.memory) is not type(self.memory.memory):
             raise ClassifierError(
                 f"memory: {source} holds a {type(memory.memory).__name__}, but {self.name} of the "
@@ -166,176 +287,73 @@ class TrainedModel:
         kept, names = self.memory.memory.first(count), self.memory.names[:count]
         return replace(self, memory=replace(self.memory, memory=kept, names=names))
 
-    @torch.no_grad()
-    def embed(self, inputs: Any, progress: Progress = NULL_PROGRESS) -> Tensor:
-        """Map pictures, or rows of features, to features ``[n, D]`` on the model's device."""
-        if self.preprocessing is None:
-            return self.embed_samples(as_features(inputs, self.model.num_features))
-        listed = as_list(inputs)
-        if not listed:
-            return torch.zeros(0, self.model.num_features, device=self.model.device)
-        return self.embed_samples(self.preprocessing.pixels(listed, progress))
+    def calibrate_rejection(self, dataset: Dataset) -> Calibration:
+        """Measure on validation classes when the model should answer "none of these".
 
-    @torch.no_grad()
-    def embed_samples(self, samples: Tensor) -> Tensor:
-        """Do the same with what is prepared already: pixels uint8 ``[n, C, H, W]``, or features."""
-        parts = []
-        with evaluation_mode(self.model):
-            for part in samples.split(EMBEDDING_BATCH):
-                given = part.to(self.model.device)
-                if self.preprocessing is not None:
-                    given = self.preprocessing.normalize(given)
-                parts.append(self.model.embed(given))
-        return torch.cat(parts)
+        Classes that were added to the memory after training count neither way: they are left out.
+        """
+        memory = self.memory
+        if memory is not None and memory.added:
+            memory = memory.forget(sorted(memory.added))
+        state = None if memory is None else memory.memory
+        thresholds = calibrate_on_validation(self.model, state, dataset)
+        return replace(
+            self.calibration, thresholds=thresholds, memory_digest=memory_digest(self.memory)
+        )
+
+    # Files
+
+    def write(self, output: Path) -> "TrainedModel":
+        """Write a model that was made in memory as a run directory, and return the model in it."""
+        run = RunDirectory(output)
+        run.create(self.settings)
+        self.store(run)
+        self.calibration.write(run.calibration, self.encoder.fingerprint)
+        with run.step_log(0) as log:
+            log.write({"step": 0, **({} if self.memory is None else self.memory.provenance[-1])})
+        return replace(self, name=str(output), path=output)
+
+    def store(
+        self,
+        run: RunDirectory,
+        convert: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
+    ) -> None:
+        """Write the model and its memory.
+
+        ``convert`` turns tensors into those that are written, by the same names.
+        """
+        weights, identity = dict(self.model.state_dict()), self.encoder.identity
+        memory = {} if self.memory is None else self.memory.memory.tensors()
+        if convert is not None:
+            weights, memory = convert(weights), convert(memory)
+            identity = EncoderIdentity.of(self.settings.model, self.settings.data, weights)
+        if self.memory is not None:
+            save_tensors(run.memory, memory, replace(self.memory, encoder=identity).metadata())
+        known, kept = self.metadata(), ("step", "method", "input_shape", "preprocessing")
+        metadata = {key: known[key] for key in kept} | {"encoder": identity._asdict()}
+        save_tensors(run.model, weights, metadata)
 
 
-def load(
-    source: str | Path,
-    *,
-    memory: str | Path | None = None,
-    backbone: str | Collection[str] | None = None,
-    placement: Placement = ON_CPU,
-    checkpoint: Checkpoint = "best",
-    inference: Inference | None = None,
+def made_in_memory(
+    model: FewShotModel, memory: NamedMemory | None = None, thresholds: Thresholds | None = None
 ) -> TrainedModel:
-    """Load a shipped model by its name, or a run directory by its path.
-
-    Args:
-        source: a name that ``vsm models`` lists, or a path.
-        memory: a memory file in place of the model's own.
-        backbone: the run's backbone, named again, or several that may be imported. Must be given if
-            it is the user's own code ``module:attribute``: a run directory does not make anyone
-            import anything. For an encoder of others, where it is now.
-        placement: the device of the model and its memory.
-        checkpoint: the best model by validation, or the last state with pending observations
-            applied.
-        inference: how prototypes are inferred; None: as training did, or by the Gaussian memory
-            that it left if validation classes preferred it.
-    """
-    path = find_run(source)
-    if path.is_file():
-        raise RunError(
-            f"model: {source} is a file; open a saved classifier with FewShotClassifier.load, or "
-            "name a run directory"
-        )
-    run = RunDirectory(path)
-    if inference in (None, "gaussian") and checkpoint == "best":
-        run = run.used
-    settings, card = trusted_settings(path, run.settings(), backbone), read_card(path)
-    if inference not in (None, settings.inference):
-        raise RunError(
-            f"inference: {source} infers prototypes by {settings.inference} inference, got "
-            f"{inference}"
-        )
-    if checkpoint == "last":
-        if card is not None:
-            raise RunError(f"checkpoint: the model {card['name']} has no last state; leave it out")
-        trained = _load_last(run, settings, str(source), placement)
-    else:
-        trained = _load_best(run, settings, str(source), placement)
-    if card is not None:
-        try:
-            expected = EncoderIdentity.stored(card["encoder"])
-        except TypeError as error:
-            raise RunError(f"{path / CARD_NAME} is damaged: {shortened(error)}") from error
-        _require_encoder(trained, expected, path / CARD_NAME)
-        trained = replace(trained, card=card)
-    return trained if memory is None else trained.with_memory(read_memory(Path(memory)), memory)
+    """Return a model that no file holds, such as one with a memory that was just learned."""
+    calibration = Calibration({}, thresholds, memory_digest(memory))
+    return TrainedModel(model.settings.data, None, model.eval(), memory, calibration)
 
 
-def _load_best(
-    run: RunDirectory, settings: RunSettings, name: str, placement: Placement
-) -> TrainedModel:
-    weights, metadata = load_tensors(run.model)
-    trained = restored_model(name, settings, weights, metadata, run.model, placement)
-    calibration = Calibration.read(run.calibration, trained.encoder.fingerprint)
-    trained = replace(trained, path=run.path, calibration=calibration)
-    if not settings.uses_memory:
-        return trained
-    named = decode_memory(*load_tensors(run.memory), run.memory)
-    if named.step != trained.step:
-        raise RunError(
-            f"{run.path}: model.safetensors is of step {trained.step} but memory.safetensors of "
-            f"step {named.step}; the run was cut off between the two: resume it with --resume"
-        )
-    _require_encoder(trained, named.encoder, run.memory)
-    if type(named.memory) is not type(trained.model.empty_memory()):
-        raise RunError(
-            f"{run.memory} does not hold a memory of the method {settings.method}; was it "
-            "exchanged?"
-        )
-    _require_width(named, trained, run.memory)
-    return replace(trained, memory=named.to(placement.device))
-
-
-def _load_last(
-    run: RunDirectory, settings: RunSettings, name: str, placement: Placement
-) -> TrainedModel:
-    tensors, metadata = load_tensors(run.resume)
-    weights = strip_prefix(tensors, "model")
-    trained = restored_model(name, settings, weights, metadata, run.resume, placement)
-    state = restored_state(trained.model, tensors, metadata, run.resume)
-    remembered = apply_pending(trained.model, state)
-    if remembered is None:
-        return replace(trained, path=run.path)
-    try:
-        class_names = metadata["class_names"]
-        names = tuple(str(class_names[str(one)]) for one in remembered.slot_classes)
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{run.resume} is damaged: it lacks the name of a class") from error
-    named = trained_memory(settings, trained.encoder, remembered, names, state.step)
-    return replace(trained, path=run.path, memory=named)
-
-
-def restored_model(
-    name: str,
-    settings: RunSettings,
-    weights: dict[str, Tensor],
-    metadata: Any,
-    source: Path,
-    placement: Placement,
-) -> TrainedModel:
-    """Make a model again from its weights and what :func:`model_metadata` said of it."""
-    try:
-        shape = tuple(metadata["input_shape"])
-        stored = metadata["preprocessing"]
-        preprocessing = None if stored is None else Preprocessing.from_dict(stored)
-        expected = EncoderIdentity.stored(metadata["encoder"]) if "encoder" in metadata else None
-        step = metadata["step"]
-        if not all(type(number) is int and number > 0 for number in (*shape, step + 1)):
-            raise ValueError("input_shape and step are numbers")
-        if len(shape) != 1 and (preprocessing is None or preprocessing.input_shape != shape):
-            raise ValueError("preprocessing gives other inputs")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(
-            f"{source} does not say what its model needs ({shortened(repr(error))}): it was "
-            "written by another version of vsm, or it is damaged; train it again"
-        ) from error
-    _require_size(settings, shape, weights, source)
-    model = FewShotModel(settings, shape).place(placement)
-    load_weights(model, weights, source)
-    encoder = EncoderIdentity.of(settings, weights)
-    if expected is not None and expected.fingerprint != encoder.fingerprint:
-        raise RunError(
-            f"{source} says that its encoder is {expected}, but it holds {encoder}; was it changed?"
-        )
-    return TrainedModel(name, None, settings, model.eval(), None, preprocessing, encoder, step=step)
-
-
-def _require_size(
-    settings: RunSettings, shape: tuple[int, ...], weights: dict[str, Tensor], source: Path
+def save_best(
+    run: RunDirectory, model: FewShotModel, memory: Memory | None, step: int, dataset: Dataset
 ) -> None:
-    """Refuse settings of a huge model that the weights are not of, before memory is asked for."""
-    if max(settings.model.channels, settings.model.hidden_units, *shape) <= LARGE:
-        return
-    try:
-        with torch.device("meta"):
-            expected = FewShotModel(settings, shape).state_dict()
-        fits = all(expected[name].shape == value.shape for name, value in weights.items())
-    except (RuntimeError, KeyError, TypeError, OverflowError):
-        fits = False
-    if not fits:
-        raise RunError(f"{source}: its weights do not fit its settings or data; was it exchanged?")
+    """Write the model for use, and its memory with the class names of its slots."""
+    run.calibration.unlink(missing_ok=True)  # of the model before
+    run.remove_gaussian()
+    names, identity = dataset.class_names, model.encoder.identity
+    if memory is not None:
+        slots = tuple(names[class_id] for class_id in memory.slot_classes)
+        trained_memory(model.settings, identity, memory, slots, step).write(run.memory)
+    metadata = {"step": step, "method": model.settings.method, "encoder": identity._asdict()}
+    save_tensors(run.model, dict(model.state_dict()), {**metadata, **model_metadata(dataset)})
 
 
 def model_metadata(dataset: Dataset, class_ids: list[int] | None = None) -> dict[str, Any]:
@@ -353,101 +371,8 @@ def model_metadata(dataset: Dataset, class_ids: list[int] | None = None) -> dict
     return metadata
 
 
-def made_in_memory(
-    model: FewShotModel, memory: NamedMemory | None = None, thresholds: Thresholds | None = None
-) -> TrainedModel:
-    """Return a model over features, with the memory that was learned of them."""
-    settings = model.settings
-    encoder = EncoderIdentity.of(settings, model.state_dict())
-    calibration = Calibration({}, thresholds, memory_digest(memory))
-    return TrainedModel(
-        settings.data, None, settings, model.eval(), memory, None, encoder, calibration
-    )
-
-
-def save_best(
-    run: RunDirectory, model: FewShotModel, memory: Memory | None, step: int, dataset: Dataset
-) -> None:
-    """Write the model for use, and its memory with the class names of its slots."""
-    run.calibration.unlink(missing_ok=True)  # of the model before
-    run.remove_gaussian()
-    names = dataset.class_names
-    weights = dict(model.state_dict())
-    encoder = EncoderIdentity.of(model.settings, weights)
-    if memory is not None:
-        slots = tuple(names[class_id] for class_id in memory.slot_classes)
-        trained_memory(model.settings, encoder, memory, slots, step).write(run.memory)
-    metadata = {"step": step, "method": model.settings.method, "encoder": encoder._asdict()}
-    save_tensors(run.model, weights, {**metadata, **model_metadata(dataset)})
-
-
-def store(
-    run: RunDirectory,
-    trained: TrainedModel,
-    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
-) -> None:
-    """Write a model and its memory.
-
-    ``convert`` turns tensors into those that are written, by the same names.
-    """
-    weights = convert(dict(trained.model.state_dict()))
-    encoder = EncoderIdentity.of(trained.settings, weights)
-    if trained.memory is not None:
-        named = replace(trained.memory, encoder=encoder)
-        save_tensors(run.memory, convert(named.memory.tensors()), named.metadata())
-    known, kept = trained.metadata(), ("step", "method", "input_shape", "preprocessing")
-    metadata = {key: known[key] for key in kept} | {"encoder": encoder._asdict()}
-    save_tensors(run.model, weights, metadata)
-
-
-def calibrate_rejection(trained: TrainedModel, dataset: Dataset) -> Calibration:
-    """Measure on validation classes when a model should answer "none of these".
-
-    What people added to the memory counts neither for nor against a picture, so it is left out.
-    """
-    memory = trained.memory
-    if memory is not None and memory.added:
-        memory = memory.forget(sorted(memory.added))
-    state = None if memory is None else memory.memory
-    thresholds = calibrate_on_validation(trained.model, state, dataset)
-    return replace(
-        trained.calibration, thresholds=thresholds, memory_digest=memory_digest(trained.memory)
-    )
-
-
-def trusted_settings(
-    path: Path, settings: RunSettings, backbone: str | Collection[str] | None
-) -> RunSettings:
-    """Refuse to import code that a file names, unless the caller named it as well.
-
-    An encoder of others may have moved: then ``backbone`` says where to, and takes its place.
-    """
-    stored = settings.model.backbone
-    is_frozen = settings.model.is_frozen_encoder
-    if is_frozen and isinstance(backbone, str) and is_frozen_encoder(backbone):
-        return replace(settings, model=replace(settings.model, backbone=backbone))
-    trusted = {backbone} if isinstance(backbone, str) else set(backbone or ())
-    if isinstance(backbone, str) and backbone != stored:
-        raise RunError(f"backbone: {path} was trained with {stored}, got {backbone}")
-    if settings.model.own_backbone is not None and stored not in trusted:
-        raise RunError(
-            f"{path} was trained with code that is not part of vsm, and loading it would run that "
-            f"code; if you trust it, add --backbone {stored} (in Python, backbone={stored!r})"
-        )
-    return settings
-
-
-def _require_encoder(trained: TrainedModel, expected: EncoderIdentity, source: Path) -> None:
-    """Refuse what belongs to another encoder's features."""
-    if trained.encoder.fingerprint != expected.fingerprint:
-        raise RunError(
-            f"{source} belongs to the encoder {expected}, but model.safetensors beside it holds "
-            f"{trained.encoder}; was one of the two exchanged?"
-        )
-
-
-def _require_width(memory: NamedMemory, trained: TrainedModel, source: object) -> None:
-    """Refuse a memory of other features than the model's, whatever it says that it is."""
+def require_width(memory: NamedMemory, trained: TrainedModel, source: object) -> None:
+    """Refuse a memory of another number of features than the model's."""
     try:
         memory.memory.check(trained.model.num_features)
     except ValueError as error:

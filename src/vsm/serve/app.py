@@ -79,7 +79,7 @@ class Service:
             raise SettingsError(
                 f"model: {trained.name} takes features, not images; serve one that takes images"
             )
-        store.bind(trained.encoder, trained.memory)
+        store.bind(trained.encoder.identity, trained.memory)
         store.memory()  # raises now if it is damaged
         self.trained, self.store = trained, store
         self.limits = limits or Limits()
@@ -232,7 +232,7 @@ class Service:
         """The model, the format of its images, and the limits."""
         return schemas.ModelInfo(
             name=Path(self.trained.name).name,
-            encoder=str(self.trained.encoder),
+            encoder=str(self.trained.encoder.identity),
             method=self.trained.settings.method,
             side=self.form.side,
             channels=self.form.channels,

@@ -241,7 +241,7 @@ class Worker:
         at_once = max(1, min(NUMBERS_AT_ONCE // pixels[0].size, -(-len(pixels) // self._cores)))
         pieces = torch.from_numpy(pixels).permute(0, 3, 1, 2).split(at_once)
         each = map if len(pieces) == 1 else self._embedding.map
-        features = torch.cat(list(each(self.trained.embed_samples, pieces)))
+        features = torch.cat(list(each(self.trained.encoder.embed_samples, pieces)))
         for job, part in zip(jobs, features.split([job.size for job in jobs]), strict=True):
             job.features = part
 

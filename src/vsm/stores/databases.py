@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from vsm.encoders import EncoderIdentity
 from vsm.errors import StoreError, StoreUnavailableError
-from vsm.memory.named import EncoderIdentity
 from vsm.system.files import is_sqlite, user_folder
 
 ADDRESSES = ("postgresql://", "postgres://")

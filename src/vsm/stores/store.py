@@ -21,9 +21,10 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from vsm.encoders import EncoderIdentity
 from vsm.errors import NotStoredError, RunError, StoreError, StoreFullError
 from vsm.memory.codec import decode_memory
-from vsm.memory.named import Changes, EncoderIdentity, NamedMemory
+from vsm.memory.named import Changes, NamedMemory
 from vsm.stores.databases import Connection, Database, open_database
 from vsm.stores.records import (
     Consolidate,

@@ -25,7 +25,7 @@ from vsm.memory import (
 from vsm.model import FewShotModel
 from vsm.pretraining import supervised
 from vsm.runs.checkpoints import TrainingState
-from vsm.runs.trained_model import load
+from vsm.runs.loading import load
 from vsm.seeding import generator, normal, uniform
 from vsm.settings import (
     Inference,

@@ -10,7 +10,7 @@ from vsm.classify import FewShotClassifier
 from vsm.classify.classifier import Embedded
 from vsm.data.glyphs import SIDE
 from vsm.errors import BenchmarkError
-from vsm.runs.trained_model import load
+from vsm.runs.loading import load
 from vsm_lab.benchmarking.timing import Benchmark
 
 PHOTO_SIZE = (640, 480)

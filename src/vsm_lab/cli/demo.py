@@ -35,11 +35,13 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
     from dataclasses import replace
 
-    from vsm.cli.compare import comparison_json, print_comparison
+    from vsm.cli.compare import print_comparison
     from vsm.data import open_images
     from vsm.evaluation.protocol import EpisodeProtocol
-    from vsm.runs.comparison import evaluate_run
-    from vsm.runs.learning import learn_memory, open_encoder, write_learned
+    from vsm.learning import learn_memory
+    from vsm.runs.loading import load
+    from vsm.runs.measurement import Comparison
+    from vsm.runs.trained_model import made_in_memory
     from vsm.system.allocator import keep_allocations
     from vsm.training import train
     from vsm_lab.demo_report import write_report
@@ -54,22 +56,24 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     paths = [parsed.output / method for method in METHODS_SHOWN]
     for method, path in zip(METHODS_SHOWN, paths, strict=True):
         with ProgressBar(quiet=parsed.json) as bar:
-            train(replace(base, method=method), path, progress=bar)
+            last = train(replace(base, method=method), path, progress=bar, learn_memory=False)
     paths.append(parsed.output / LEARNED)
     dataset = open_images(base.data)
-    write_learned(learn_memory(open_encoder(paths[-2]), dataset, GaussianSettings()), paths[-1])
+    last.encoder.source = str(paths[-2])
+    made_in_memory(*learn_memory(last.encoder, dataset, GaussianSettings())).write(paths[-1])
     protocol = EpisodeProtocol(
         base.data, "test", way=5, shot=1, queries=15, episodes=parsed.episodes, seed=parsed.seed
     )
     measured = []
     for path in paths:
         with progress_bar(f"test {path.name}", parsed.episodes, quiet=parsed.json) as bar:
-            measured.append(evaluate_run(path, protocol, progress=bar))
+            measured.append(load(path).on(protocol).measure(protocol, bar))
+    comparison = Comparison(measured)
     report = write_report(measured, dataset, parsed.output / "report.html")
     if parsed.json:
-        print_json({**comparison_json(measured), "report": str(report)})
+        print_json({**comparison.as_dict(), "report": str(report)})
         return
-    print_comparison(measured)
+    print_comparison(comparison)
     console().print(f"Pictures: {report}", highlight=False)
 
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vsm.data import open_dataset
-from vsm.runs.comparison import evaluate_run
+from vsm.runs.loading import load
 from vsm_lab.document import Picture
 from vsm_lab.episode_plots import prototype_clouds
 from vsm_lab.execution import protocol_of
@@ -82,7 +82,7 @@ def _prototypes(results: Results, store: JobStore) -> list[Picture]:
             if job is None or not store.is_done(job.after[0]):
                 continue
             few = replace(protocol_of(job), episodes=2)
-            measured = evaluate_run(store.run_folder(job.after[0]), few)
+            measured = load(store.run_folder(job.after[0])).on(few).measure(few)
             queries = min(CLOUD_QUERIES, few.queries)
             [shown[row.title]] = look_at_episodes(measured, dataset, 1, queries)
         if shown:

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 
 from vsm.data import Split
-from vsm.evaluation.calibration import scale_by_temperature
+from vsm.evaluation.evaluator import split_embedder
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.rejection import SHOTS
 from vsm.evaluation.statistics import auroc, estimate, reliability
+from vsm.evaluation.temperature import scale_by_temperature
 from vsm.memory import SampledPosterior, SupportSet
 from vsm.nn.prototype_classifier import predictive
-from vsm.runs.comparison import ModelOnData
 from vsm.runs.directory import RunDirectory
+from vsm.runs.measurement import ModelOnData
 from vsm.runs.shipped import find_run
 from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import Randomness, generator, task_generators
@@ -76,7 +77,7 @@ def _episodes(
 ) -> Iterator[tuple[Tensor, Tensor, range]]:
     """Yield support ``[T, N + O, 10, D]``, queries ``[T, N + O, Q, D]``, and their places."""
     sampler = protocol.sampler(subject.dataset)
-    embed, done = subject.embedder(sampler), 0
+    embed, done = split_embedder(subject.trained.encoder, sampler), 0
     for block in sampler.evaluation_episodes(protocol.episodes, protocol.seed):
         for image_ids in block.image_ids.split(AT_ONCE):
             support, queries = embed(image_ids).split([protocol.shot, protocol.queries], 2)

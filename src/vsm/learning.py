@@ -1,0 +1,341 @@
+"""Learning the Gaussian memory: one pass over labeled images, and no training.
+
+Images → features (:class:`vsm.encoders.Encoder`, each image once) → how the statistics are to be
+read (:mod:`vsm.evaluation.memory_choice`) → counts, means and scatter of every class
+(:mod:`vsm.memory.statistics`) → rejection thresholds (:mod:`vsm.evaluation.rejection`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vsm.data import Dataset, Split
+from vsm.data.dataset import Ids
+from vsm.encoders import Encoder
+from vsm.errors import MemoryFileError
+from vsm.evaluation.memory_choice import (
+    Choice,
+    ClassFeatures,
+    choose_read_settings,
+    held_out_trials,
+)
+from vsm.evaluation.rejection import (
+    EPISODES,
+    SHOTS,
+    WAYS,
+    Thresholds,
+    calibrate,
+    calibrate_on_validation,
+)
+from vsm.memory import ClassStatistics, GaussianMemory, Memory, ReadSettings
+from vsm.memory.named import NamedMemory
+from vsm.model import FewShotModel
+from vsm.seeding import generator, uniform
+from vsm.settings import GaussianSettings, ModelSettings, RunSettings
+from vsm.system.distributed import SINGLE_PROCESS, Processes
+from vsm.system.progress import NULL_PROGRESS, Progress
+
+ENCODER_SETTINGS = (
+    "backbone", "channels", "keep_probability", "mirror", "shift", "adapter", "normalize_features",
+)  # fmt: skip
+MOST_FOLDS = 5  # of classes, in which thresholds are measured
+NUMBERS_AT_ONCE = 1 << 26  # of features, 256 MB
+LEAST_ROWS = 20  # of a class that is drawn; rather than fewer rows, fewer classes are drawn
+
+
+class LearnedStatistics(NamedTuple):
+    """Class statistics, how they are read, and rejection thresholds if they were measured."""
+
+    memory: GaussianMemory
+    choice: Choice
+    thresholds: Thresholds | None
+
+
+class LearnedMemory(NamedTuple):
+    """A memory with names, and the model that reads it."""
+
+    model: FewShotModel
+    memory: NamedMemory
+    thresholds: Thresholds | None
+
+
+def learn_memory(
+    encoder: Encoder,
+    dataset: Dataset,
+    settings: GaussianSettings,
+    *,
+    data: str | None = None,
+    num_classes: int | None = None,
+    like: NamedMemory | None = None,
+    seed: int = 0,
+    progress: Progress = NULL_PROGRESS,
+    processes: Processes = SINGLE_PROCESS,
+) -> LearnedMemory:
+    """Learn a memory of the training classes of ``dataset``, or of all if its splits are merged.
+
+    If the encoder was trained on the same data, validation classes decide how the memory is read.
+    Where the features do not fit into memory, some of every class decide, and all are remembered.
+
+    Args:
+        encoder: makes the features.
+        dataset: as :func:`vsm.encoders.embedding.open_data` opens it.
+        settings: of reading; what is unset is chosen.
+        data: the name that opens the dataset; unset: its own.
+        num_classes: remember only the first so many.
+        like: a memory that the new one can be merged with.
+        seed: of the episodes that decide.
+        progress: counts images.
+        processes: share the rows; all of them learn the same memory.
+    """
+    data = dataset.name if data is None else data
+    model = gaussian_model(encoder, data, settings, seed)
+    center_of = None if like is None else _statistics_of(like, encoder)
+    split: Split = "all" if "all" in dataset.splits else "train"
+    classes = _first_classes(dataset.classes(split), num_classes, data)
+    rows = ClassRows(encoder, dataset, classes, processes)
+    validation = None
+    known = rows.drawn(seed, progress)
+    if encoder.data == data and "validation" in dataset.splits:
+        others = replace(rows, classes=dataset.classes("validation"))
+        validation = others.drawn(seed, progress)
+    learned = learn_statistics(
+        model,
+        known,
+        torch.from_numpy(classes),
+        validation,
+        center_of,
+        remembered=None if rows.fit_at_once() else _in_parts(rows, settings, progress),
+    )
+    names = tuple(dataset.class_names[one] for one in learned.memory.slot_classes)
+    named = name_memory(model, learned, names, int(rows.sizes.sum()))
+    thresholds = learned.thresholds
+    if validation is not None:
+        thresholds = calibrate_on_validation(model, learned.memory, dataset)
+    return LearnedMemory(model, named, thresholds)
+
+
+def gaussian_model(
+    encoder: Encoder, data: str, settings: GaussianSettings, seed: int
+) -> FewShotModel:
+    """Return a model that reads class statistics of the features of ``encoder``."""
+    chosen = {name: getattr(encoder.settings, name) for name in ENCODER_SETTINGS}
+    run = RunSettings(
+        data=data,
+        method="vsm",
+        seed=seed,
+        init=encoder.source,
+        model=ModelSettings(inference="gaussian", **chosen),
+        gaussian=settings,
+    )
+    return FewShotModel(run, encoder).to(encoder.placement.device).eval()
+
+
+def learn_statistics(
+    model: FewShotModel,
+    known: ClassFeatures,
+    class_ids: Tensor,
+    validation: ClassFeatures | None,
+    like: GaussianMemory | None = None,
+    with_thresholds: bool = True,
+    remembered: Callable[[Tensor, ReadSettings], GaussianMemory] | None = None,
+) -> LearnedStatistics:
+    """Choose how to read the statistics of classes, and learn them.
+
+    Args:
+        model: of gaussian inference; what its settings set is not chosen.
+        known: the classes to remember.
+        class_ids: what the memory calls them ``[C]``.
+        validation: other classes; None: the choice is made by leaving remembered ones out.
+        like: a memory that the new one can be merged with.
+        with_thresholds: measure rejection thresholds too, if there are no validation classes.
+        remembered: gives the statistics of more rows than ``known``, by center and read settings.
+    """
+    settings, seed = model.settings.gaussian, model.settings.seed
+    if not known.sizes:
+        raise MemoryFileError("memory: there is no class to learn")
+    if not known.features.isfinite().all():
+        raise MemoryFileError(
+            "features: some are infinite or not a number; is the encoder damaged, or an image?"
+        )
+    given_center = None if like is None else like.center.float()
+    center = known.center if given_center is None else given_center
+    if like is not None:
+        settings = replace(settings, normalization=like.read_settings.normalization)
+    choice = choose_read_settings(known, validation, settings, seed, given_center)
+    if remembered is None:
+        rows = class_ids.repeat_interleave(torch.tensor(known.sizes))
+        memory = GaussianMemory.fit(
+            known.features, rows, center, choice.read_settings, settings.exact_forgetting
+        )
+    else:
+        memory = remembered(center, choice.read_settings)
+    thresholds = None
+    if validation is None and with_thresholds:
+        thresholds = _held_out_thresholds(model, known, choice, given_center)
+    return LearnedStatistics(memory, choice, thresholds)
+
+
+def name_memory(
+    model: FewShotModel, learned: LearnedStatistics, names: tuple[str, ...], images: int
+) -> NamedMemory:
+    """Give class names to what was learned, and record how its reading was chosen."""
+    event = {
+        "action": "learned",
+        "data": model.settings.data,
+        "classes": len(names),
+        "images": images,
+        "choice": learned.choice.as_dict(),
+    }
+    identity = model.encoder.identity
+    return NamedMemory(learned.memory, names, identity, (event,), model.settings.method)
+
+
+def class_features(
+    encoder: Encoder, dataset: Dataset, split: Split, progress: Progress = NULL_PROGRESS
+) -> ClassFeatures:
+    """Return the features of a split."""
+    image_ids = torch.from_numpy(dataset.split_ids(split))
+    features = encoder.features(dataset, image_ids, progress).cpu()
+    return ClassFeatures(features, dataset.class_sizes[dataset.classes(split)].tolist())
+
+
+def _held_out_thresholds(
+    model: FewShotModel, known: ClassFeatures, choice: Choice, center: Tensor | None
+) -> Thresholds | None:
+    """Measure thresholds on remembered classes, in folds, each with the statistics of the others.
+
+    Folds are just large enough for the largest tasks, since the final memory holds all classes.
+    """
+    folds = min(max(2, len(known.sizes) // WAYS[-1]), MOST_FOLDS)
+    trials = held_out_trials(
+        known,
+        None,
+        SHOTS,
+        model.settings.seed,
+        center,
+        most_way=WAYS[-1],
+        count=2 * EPISODES,
+        folds=folds,
+    )
+    if not trials:
+        return None
+    memories = [trial.memory(choice.read_settings) for trial in trials]
+
+    def episodes(shot: int) -> list[tuple[Memory | None, Tensor, Tensor]]:
+        found: list[tuple[Memory | None, Tensor, Tensor]] = []
+        for trial, memory in zip(trials, memories, strict=True):
+            support, queries = (trial.others.features[rows] for rows in trial.episodes[shot])
+            found.append((memory, support.to(model.device), queries.to(model.device)))
+        return found
+
+    return calibrate(model, episodes, list(trials[0].episodes), model.settings.seed)
+
+
+def _first_classes(classes: Ids, count: int | None, data: str) -> Ids:
+    """Return the first of the classes to remember of ``data``; None: all of them."""
+    if count is not None and not 1 <= count <= len(classes):
+        raise MemoryFileError(
+            f"classes: expected 1 to {len(classes)}, the classes to remember of {data}, got {count}"
+        )
+    return classes[:count]
+
+
+def _statistics_of(like: NamedMemory, encoder: Encoder) -> GaussianMemory:
+    like.require_encoder(encoder.identity, "like")
+    if like.memory.statistics is None:
+        raise MemoryFileError("like: it holds no class statistics; learn it with vsm memory learn")
+    return like.memory.statistics
+
+
+@dataclass(frozen=True)
+class ClassRows:
+    """The images of some classes of a dataset, embedded when they are asked for.
+
+    Attributes:
+        encoder: makes the features.
+        dataset: holds the images, or what a backbone made of them.
+        classes: their ids in the dataset ``[C]``.
+        processes: each embeds the rows that it owns; it need not have the others.
+    """
+
+    encoder: Encoder
+    dataset: Dataset
+    classes: Ids
+    processes: Processes = SINGLE_PROCESS
+
+    @property
+    def sizes(self) -> Tensor:
+        """Rows of each class ``[C]``."""
+        return torch.from_numpy(self.dataset.class_sizes[self.classes])
+
+    def fit_at_once(self) -> bool:
+        """Whether all of them fit into memory."""
+        return int(self.sizes.sum()) * self.encoder.num_features <= NUMBERS_AT_ONCE
+
+    def drawn(self, seed: int, progress: Progress = NULL_PROGRESS) -> ClassFeatures:
+        """Embed all rows, or as many of every class as fit, drawn by ``seed``."""
+        starts = torch.from_numpy(self.dataset.class_starts[self.classes])
+        chosen, taken = list(range(len(self.classes))), self.sizes
+        random = generator(seed, "drawn-rows")
+        if not self.fit_at_once():
+            rows = NUMBERS_AT_ONCE // self.encoder.num_features
+            most = min(len(self.classes), max(1, rows // LEAST_ROWS))
+            order = uniform(random, len(self.classes)).argsort()[:most]
+            chosen = order.sort().values.tolist()
+            taken = self.sizes.clamp_max(max(1, rows // most))
+        places = [
+            starts[one] + _drawn_positions(int(self.sizes[one]), int(taken[one]), random)
+            for one in chosen
+        ]
+        image_ids = torch.cat(places)
+        owned = self.processes.owned(image_ids, self.dataset.num_samples)
+        features = torch.zeros(len(image_ids), self.encoder.num_features)
+        features[owned] = self.encoder.features(self.dataset, image_ids[owned], progress).cpu()
+        return ClassFeatures(self.processes.all_reduce(features), [len(part) for part in places])
+
+    def remembered(
+        self, center: Tensor, read_settings: ReadSettings, progress: Progress = NULL_PROGRESS
+    ) -> GaussianMemory:
+        """Learn the statistics of all rows in one pass, and those of all processes together."""
+        memory = GaussianMemory.empty(center, read_settings)
+        statistics = ClassStatistics.empty(len(self.classes), self.encoder.num_features)
+        starts = self.dataset.class_starts[self.classes]
+        image_ids = torch.cat(
+            [
+                torch.arange(start, start + size)
+                for start, size in zip(starts.tolist(), self.sizes.tolist(), strict=True)
+            ]
+        )
+        members = torch.arange(len(self.classes)).repeat_interleave(self.sizes)
+        owned = self.processes.owned(image_ids, self.dataset.num_samples)
+        rows_at_once = NUMBERS_AT_ONCE // (8 * self.encoder.num_features)
+        at_once = max(self.encoder.batch_size, rows_at_once)
+        parts = zip(image_ids[owned].split(at_once), members[owned].split(at_once), strict=True)
+        for part, whose in parts:
+            features = self.encoder.features(self.dataset, part, progress, keep=False).cpu()
+            statistics = statistics.add(memory.normalize(features), whose)
+        statistics = statistics.summed(self.processes.all_reduce)
+        return memory.from_statistics(statistics, torch.from_numpy(self.classes))
+
+
+def _drawn_positions(size: int, most: int, random: torch.Generator) -> Tensor:
+    """Return ``most`` positions below ``size``, or all of them, in ascending order."""
+    if size <= most:
+        return torch.arange(size)
+    return uniform(random, size).argsort()[:most].sort().values
+
+
+def _in_parts(
+    rows: ClassRows, settings: GaussianSettings, progress: Progress
+) -> Callable[[Tensor, ReadSettings], GaussianMemory]:
+    """Return what learns from more rows than fit into memory."""
+    if settings.exact_forgetting:
+        raise MemoryFileError(
+            "exact_forgetting: is not supported for so many images, whose features do not fit into "
+            "memory; leave it out, or learn parts with --like and merge them"
+        )
+    return partial(rows.remembered, progress=progress)
