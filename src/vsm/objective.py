@@ -17,7 +17,7 @@ class ObjectiveTerms(NamedTuple):
     """The terms of the objective, each a scalar in nats.
 
     Attributes:
-        total: what is minimized: cross_entropy + β_z · kl_z + β_m · kl_m / Q.
+        total: minimized: cross_entropy + β_z · kl_z + β_m · kl_m / Q.
         cross_entropy: mean over queries.
         kl_z: KL of the prototypes, mean over queries.
         kl_m: KL of the latent memory, mean over classes.

@@ -43,7 +43,7 @@ class DistributionCalibration(Baseline):
         mean = (support + base.class_means[nearest].sum(-2)) / (lenders + 1)  # [T, N, K, D]
         count = self.settings.samples // support.shape[2]
         shape = (*support.shape[:3], count)
-        common = normal(random, *shape, 1).to(support)  # α in every entry moves all features alike
+        common = normal(random, *shape, 1).to(support)  # α in every entry shifts all features
         drawn: Tensor = mean.unsqueeze(-2) + self.settings.dispersion**0.5 * common
         for position in range(lenders):  # independent draws add up to the sum of covariances
             factors = base.class_factors[nearest[..., position]]  # [T, N, K, R, D]

@@ -106,7 +106,7 @@ class ClassifierGraph(nn.Module):
         support_features: Tensor,  # [S, D], of all classes in any order
         support_labels: Tensor,  # [S, N], 1 where an example is of a class; zeros do not count
         query_features: Tensor,  # [Q, D]
-        temperature: Tensor,  # T of p^(1/T) / Z []; 0 is the model's own for so many examples
+        temperature: Tensor,  # T of p^(1/T) / Z []; 0: the model's own
         slot_mask: Tensor | None,  # slots that a class may not recall, boolean [N, A] or [1, A]
     ) -> Answers:
         """Infer the classes, and classify; only methods without memory have no ``slot_mask``."""

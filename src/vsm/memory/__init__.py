@@ -1,9 +1,8 @@
-"""Memories: what they hold, how they are read, and how they take in what was seen.
+"""Memories, and how they are read and written.
 
-This package knows probability, and nothing of images or encoders. Class statistics
-(:class:`GaussianMemory`) and the paper's slots (:class:`SlotMemory`, package ``slots``) are read
-through one interface: inference returns a :class:`Posterior`. Reading never writes; only a
-:class:`Consolidation` makes a new memory out of an old one.
+Class statistics (:class:`GaussianMemory`) and the paper's slots (:class:`SlotMemory`, package
+``slots``) are read through one interface: inference returns a :class:`Posterior`. Reading never
+writes; only a :class:`Consolidation` makes a new memory out of an old one.
 """
 
 from vsm.memory.posterior import GaussianPosterior, Posterior, SampledPosterior

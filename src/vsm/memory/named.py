@@ -1,6 +1,6 @@
-"""A memory with names: what is remembered, under which class names, and of which encoder.
+"""A memory with its class names, encoder and provenance; changes return a new one.
 
-Everything here is a value: a change makes a new memory. Files are in :mod:`vsm.runs.memory_files`.
+Files are in :mod:`vsm.runs.memory_files`.
 """
 
 import csv
@@ -36,14 +36,14 @@ class Changes(NamedTuple):
 
 @dataclass(frozen=True)
 class NamedMemory:
-    """A memory and what must be known to use it.
+    """A memory and what is needed to use it.
 
     Attributes:
-        memory: read-only; every change makes a new one.
+        memory: read-only.
         names: the class of each slot; empty where slots do not stand for classes.
         encoder: whose features it holds.
-        provenance: what happened to it, oldest first; each has ``action``.
-        method: how it is read and written.
+        provenance: its history, oldest event first; each has ``action``.
+        method: that reads and writes it.
         step: the training step it was saved at.
     """
 
@@ -55,7 +55,7 @@ class NamedMemory:
     step: int = 0
 
     def metadata(self) -> dict[str, Any]:
-        """Return all but the tensors, ready for JSON."""
+        """Return everything but the tensors, ready for JSON."""
         return {
             "method": self.method,
             "step": self.step,
@@ -65,7 +65,7 @@ class NamedMemory:
         }
 
     def to(self, device: torch.device) -> "NamedMemory":
-        """Return the same memory on ``device``."""
+        """Move to ``device``."""
         return replace(self, memory=self.memory.to(device))
 
     def write(self, path: Path) -> None:
@@ -87,7 +87,7 @@ class NamedMemory:
 
     @cached_property
     def added(self) -> frozenset[str]:
-        """Names of slots that people added, in contrast to those that training left."""
+        """Names of classes that a user added, in contrast to those of training."""
         return frozenset(_added(self.provenance)).intersection(self.names)
 
     @property
@@ -107,12 +107,12 @@ class NamedMemory:
         labels: Sequence[str],
         source: dict[str, Any],
     ) -> tuple["NamedMemory", Changes]:
-        """Return the memory after it has taken in labeled features, and what became of them.
+        """Add labeled features; return the new memory, and what changed.
 
         Args:
-            consolidation: as ``manual_consolidation`` gives it.
+            consolidation: of ``manual_consolidation``.
             features: ``[P, D]``.
-            labels: P names; those of slots update them, others are appended.
+            labels: P names; known classes are updated, others are appended.
             source: added to the provenance.
         """
         if not len(features):
@@ -130,13 +130,14 @@ class NamedMemory:
         name_of = {class_id: name for name, class_id in ids.items()}
         names = tuple(name_of[class_id] for class_id in memory.slot_classes)
         given = list(dict.fromkeys(labels))
+        kept = [label for label in given if label in names]
         changes = Changes(
-            tuple(label for label in given if label not in known and label in names),
-            tuple(label for label in given if label in known and label in names),
+            tuple(label for label in kept if label not in known),
+            tuple(label for label in kept if label in known),
             tuple(name for name in ids if name not in names) if names else (),
         )
         event = {"action": "added", "classes": given, "images": len(labels), **source}
-        event["new"] = list(changes.added)  # others are still what training left, in the main
+        event["new"] = list(changes.added)
         return self._after(memory, names, event), changes
 
     def forget(self, classes: Sequence[str]) -> "NamedMemory":
@@ -160,11 +161,7 @@ class NamedMemory:
         return self._after(memory, names, event)
 
     def merge(self, other: "NamedMemory") -> "NamedMemory":
-        """Return both memories as one.
-
-        A class that both have becomes the mean of its two slots, weighted by their counts; slots
-        that are the same in both are the same evidence, and stay as they are.
-        """
+        """Return both memories as one; see :meth:`vsm.memory.ClassMemory.merge`."""
         other.require_encoder(self.encoder, "merge")
         first, second = self.slots, other.slots
         if type(first) is not type(second):
@@ -181,9 +178,8 @@ class NamedMemory:
         return self._after(first.merge(second, class_ids), (*self.names, *new), event)
 
     def describe(self, neighbors: int = 3) -> dict[str, Any]:
-        """Return what there is to know, ready for JSON: every slot with its nearest others."""
-        slots = self.slots if self.names else None
-        statistics = self.memory.statistics
+        """Describe the memory, ready for JSON: every slot with its nearest others."""
+        slots, statistics = self.slots if self.names else None, self.memory.statistics
         reading = None if statistics is None else statistics.read_settings._asdict()
         choices = [event["choice"] for event in self.provenance if "choice" in event]
         return {
@@ -229,7 +225,7 @@ class NamedMemory:
 
 
 def _added(provenance: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the names of all classes that were ever added, also to memories that were merged."""
+    """Yield the names of all classes ever added, also to merged memories."""
     for event in provenance:
         if event["action"] == "added":
             yield from event["new"]
@@ -240,10 +236,10 @@ def _added(provenance: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 def manual_consolidation(
     consolidation: Consolidation | None, settings: MemorySettings
 ) -> Consolidation | None:
-    """Return how a memory takes in what people give it; None for methods without a memory.
+    """Return what adds a user's images to a memory; None for methods without one.
 
-    Slots of classes become plain means, since features do not change any more; a memory of another
-    kind keeps the trained model's ``consolidation``. The settings give the capacity.
+    Slots of classes become plain means, since features do not change any more; other memories keep
+    the model's ``consolidation``.
     """
     if isinstance(consolidation, SlotConsolidation):
         return MeanConsolidation(consolidation.num_features, settings)
@@ -267,15 +263,17 @@ def _slot_rows(slots: ClassMemory, names: Sequence[str], neighbors: int) -> list
     directions = F.normalize(slots.content - slots.content.mean(0), dim=-1)
     cosines = (directions @ directions.mT).fill_diagonal_(-torch.inf)  # [A, A]
     best = cosines.topk(min(neighbors, len(names) - 1), dim=-1)
-    nearest = [
-        [
-            {"name": names[other], "similarity": round(value, 4)}
-            for other, value in zip(*row, strict=True)
-        ]
-        for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
-    rows = zip(names, slots.counts.tolist(), slots.last_update.tolist(), nearest, strict=True)
+    columns = (slots.counts, slots.last_update, best.indices, best.values)
+    rows = zip(names, *(column.tolist() for column in columns), strict=True)
     return [
-        {"name": name, "count": count, "last_update": updated, "nearest": others}
-        for name, count, updated, others in rows
+        {
+            "name": name,
+            "count": count,
+            "last_update": updated,
+            "nearest": [
+                {"name": names[other], "similarity": round(cosine, 4)}
+                for other, cosine in zip(others, cosines, strict=True)
+            ],
+        }
+        for name, count, updated, others, cosines in rows
     ]

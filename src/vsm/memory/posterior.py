@@ -295,10 +295,10 @@ class GaussianPosterior(Posterior):
 def gaussian_scores(squares: Tensor, determinants: Tensor, noise: float, width: int) -> Tensor:
     """Return a·log N(h; m, a(I + v)), but for a constant, from squared distances to the mean m.
 
-    W is shrunk and scaled until probabilities of equally many examples are calibrated, and so is
-    wider than the noise, a times as wide as it. Squares shrink with it, but determinants, which
-    count where K differs, do not: taken as they are, the class of most examples would always win.
-    So this is the density of the noise as it is, to the power a.
+    W is shrunk and scaled until probabilities are calibrated for equally many examples. It is then
+    wider than the covariance within classes, which is a·W on average. That scales squares, but not
+    determinants, which matter where K differs: without a correction, the class with most examples
+    would always win. Hence the density under a·W, to the power a.
 
     Args:
         squares: of distances in units of I + v ``[...]``.

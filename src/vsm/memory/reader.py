@@ -81,7 +81,7 @@ class GaussianReader(NamedTuple):
     constants: dict[int, ShotConstants]
 
     def to(self, device: torch.device) -> "GaussianReader":
-        """Return the same on ``device``."""
+        """Move to ``device``."""
         if self.slots.device == device:
             return self
         moved = {name: value.to(device) for name, value in self._asdict().items() if name in MOVED}
@@ -226,7 +226,7 @@ def _weights(means: Tensor, counts: Tensor, within: Tensor) -> Tensor:
     """Return by how much each class counts in S_b and g, adding up to one ``[A]``.
 
     The mean of n members lies about g with the variance b̄ + w̄/n in place of b̄, so a class counts
-    as n/(n + w̄/b̄): those of few images as little as is known of them, all of many alike.
+    as n/(n + w̄/b̄): little with few images, and equally with many.
     """
     weights = counts / (counts + 1).double()
     for _ in range(2):  # b̄ depends on the weights, a little

@@ -30,7 +30,7 @@ class SupportSet(NamedTuple):
 
     @staticmethod
     def of(features: Tensor) -> "SupportSet":
-        """Take the mean of ``features`` ``[T, N, K, D]``."""
+        """Make a support set of ``features [T, N, K, D]``."""
         return SupportSet(features, features.mean(2))
 
     @staticmethod
@@ -54,7 +54,7 @@ class SupportSet(NamedTuple):
 
 
 class Observations(NamedTuple):
-    """Features seen in one step that the memory has yet to take in.
+    """Features of one step, to be consolidated in the next.
 
     Attributes:
         features: ``[P, D]``, detached.

@@ -44,7 +44,7 @@ class ReadSettings(NamedTuple):
 
     @property
     def uses_memory(self) -> bool:
-        """Whether anything is read of what is remembered but the sizes of two variances."""
+        """Whether reading uses more of the memory than the sizes of two variances."""
         return min(self.epsilon, self.beta) < torch.inf or self.rho > 0
 
     def tensor(self) -> Tensor:
@@ -218,7 +218,7 @@ class GaussianMemory(ClassMemory):
         return self
 
     def add(self, rows: Tensor, class_ids: Tensor, step: int) -> "GaussianMemory":
-        """Return the memory after it has taken in normalized ``rows [P, D]`` of ``class_ids [P]``.
+        """Return the memory with normalized ``rows [P, D]`` of ``class_ids [P]`` added.
 
         What is added is kept as factors, so that it can be forgotten.
         """
@@ -358,7 +358,7 @@ class GaussianConsolidation(Consolidation):
 class ClassStatistics(NamedTuple):
     """Counts ``[C]`` and means ``[C, D]`` of classes, and the scatter about these ``[D, D]``.
 
-    Parts of the data may be taken in one after the other, or by several processes at once.
+    Data may be added in parts, and by several processes.
     """
 
     counts: Tensor
@@ -419,10 +419,10 @@ class _ClassSums(NamedTuple):
 def _join_means(
     counts: Tensor, means: Tensor, new_counts: Tensor, new_means: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """How far the means ``[C, D]`` move when classes take in more, and by what scatter grows.
+    """How far the means ``[C, D]`` of classes move, and by which rows their scatter grows.
 
     The scatter of n old and k new members of a class is the sum of both, and nk/(n + k)·δδᵀ for
-    the difference δ of their means: sqrt(nk/(n + k))·δ are the rows that are returned.
+    the difference δ of their means: the rows are sqrt(nk/(n + k))·δ.
     """
     apart = new_means - means
     weight = (new_counts / (counts + new_counts).double()).unsqueeze(-1)

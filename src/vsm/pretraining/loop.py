@@ -73,7 +73,7 @@ class FewShotScores:
         return ", ".join(f"{shot}-shot {score}" for shot, score in self.accuracies.items())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what is logged and stored with the backbone; accuracies are fractions."""
+        """Return the scores for log and metadata; accuracies are fractions."""
         return {
             "way": self.way,
             "queries": self.queries,
@@ -278,7 +278,7 @@ def _episode_accuracies(
 def backbone_metadata(
     settings: PretrainSettings, dataset: ImageDataset, epoch: int, scores: FewShotScores
 ) -> dict[str, Any]:
-    """Return what is stored with a backbone: how to build it, its origin, how good it is."""
+    """Return the metadata of a backbone: how to build it, its origin and scores."""
     return {
         "backbone": settings.backbone,
         "channels": settings.channels,

@@ -98,7 +98,7 @@ def pretraining_step(
     step: int,
     teacher: SupervisedNetwork | None = None,
 ) -> dict[str, float]:
-    """Do one step; change network and optimizer, and return what is logged.
+    """Do one step, which changes network and optimizer; return values to log.
 
     ``images [B, C, H, W]`` are normalized; ``labels [B]`` count the training classes.
     """

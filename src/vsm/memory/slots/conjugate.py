@@ -16,10 +16,9 @@ class ConjugateInference(nn.Module):
 
         z | h ~ N((κ·μ₀ + K·h̄) / (κ + K), s² / (κ + K)),    κ = s² / τ²,
 
-    so κ is the number of support images that the memory is worth. Without memory κ = 0. s² is one
-    learned variance per feature. ``memory.strength`` sets κ instead of learning it: training
-    classes are easy for a backbone that was trained on them, and teach it to trust the memory too
-    little.
+    so the memory counts as κ support images. Without memory κ = 0. s² is one
+    learned variance per feature. ``memory.strength`` sets κ instead of learning it: on the classes
+    that the backbone was trained on, a learned κ comes out too small.
     """
 
     def __init__(self, num_features: int, model: ModelSettings, memory: MemorySettings) -> None:
@@ -38,7 +37,7 @@ class ConjugateInference(nn.Module):
         return DiagonalGaussian(mean, log_noise - (kappa + shot).log())
 
     def kappa(self, prior: MemoryPrior) -> Tensor:
-        """Return what the memory is worth in support images ``[T, N, D]``."""
+        """Return κ, the support images that the memory counts for ``[T, N, D]``."""
         if self.strength is None:
             kappa = (self.noise() - prior.gaussian.log_variance).exp()
         else:

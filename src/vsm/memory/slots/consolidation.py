@@ -1,4 +1,4 @@
-"""How the memory takes in what was seen: Eqs. 11-13, appending, and capacity."""
+"""Writing to the memory: Eqs. 11-13, appending, and capacity."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -23,23 +23,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Consolidation(ABC):
-    """The contract: old memory and observations in, new memory out.
+    """Maps a memory and observations to a new memory; nothing else changes a memory.
 
-    Only consolidations change a memory. The training step calls one inside its own graph on the
-    previous step's observations and then recalls from the result, so what it is made of learns
-    although stored memories and observed features are constants.
+    The training step calls it inside its own graph on the previous step's observations and then
+    recalls from the result. So its parameters learn although stored memories and observed features
+    are constants.
     """
 
     @abstractmethod
     def empty(self) -> Memory:
-        """Return the memory that has taken in nothing."""
+        """Return an empty memory."""
 
     @abstractmethod
     def __call__(self, memory: Memory, observations: Observations, step: int) -> Memory:
-        """Return the memory after it has taken in ``observations`` at ``step``."""
+        """Return the memory with ``observations`` of ``step`` added."""
 
     def diagnostics(self, memory: Memory) -> dict[str, float]:
-        """Return what is logged of ``memory`` after a backward pass."""
+        """Return values to log after a backward pass."""
         return {"slots": float(len(memory))}
 
 
@@ -151,11 +151,10 @@ class SlotConsolidation(nn.Module, Consolidation):
 
 
 class MeanConsolidation(SlotConsolidation):
-    """Slots that are the plain means of all samples that ever went into them.
+    """Slots as plain means of all their samples, for memories that users extend.
 
-    Eq. 13 with α = n / (n + k) for k samples that come to n, and the mean in place of Eqs. 11-12:
-    taking in two batches one after the other is taking them in at once. For memories that people
-    grow by hand, of features that do not change any more.
+    Eq. 13 with α = n / (n + k) for k new samples and n old ones, and the mean in place of
+    Eqs. 11-12: adding two batches one after the other equals adding them at once.
     """
 
     def __init__(self, num_features: int, settings: MemorySettings) -> None:

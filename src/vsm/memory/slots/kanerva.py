@@ -6,21 +6,18 @@ columns. An observation z is w·M plus noise σ², where the weights w compare i
 addresses. So writing is Bayesian linear regression of observations on weights, in closed form, and
 reading is its predictive distribution N(w·R, w·U·wᵀ + σ²).
 
-Adapted, since the original generates images and forgets them after an episode, while here the
-memory is an alternative to the semantic one:
+Differences from the original, which generates images and forgets them after an episode:
 
-* What is written and read are features: of every image of the last step, and of a class's support
-  mean. The reading is q(m | M, S) and keeps the place and the KL of the semantic memory's, to the
-  prior p_ψ(m | h̄) of Eq. 14.
+* Features are written (of every image of the last step) and read (at a class's support mean). The
+  reading is q(m | M, S), with the KL to the prior p_ψ(m | h̄) of Eq. 14.
 * The address of a feature is a point, not a latent variable, so that the reading is one Gaussian.
-  Key and addresses have length one: no observation weighs more than another for being longer.
-* The memory lasts for the full run. Features and addresses move while they are learned, so old
+  Key and addresses have length one, so that all observations have equal weight.
+* The memory lasts for the full run. Features and addresses change while they are learned, so old
   evidence loses a little weight at every step and the posterior falls back towards the prior.
-* The evidence is stored and the posterior computed from it, rather than the posterior itself. It is
-  the same posterior, and the prior and the noise go on learning after the first step.
+* The evidence is stored and the posterior computed from it, so that the prior and the noise can be
+  learned after the first step.
 
-A distributed memory has no slot for a class, so no class can be hidden from a task. Consolidation
-is delayed as for all memories: a task never reads what its own queries wrote.
+A distributed memory has no slot for a class, so no class can be masked.
 """
 
 from dataclasses import dataclass
@@ -44,8 +41,8 @@ from vsm.settings import KanervaSettings, ModelSettings, RunSettings
 class KanervaMemory(Memory):
     """The evidence of all P observations so far, Z ``[P, D]`` written with weights W ``[P, S]``.
 
-    In double precision: keys of similar features are similar, so what tells them apart is small
-    beside the sums over thousands of observations.
+    In double precision: keys of similar features are similar, so their differences are small beside
+    the sums over thousands of observations.
 
     Attributes:
         weight_products: WᵀW ``[S, S]``.
@@ -87,7 +84,7 @@ class KanervaMemory(Memory):
         return []
 
     def first(self, count: int) -> "KanervaMemory":
-        """Return the empty memory for 0, and refuse to cut what is distributed over all slots."""
+        """See :class:`vsm.Memory`; only 0 is possible."""
         if count:
             raise SettingsError(
                 "memory_slots: a Kanerva machine spreads every class over all of its slots, so it "
@@ -96,7 +93,7 @@ class KanervaMemory(Memory):
         return KanervaMemory(*map(torch.zeros_like, self.tensors().values()))
 
     def to(self, device: torch.device) -> "KanervaMemory":
-        """Return the same memory on ``device``, which must have double precision."""
+        """Move to ``device``, which must support double precision."""
         if device.type == "mps":
             raise SettingsError(
                 "device: the method kanerva needs double precision, which mps does not have; use "
@@ -105,7 +102,7 @@ class KanervaMemory(Memory):
         return super().to(device)
 
     def slot_mask(self, class_ids: Tensor, mask: Mask) -> None:
-        """Hide nothing, whatever ``mask`` says: no slot belongs to a class."""
+        """Mask nothing: no slot belongs to a class."""
 
 
 class KanervaMachine(nn.Module):
@@ -162,9 +159,9 @@ class KanervaMachine(nn.Module):
 
 @dataclass(frozen=True)
 class KanervaConsolidation(Consolidation):
-    """Writing: the evidence of new observations is added to what old evidence is retained.
+    """Writing: adds the evidence of new observations to the retained share of the old.
 
-    Not a module: the recall owns the machine's parameters, which then are counted and stored once.
+    Not a module: the recall owns the machine's parameters.
     """
 
     machine: KanervaMachine

@@ -4,19 +4,17 @@ A. Santoro, S. Bartunov, M. Botvinick, D. Wierstra, T. Lillicrap, "Meta-Learning
 Memory-Augmented Neural Networks", ICML 2016. A recurrent controller writes what it is shown into
 the places of an external memory that were least recently used, or read last, and reads by content.
 
-Adapted, since the original classifies a stream of images that arrive one by one, each with the
-label of the one before:
+Differences from the original, which classifies a stream of images, each with the label of the one
+before:
 
-* What is shown are the support features, each with its class's mean. That a label is shared by
-  certain images is all it tells in an episode, and the mean tells it for any number of classes and
-  shots. There is nothing to predict while they are shown, so no label is delayed.
-* A class's recollection is read with the class's mean shown once more, all classes in parallel and
-  nothing written, so the order of classes in the batch does not matter. It is a linear map of what
-  the heads read; it conditions the prototype where m does and has no KL.
-* The order in which the support is shown does matter to a recurrent controller. It is drawn at
-  random for each task.
+* The controller sees the support features, each with its class's mean in place of a label. Nothing
+  is predicted meanwhile, so no label is delayed.
+* To read for a class, its mean is shown once more, for all classes in parallel and without writing,
+  so the order of classes does not matter. The recollection is a linear map of what the heads read;
+  it conditions the prototype as m does and has no KL.
+* The order in which the support is shown matters, and is drawn at random for each task.
 
-The memory is wiped between episodes: nothing is consolidated, and no long-term memory is read.
+The memory is cleared between episodes: nothing is consolidated.
 """
 
 from typing import NamedTuple
@@ -122,8 +120,8 @@ class MannRecall(Recall):
         tasks, way, _ = means.shape
         last_read = (episode.read_weights @ episode.content).flatten(1)
         controller = (last_read, episode.hidden, episode.cell)
-        alike = (part.repeat_interleave(way, 0) for part in controller)  # [T·N, ...]
-        hidden, _ = self._control(means.repeat(1, 1, 2).flatten(0, 1), *alike)
+        repeated = (part.repeat_interleave(way, 0) for part in controller)  # [T·N, ...]
+        hidden, _ = self._control(means.repeat(1, 1, 2).flatten(0, 1), *repeated)
         keys = self._keys(hidden).view(tasks, way * self.settings.reads, -1)  # [T, N·R, W]
         read_weights = content_weights(keys, episode.content)  # [T, N·R, S]
         read = (read_weights @ episode.content).view(tasks, way, 1, -1)  # [T, N, 1, R·W]
@@ -136,7 +134,7 @@ class MannRecall(Recall):
     def _control(
         self, shown: Tensor, last_read: Tensor, hidden: Tensor, cell: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Feed the controller with ``shown`` and what was read last; return its new state."""
+        """Feed the controller with ``shown`` and the last reading; return its new state."""
         state: tuple[Tensor, Tensor] = self.controller(
             torch.cat([shown, last_read], -1), (hidden, cell)
         )

@@ -94,7 +94,7 @@ class Recall(nn.Module, ABC):
         return None
 
     def diagnostics(self, recollection: Recollection) -> dict[str, Tensor]:
-        """Return what is logged, as means over the tasks ``[]``: how sharply it was addressed."""
+        """Return values to log, as means over the tasks ``[]``: the entropy of λ."""
         return {"address_entropy": entropy(recollection.weights).mean()}
 
 
@@ -166,7 +166,7 @@ class RoteRecall(SlotRecall):
         return weights, self.transform(average)
 
     def transform(self, average: Tensor) -> Tensor:
-        """Return M̄ as it is."""
+        """Return M̄."""
         return average
 
 
