@@ -1,4 +1,4 @@
-"""miniImageNet from image files, with and without CSVs, and from the passed-around pickles."""
+"""miniImageNet from image files, named by class, and from the passed-around pickles."""
 
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,6 @@ def images(foldered: bool, each: int = 3) -> dict[str, bytes]:
     }
 
 
-def tables(numbers: tuple[int, ...] = (0, 2)) -> dict[str, bytes]:
-    return {
-        f"{short}.csv": "\n".join(
-            ["filename,label", *(f"{name}{number:08}.jpg,{name}" for number in numbers), ""]
-        ).encode()
-        for short, name in CLASSES.items()
-    }
-
-
 def assert_holds(dataset: ImageDataset, numbers: tuple[int, ...]) -> None:
     assert dataset.image_shape == (3, 84, 84)
     for position, (short, name) in enumerate(CLASSES.items()):
@@ -65,54 +56,23 @@ def assert_holds(dataset: ImageDataset, numbers: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("foldered", [True, False])
-def test_the_csvs_say_which_images_count(foldered: bool, tmp_path: Path) -> None:
-    source = write_tree(tmp_path / "source", images(foldered) | tables())
-    prepare("mini-imagenet", source, allow_missing=True)
-    assert_holds(open_images("mini-imagenet"), (0, 2))
-
-
-@pytest.mark.parametrize("foldered", [True, False])
-def test_without_csvs_images_are_found_by_class(foldered: bool, tmp_path: Path) -> None:
-    others = {"images/n99999999/n9999999900000001.jpg": b"not looked at"}
+def test_images_are_found_by_class(foldered: bool, tmp_path: Path) -> None:
+    others = {"images/n99999999/n9999999900000001.jpg": b"not looked at", "train.csv": b"nor this"}
     source = write_tree(tmp_path / "source", images(foldered) | others)
     prepare("mini-imagenet", source, allow_missing=True)
     assert_holds(open_images("mini-imagenet"), (0, 1, 2))
 
 
-def test_images_named_in_the_csvs_but_missing_are_named(tmp_path: Path, root: Path) -> None:
-    source = write_tree(tmp_path / "source", images(False) | tables((0, 1, 7, 8)))
-    message = r"n0153282900000007\.jpg, named in train\.csv, is missing in .*--allow-missing"
-    with pytest.raises(DataError, match=message):
+def test_missing_images_are_counted(tmp_path: Path, root: Path) -> None:
+    source = write_tree(tmp_path / "source", images(False))
+    with pytest.raises(DataError, match=r"59,991 of 60,000 images are missing, first of class"):
         prepare("mini-imagenet", source)
     assert leftovers(root) == []
 
 
-def test_rows_missing_from_the_csvs_are_counted(tmp_path: Path) -> None:
-    source = write_tree(tmp_path / "source", images(False) | tables())
-    with pytest.raises(DataError, match=r"59,994 of 60,000 images are missing, first of class"):
-        prepare("mini-imagenet", source)
-
-
-def test_a_missing_csv_is_named(tmp_path: Path) -> None:
-    files = images(False) | tables()
-    del files["val.csv"]
-    with pytest.raises(DataError, match=r"val\.csv is missing"):
-        prepare("mini-imagenet", write_tree(tmp_path / "source", files), allow_missing=True)
-
-
-@pytest.mark.parametrize(
-    "row", ["n0153282900000001.jpg", ",n01532829", "n0153282900000001.jpg,n01930112", "a,b"]
-)
-def test_a_bad_row_is_named_with_its_line(row: str, tmp_path: Path) -> None:
-    files = images(False) | tables()
-    files["train.csv"] += row.encode() + b"\n"
-    with pytest.raises(DataError, match=r"train\.csv, line 4: expected filename,label"):
-        prepare("mini-imagenet", write_tree(tmp_path / "source", files), allow_missing=True)
-
-
-def test_all_of_imagenet_needs_the_csvs(tmp_path: Path) -> None:
+def test_all_of_imagenet_is_not_miniimagenet(tmp_path: Path) -> None:
     many = {f"n01532829/n01532829_{number}.JPEG": b"" for number in range(601)}
-    with pytest.raises(DataError, match=r"class n01532829 has 601 images .*add train\.csv"):
+    with pytest.raises(DataError, match=r"class n01532829 has 601 images .*more than 600"):
         prepare("mini-imagenet", write_tree(tmp_path / "source", many), allow_missing=True)
 
 

@@ -297,7 +297,7 @@ def test_a_command_names_device_and_precision_only_where_they_are_not_chosen_by_
     [
         ("gpu", 1, "device: expected auto, cpu, cuda, cuda:N or mps, got 'gpu'"),
         ("cuda:", 1, "expected auto, cpu, cuda, cuda:N or mps"),
-        ("cuda", 0, "device: cuda asked for, but torch finds no GPU; use auto or cpu"),
+        ("cuda", 0, "device: cuda asked for, but torch finds no GPUs; use auto or cpu"),
         ("cuda", 2, "device: this machine has 2 GPUs, too few for process 5"),
         ("cuda:1", 2, "device: several processes cannot share cuda:1; use auto, cuda or cpu"),
         ("mps", 0, "device: several processes cannot share mps"),
@@ -315,7 +315,7 @@ def test_devices_that_cannot_be_are_named(
 
 def test_a_missing_gpu_and_a_missing_mps_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, 2)
-    with pytest.raises(SettingsError, match="device: cuda:2 asked for, but this machine has 2 of"):
+    with pytest.raises(SettingsError, match="device: cuda:2 asked for, but torch finds 2 GPUs"):
         choose_placement("cuda:2")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(SettingsError, match="device: mps is not available here; use auto or cpu"):

@@ -118,9 +118,6 @@ def test_both_forms_and_all_ways_to_say_names_and_splits_agree(tmp_path: Path) -
         tmp_path / "b.safetensors",
         write_folder(tmp_path / "c", features=values, labels=texts, splits=SPLIT_OF),
         write_folder(
-            tmp_path / "d", features=values, labels=np.char.encode(texts), splits=SPLIT_OF
-        ),
-        write_folder(
             tmp_path / "e", features=values, labels=labels, class_names=NAMES, splits=SPLIT_OF
         ),
     ]

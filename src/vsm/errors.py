@@ -8,7 +8,7 @@ class VsmError(Exception):
 
 
 class DocumentError(VsmError, ValueError):
-    """A file is no regular one, too large, or does not hold what it should.
+    """A file is not a regular file, is too large, or has invalid contents.
 
     Attributes:
         reason: what is wrong with it.
@@ -23,15 +23,15 @@ class DocumentError(VsmError, ValueError):
 
 
 class SettingsError(VsmError, ValueError):
-    """A setting has a value that cannot work."""
+    """A setting has an invalid value."""
 
 
 class DataError(VsmError):
-    """A dataset is missing, damaged, or does not hold what was asked of it."""
+    """A dataset is missing, damaged, or does not hold what was requested."""
 
 
 class BackboneError(VsmError):
-    """A custom backbone cannot be found, or does not do what a backbone must."""
+    """A custom backbone cannot be found, or breaks the contract of a backbone."""
 
 
 class EpisodeError(VsmError, ValueError):
@@ -51,11 +51,11 @@ class StoreError(VsmError):
 
 
 class NotStoredError(StoreError):
-    """A store does not hold what was asked for."""
+    """A store does not hold the requested item."""
 
 
 class StoreFullError(StoreError):
-    """A store holds as much as it may already."""
+    """A store has reached its limit."""
 
 
 class StoreUnavailableError(StoreError):
@@ -69,7 +69,7 @@ class ClassifierError(VsmError, ValueError):
 
 
 class ClassifierTypeError(ClassifierError, TypeError):
-    """Something among the features is no number."""
+    """Features contain something that is not a number."""
 
 
 class ExportError(VsmError):
@@ -77,10 +77,10 @@ class ExportError(VsmError):
 
 
 class BenchmarkError(VsmError):
-    """A measurement of speed could not be carried out."""
+    """A benchmark could not be run."""
 
 
 class ProcessLostError(VsmError, ConnectionError):
-    """Another process of the same job ended or fell silent."""
+    """Another process of the same job ended or stopped responding."""
 
     exit_code = 1

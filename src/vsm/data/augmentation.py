@@ -1,6 +1,6 @@
 """Random variation of training images, as batched tensor code."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -37,10 +37,6 @@ class Augmentation:
         if self.brightness or self.contrast or self.saturation:
             pixels = self._change_colors(pixels, random)
         return pixels
-
-    def without_colors(self) -> "Augmentation":
-        """Return the same but for colors, which stay as they are."""
-        return replace(self, brightness=0.0, contrast=0.0, saturation=0.0)
 
     def _map(self, pixels: Tensor, random: Randomness) -> Tensor:
         """Show at every place x of an image what was at (I + M)x + t, or black outside.

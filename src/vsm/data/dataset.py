@@ -178,15 +178,12 @@ class ImageDataset(Dataset):
         object.__setattr__(self, "_constant_images", tuple(constants))
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
+    def input_shape(self) -> tuple[int, int, int]:
         """``(channels, height, width)``, as a backbone sees it."""
         _, height, width, channels = self.images.shape
         return channels, height, width
 
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """The shape of one image."""
-        return self.image_shape
+    image_shape = input_shape
 
     def load(self, image_ids: Tensor | Ids) -> Tensor:
         """Return uint8 ``[*image_ids.shape, C, H, W]``, channels-last in memory as stored."""
@@ -198,9 +195,9 @@ class ImageDataset(Dataset):
         self, pixels: Tensor, random: Randomness, colors: bool = True, affine: float = 0.0
     ) -> Tensor:
         """Vary training images ``[..., C, H, W]`` as asked and as they usually are; keep layout."""
-        augmentation = self.augmentation if colors else self.augmentation.without_colors()
-        if affine:
-            augmentation = replace(augmentation, affine=affine)
+        augmentation = replace(self.augmentation, affine=affine or self.augmentation.affine)
+        if not colors:
+            augmentation = replace(augmentation, brightness=0.0, contrast=0.0, saturation=0.0)
         return augmentation(pixels.flatten(0, -4), random).view(pixels.shape)
 
     def normalize(self, pixels: Tensor) -> Tensor:

@@ -163,15 +163,10 @@ def _check_features(features: npt.NDArray[Any], place: Path) -> npt.NDArray[np.f
 
 def _check_labels(labels: npt.NDArray[Any], num_rows: int, place: Path) -> npt.NDArray[Any]:
     """Check labels, and return them as integers or text."""
-    if labels.shape != (num_rows,) or labels.dtype.kind not in "iuUS":
+    if labels.shape != (num_rows,) or labels.dtype.kind not in "iuU":
         found = f"{labels.dtype} {list(labels.shape)}"
         raise DataError(f"{place}: expected integers or strings [{num_rows}], got {found}")
-    if labels.dtype.kind != "S":
-        return np.asarray(labels)
-    try:
-        return np.char.decode(np.asarray(labels), "utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{place}: names are not UTF-8 ({error})") from error
+    return np.asarray(labels)
 
 
 def _class_names(

@@ -186,7 +186,7 @@ def _design_characters(alphabet: Alphabet, count: int, random: np.random.Generat
 
 def _compose(alphabet: Alphabet, random: np.random.Generator) -> Floats:
     """Put one to four strokes together as far as there is room; ``[S, M, 2]``, centered."""
-    strokes = _pick(alphabet, random)[None]
+    strokes = random.choice(alphabet.primitives, 1, p=alphabet.frequencies)  # [1, M, 2]
     for _ in range(random.choice(len(STROKE_COUNTS), p=alphabet.stroke_counts)):
         attempts = (_place(alphabet, strokes, random) for _ in range(ATTEMPTS))
         fitting = (stroke for stroke in attempts if _has_room(alphabet, strokes, stroke))
@@ -196,15 +196,10 @@ def _compose(alphabet: Alphabet, random: np.random.Generator) -> Floats:
     return np.asarray((strokes - (low + high) / 2) / max((high - low).max(), 1.0))
 
 
-def _pick(alphabet: Alphabet, random: np.random.Generator) -> Floats:
-    """Pick one of the primitives, ``[M, 2]``."""
-    which = random.choice(len(alphabet.primitives), p=alphabet.frequencies)
-    return np.asarray(alphabet.primitives[which])
-
-
 def _place(alphabet: Alphabet, strokes: Floats, random: np.random.Generator) -> Floats:
     """Add a stroke to ``strokes`` ``[S, M, 2]``: joined, beside, or as a mark; ``[M, 2]``."""
-    stroke = _pick(alphabet, random) * SIZES[random.integers(len(SIZES))]
+    stroke = random.choice(alphabet.primitives, p=alphabet.frequencies)
+    stroke = stroke * SIZES[random.integers(len(SIZES))]
     low, high = strokes.min(axis=(0, 1)), strokes.max(axis=(0, 1))
     layout = ("joined", "beside", "mark")[random.choice(3, p=alphabet.layouts)]
     if layout == "joined":
@@ -324,17 +319,17 @@ def open_glyphs() -> ImageDataset:
     """Open glyphs from the cache; draw and cache it first if it is not there."""
     cached = f"glyphs-v{GENERATOR_VERSION}-{store.FORMAT}"
     if not store.is_prepared(cached):
-        store.write(cached, _draw_all(SEED), NORMALIZATION)
+        store.write(cached, _draw_all(), NORMALIZATION)
     return replace(store.read(cached), name="glyphs")
 
 
-def _draw_all(seed: int) -> Preparation:
+def _draw_all() -> Preparation:
     """Draw every alphabet of every split; train alphabets come first, test alphabets last."""
     images: list[Pixels] = []
     lists: ClassLists = {split: [] for split in SPLITS}
     alphabets = [split for split in SPLITS for _ in range(NUM_ALPHABETS[split])]
     for number, split in enumerate(alphabets):
-        drawings = draw_alphabet(seed, number)
+        drawings = draw_alphabet(SEED, number)
         images.append(drawings.reshape(-1, SIDE, SIDE, 1))
         lists[split] += [f"alphabet{number:02}/character{n:02}" for n in range(len(drawings))]
     return Preparation(
@@ -342,5 +337,5 @@ def _draw_all(seed: int) -> Preparation:
         class_lists=lists,
         class_sizes=dict.fromkeys(all_classes(lists), NUM_DRAWINGS),
         batches=images,
-        origin=f"drawn by vsm.data.glyphs, generator version {GENERATOR_VERSION}, seed {seed}",
+        origin=f"drawn by vsm.data.glyphs, generator version {GENERATOR_VERSION}, seed {SEED}",
     )

@@ -251,15 +251,11 @@ def read_mini_imagenet(source: Path, allow_missing: bool) -> Iterator[Preparatio
                 f"mini-imagenet: {tree.location} holds no images and no mini-imagenet-cache-*.pkl; "
                 "pass the folder that does with --from"
             )
-        tables = {PurePosixPath(name).name: name for name in tree.names if name.endswith(".csv")}
-        if tables.keys() & {f"{short}.csv" for short in SHORT_NAMES.values()}:
-            files = _mini_by_tables(layout, tree, files, tables)
         for label in classes & files.keys():
             if (count := len(files[label])) > MINI_CLASS_SIZE:
                 raise DataError(
                     f"mini-imagenet: class {label} has {count:,} images in {tree.location}, more "
-                    f"than {MINI_CLASS_SIZE}; add train.csv, val.csv and test.csv, which say which "
-                    "of them count"
+                    f"than {MINI_CLASS_SIZE}; keep those of miniImageNet only"
                 )
         yield layout.from_files(tree, files)
 
@@ -289,38 +285,6 @@ def _splits_with(pickle: str, tree: Tree, allow_missing: bool) -> list[Split]:
     names = {PurePosixPath(name).name for name in tree.names}
     there = [split for split in SPLITS if pickle.format(SHORT_NAMES[split]) in names]
     return there if allow_missing or not there else list(SPLITS)
-
-
-def _mini_by_tables(
-    layout: Layout, tree: Tree, found: dict[str, list[str]], tables: dict[str, str]
-) -> dict[str, list[str]]:
-    """Return the files of every class by the rows of the CSVs; suffixes need not agree."""
-    by_stem = {PurePosixPath(name).stem: name for names in found.values() for name in names}
-    files: dict[str, list[str]] = {}
-    for split, short in SHORT_NAMES.items():
-        if f"{short}.csv" not in tables:
-            raise DataError(
-                f"mini-imagenet: {short}.csv is missing in {tree.location}, though other CSVs are "
-                "there; add it, or remove them all to go by class"
-            )
-        table, classes = tables[f"{short}.csv"], set(layout.lists[split])
-        text = tree.read(table).decode("utf-8-sig", errors="replace")
-        for row in (reader := csv.DictReader(text.splitlines())):
-            name, label = row.get("filename"), row.get("label")
-            if not name or label not in classes:
-                raise DataError(
-                    f"{tree.location}: {table}, line {reader.line_num}: expected filename,label "
-                    f"with a {split} class of Ravi & Larochelle, got {name},{label}; restore the "
-                    "published CSV"
-                )
-            if stored := by_stem.get(PurePosixPath(name).stem):
-                files.setdefault(label, []).append(stored)
-            elif not layout.allow_missing:
-                raise DataError(
-                    f"mini-imagenet: {name}, named in {table}, is missing in {tree.location}; add "
-                    "it, or pass --allow-missing to go without images that are missing"
-                )
-    return files
 
 
 def _load_mini(tree: Tree, split: Split) -> dict[str, Pixels]:
@@ -412,8 +376,7 @@ _OMNIGLOT = Entry(
 )
 _MINI_IMAGENET = Entry(
     title="miniImageNet, 64/16/20 classes (Ravi & Larochelle)",
-    needs="the folder of mini-imagenet-cache-{train,val,test}.pkl, or of the images with "
-    "train.csv, val.csv and test.csv",
+    needs="the folder of mini-imagenet-cache-{train,val,test}.pkl, or of the images",
     read=read_mini_imagenet,
     normalization=PixelNormalization(mean=(0.4721, 0.4533, 0.4100), std=(0.2772, 0.2678, 0.2845)),
     augmentation=natural(crop_padding=8),

@@ -1,8 +1,8 @@
 """Process-wide set-up that makes a CPU fast; called once by the command line.
 
-Activations of a training step are tens of megabytes, and glibc by default gives each back to the
-kernel when freed and asks for zeroed pages again: about a third of a step. Told to keep them, it
-reuses the same warm memory. Linux with glibc only; ``VSM_KEEP_ALLOCATIONS=0`` switches it off.
+Activations of a training step are tens of megabytes. By default glibc returns each to the kernel
+when freed and requests zeroed pages again, which takes about a third of a step. These settings make
+it reuse the memory. Linux with glibc only; ``VSM_KEEP_ALLOCATIONS=0`` switches it off.
 """
 
 import ctypes
@@ -15,8 +15,8 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 def keep_allocations(in_threads: bool = False) -> bool:
     """Stop glibc from returning freed memory to the kernel; return whether that worked.
 
-    ``in_threads``: also what other threads than the first have freed. All then share one arena;
-    those that glibc gives to threads keep nothing that is larger than 64 MB.
+    ``in_threads`` includes memory freed by other threads than the first: all then share one arena,
+    since the arenas of threads keep nothing larger than 64 MB.
     """
     if sys.platform != "linux" or os.environ.get("VSM_KEEP_ALLOCATIONS") == "0":
         return False

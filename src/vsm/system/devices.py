@@ -35,7 +35,7 @@ class Placement:
 
     @property
     def options(self) -> str:
-        """What to add to a command that is to compute here, where it would not by itself."""
+        """Options for a command to compute here, if it would not by default."""
         name = "mps" if self.device.type == "mps" else str(self.device)
         usual, device = choose_placement(), ""
         if usual.device != self.device:
@@ -66,10 +66,10 @@ def choose_placement(device: str = "auto", precision: Precision = "auto") -> Pla
 
 
 def avoid_unusable_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
-    """Keep oneDNN from AMX where a virtual machine has it but does not tell how large tiles are.
+    """Keep oneDNN from using AMX where a virtual machine hides the CPUID leaf of tile sizes.
 
-    There the first large product in bfloat16 would end the process by an illegal instruction. Has
-    an effect before oneDNN computes anything; a choice of the user's stays.
+    There the first large product in bfloat16 would be an illegal instruction. This has an effect
+    only before oneDNN computes anything; the user's own choice of instructions is kept.
     """
     try:
         described = cpuinfo.read_text(encoding="utf-8", errors="replace")
@@ -83,22 +83,22 @@ def avoid_unusable_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, index = name.partition(":")
-    if (index or name == "mps") and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise SettingsError(f"device: several processes cannot share {name}; use auto, cuda or cpu")
-    if name in ("cpu", "mps"):
-        if name == "mps" and not torch.backends.mps.is_available():
-            raise SettingsError("device: mps is not available here; use auto or cpu")
-        return torch.device(name)
-    if kind != "cuda" or not (index.isdigit() or name == "cuda"):
+    if not re.fullmatch(r"cpu|mps|cuda(:\d{1,2})?", name):
         raise SettingsError(f"device: expected auto, cpu, cuda, cuda:N or mps, got {name!r}")
-    if not torch.cuda.is_available():
-        raise SettingsError(f"device: {name} asked for, but torch finds no GPU; use auto or cpu")
-    count = torch.cuda.device_count()
-    if index and int(index) >= count:
-        raise SettingsError(f"device: {name} asked for, but this machine has {count} of them")
-    if index:
-        return torch.device("cuda", int(index))
+    device = torch.device(name)
+    if name not in ("cpu", "cuda") and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise SettingsError(f"device: several processes cannot share {name}; use auto, cuda or cpu")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise SettingsError("device: mps is not available here; use auto or cpu")
+    if device.type != "cuda":
+        return device
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= count:
+        raise SettingsError(
+            f"device: {name} asked for, but torch finds {count or 'no'} GPUs; use auto or cpu"
+        )
+    if device.index is not None:
+        return device
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if 1 < count <= local_rank:
         raise SettingsError(

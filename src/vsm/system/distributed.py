@@ -24,9 +24,9 @@ even by SIGKILL, is noticed at once."""
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among ``count``; every method is one that all of them must call together.
+    """This process among ``count``; all processes must call every method together.
 
-    Alone, nothing is sent and every value comes back as it was.
+    A single process sends nothing, and gets its own values back.
     """
 
     rank: int = 0
@@ -52,7 +52,7 @@ class Processes:
         return positions * self.count // max(total, 1) == self.rank
 
     def all_reduce(self, values: Tensor) -> Tensor:
-        """Return the sum of everybody's ``values``, the same bits for all."""
+        """Return the sum of all processes' ``values``, bit-identical in each."""
         if self.count == 1:
             return values
         summed = values.clone(memory_format=torch.contiguous_format)
@@ -60,7 +60,7 @@ class Processes:
         return summed
 
     def all_gather(self, rows: Tensor) -> Tensor:
-        """Return everybody's ``rows [B, ...]``, of equal shape, in order: ``[count · B, ...]``."""
+        """Concatenate the ``rows [B, ...]`` of all processes in order: ``[count · B, ...]``."""
         if self.count == 1:
             return rows
         rows = rows.contiguous()
@@ -82,7 +82,7 @@ class Processes:
         self.average(parameter.grad for parameter in parameters if parameter.grad is not None)
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite ``tensors`` by those of the first process."""
+        """Overwrite ``tensors`` with those of the first process."""
         if self.count == 1:
             return
         for tensor in tensors:
@@ -97,7 +97,7 @@ class Processes:
         return held.item()
 
     def all_reduce_max(self, value: int) -> int:
-        """Return the largest of everybody's ``value``."""
+        """Return the largest ``value`` of all processes."""
         held = torch.tensor([value])
         if self.count > 1:
             _exchange(dist.all_reduce, held, dist.ReduceOp.MAX)
@@ -115,7 +115,7 @@ SINGLE_PROCESS = Processes()
 def join_processes(device: torch.device) -> Iterator[Processes]:
     """Join the other processes of this job, as ``torchrun`` announces them in the environment.
 
-    Without such an environment this process is alone. Messages go by gloo, between GPUs by NCCL.
+    Without such an environment there is one process. Messages go by gloo, between GPUs by NCCL.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield SINGLE_PROCESS

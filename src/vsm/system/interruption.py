@@ -1,4 +1,4 @@
-"""Ctrl-C, termination and a scheduler's warning that time is up, which lose nothing."""
+"""Stopping on Ctrl-C, termination, or a scheduler's warning that time is up."""
 
 import signal
 import threading

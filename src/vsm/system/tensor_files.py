@@ -31,7 +31,13 @@ MAY_BE_INFINITE = "reading"
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
     """Write tensors and metadata; a full disk is an ``OSError``, as with any other file."""
-    stored = _without_shared_memory(tensors)
+    stored: dict[str, Tensor] = {}
+    seen = set()
+    for name, tensor in tensors.items():
+        laid_out = tensor.detach().cpu().contiguous()
+        storage = laid_out.untyped_storage().data_ptr()  # safetensors refuses tied weights
+        stored[name] = laid_out.clone() if storage in seen else laid_out
+        seen.add(storage)
     signed = {**metadata, DIGEST_KEY: _digest(stored, metadata)}
     text = json.dumps(signed, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
     with atomic_path(path) as temporary:
@@ -45,61 +51,38 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any
             raise OSError(code, os.strerror(code), str(path)) from error
 
 
-def _without_shared_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy what shares memory, as tied weights do; safetensors would refuse it."""
-    stored: dict[str, Tensor] = {}
-    seen = set()
-    for name, tensor in tensors.items():
-        laid_out = tensor.detach().cpu().contiguous()
-        storage = laid_out.untyped_storage().data_ptr()
-        stored[name] = laid_out.clone() if storage in seen else laid_out
-        seen.add(storage)
-    return stored
-
-
 def load_tensors(
     path: Path, must_be_finite: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read tensors and metadata, or say what is wrong with the file."""
+    """Read tensors and metadata; an error says what is wrong with the file."""
     if not path.is_file():
         raise RunError(f"{path} is missing: the run has not saved it yet, or it was moved")
-    if not os.access(path, os.R_OK):  # which safetensors takes for a missing file
+    if not os.access(path, os.R_OK):  # safetensors would call the file missing
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     try:
         with safetensors.safe_open(path, "pt") as file:
-            # Copied, since the last bit of a matrix product may depend on how its operands are
-            # aligned, and a file aligns them otherwise than torch. A file is no dictionary: without
-            # keys() it cannot be iterated over.
+            # Cloned, since the last bit of a matrix product may depend on the alignment of its
+            # operands, and a file aligns them otherwise than torch does.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-            text = (file.metadata() or {})[METADATA_KEY]
+            metadata = parse_json((file.metadata() or {})[METADATA_KEY], path, verify=False)
     except KeyError:
-        raise RunError(
-            f"{path} was not written by vsm: it has no {METADATA_KEY!r} metadata"
-        ) from None
-    except (safetensors.SafetensorError, ValueError, RuntimeError, MemoryError) as error:
-        raise RunError(f"{path} is damaged: {shortened(error)}") from error
-    metadata = _checked(tensors, text, path)
-    for name, tensor in tensors.items() if must_be_finite else ():
-        allowed = name.rpartition(".")[2] == MAY_BE_INFINITE
-        if (tensor.isnan() if allowed else ~tensor.isfinite()).any():
-            raise RunError(f"{path} is damaged: its tensor {shortened(name)} is not finite")
-    return tensors, metadata
-
-
-def _checked(tensors: dict[str, Tensor], text: str, path: Path) -> dict[str, Any]:
-    """Return metadata if the digest is right."""
-    try:
-        metadata = parse_json(text, path, verify=False)
+        raise RunError(f"{path} has no {METADATA_KEY!r} metadata: vsm did not write it") from None
     except DocumentError as error:
         raise RunError(f"{path} is damaged: its metadata {error.reason}") from error
+    except (safetensors.SafetensorError, ValueError, RuntimeError, MemoryError) as error:
+        raise RunError(f"{path} is damaged: {shortened(error)}") from error
     if not isinstance(metadata, dict):
-        raise RunError(f"{path} is damaged: its metadata is no JSON object")
+        raise RunError(f"{path} is damaged: its metadata is not a JSON object")
     stored = metadata.pop(DIGEST_KEY, None)
     if stored is not None and stored != _digest(tensors, metadata):
         raise RunError(
             f"{path} was changed or damaged: its digest belongs to other contents; put back a copy"
         )
-    return metadata
+    for name, tensor in tensors.items() if must_be_finite else ():
+        allowed = name.rpartition(".")[2] == MAY_BE_INFINITE
+        if (tensor.isnan() if allowed else ~tensor.isfinite()).any():
+            raise RunError(f"{path} is damaged: its tensor {shortened(name)} is not finite")
+    return tensors, metadata
 
 
 def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
