@@ -1,8 +1,8 @@
 """A memory that grows over a stream of tasks: alphabets arrive one after the other.
 
     vsm data prepare omniglot --download
-    python examples/omniglot_stream.py --picture stream.png
-    python examples/omniglot_stream.py --data glyphs --model glyphs-5w1s --picture stream.png
+    python examples/omniglot_stream.py --plot stream.png
+    python examples/omniglot_stream.py --data glyphs --model glyphs-5w1s --plot stream.png
 
 The characters of each alphabet, all unseen in training, are fitted from a few examples and
 remembered. Every few alphabets, all characters so far are classified against each other from one
@@ -103,15 +103,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="omniglot-vsm", help="a shipped model, or a run")
     parser.add_argument("--alphabets", type=int, default=50, help="at most")
     parser.add_argument("--every", type=int, default=5, help="alphabets between measurements")
-    parser.add_argument("--picture", type=Path, help="file of the plot")
+    parser.add_argument("--plot", type=Path, help="file of the plot")
     options = parser.parse_args(arguments)
 
     print("alphabets  characters   remembering   not remembering   difference")
     rows = stream(open_images(options.data), options.model, options.alphabets, options.every)
-    if options.picture:
+    if options.plot:
         title = f"{options.data}, {options.model}: {EXAMPLES} examples each when first met"
-        plot(rows, title).savefig(options.picture, dpi=110)
-        print(options.picture)
+        plot(rows, title).savefig(options.plot, dpi=110)
+        print(options.plot)
 
 
 if __name__ == "__main__":

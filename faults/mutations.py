@@ -57,7 +57,7 @@ ARRAY_HEADERS = {
 
 
 class Mutation(NamedTuple):
-    """A change of a file, and whether another answer is right thereafter."""
+    """A change of a file, and whether another answer is right afterwards."""
 
     description: str
     may_differ: bool = False

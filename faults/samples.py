@@ -14,7 +14,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -83,16 +82,15 @@ def build(folder: Path, scratch: Path, quick: bool = False) -> None:
     if quick:
         return
     for name, words in (("resumed", TRAIN), ("begun", PRETRAIN)):
-        watch = partial(_kill_when_saved, folder / name)
+        saved = folder / name / "resume.safetensors"
+
+        def kill_when_saved(process: int, saved: Path = saved) -> None:
+            if saved.exists():
+                os.kill(process, signal.SIGKILL)
+
         program = Command(f"{words} --output {name}")
-        start(program, folder, scratch, variables, 300, watch=watch).wait()
+        start(program, folder, scratch, variables, 300, watch=kill_when_saved).wait()
         (folder / name / ".lock").unlink(missing_ok=True)  # left by the kill, and empty
-
-
-def _kill_when_saved(run_folder: Path, process: int) -> None:
-    """Kill a training as soon as it can be resumed."""
-    if (run_folder / "resume.safetensors").exists():
-        os.kill(process, signal.SIGKILL)
 
 
 def _write_images(folder: Path) -> None:
@@ -136,21 +134,19 @@ def _write_features(folder: Path) -> None:
     features.write(folder / "features.safetensors", rows, labels, class_names=names, splits=splits)
 
 
-def _copy_shipped_model() -> int:
+def _copy_shipped_model() -> None:
     from vsm.runs.shipped import MODELS
 
     shutil.copytree(MODELS / "glyphs-5w1s", "model")
-    return 0
 
 
-def _save_classifier() -> int:
+def _save_classifier() -> None:
     import vsm
 
     classifier = vsm.FewShotClassifier.from_pretrained("learned")
     examples = sorted(Path("support").glob("*/*.png"))
     classifier.fit(examples, [path.parent.name for path in examples])
     classifier.save("saved.vsm")
-    return 0
 
 
 def predict_with_saved() -> int:
@@ -169,7 +165,7 @@ def predict_with_saved() -> int:
     return 0
 
 
-def _fill_store() -> int:
+def _fill_store() -> None:
     """Create a task of two classes on a server, and remember it."""
     from starlette.testclient import TestClient
 
@@ -189,7 +185,6 @@ def _fill_store() -> int:
                 f"/v1/tasks/{task}/examples", data={"label": label}, files=files
             ).raise_for_status()
         client.post(f"/v1/tasks/{task}/remember").raise_for_status()
-    return 0
 
 
 QUICK_PROGRAMS: tuple[Program, ...] = (

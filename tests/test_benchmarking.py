@@ -366,7 +366,7 @@ if sys.argv[1]:
     processes.COMMAND = (sys.executable, "-c", sys.argv[1])
 sys.exit(main(sys.argv[2:]))
 """
-"""A shell lets what it starts in the background ignore interrupts, so they are heeded anew."""
+"""A shell lets what it starts in the background ignore interrupts, so they are handled again."""
 BUSY_WORKER = """
 import sys, time
 from unittest.mock import MagicMock

@@ -43,7 +43,7 @@ def test_a_memory_grows_over_a_stream_of_alphabets(
 ) -> None:
     example = runpy.run_path(str(EXAMPLES / "omniglot_stream.py"))
     small = ["--data", "glyphs", "--model", "glyphs-5w1s", "--alphabets", "2", "--every", "1"]
-    example["main"]([*small, "--picture", str(tmp_path / "stream.png")])
+    example["main"]([*small, "--plot", str(tmp_path / "stream.png")])
     _, *rows, last = capsys.readouterr().out.splitlines()
     assert last == str(tmp_path / "stream.png")
     assert (tmp_path / "stream.png").read_bytes().startswith(b"\x89PNG")

@@ -218,8 +218,8 @@ def test_a_mutation_is_the_same_of_the_same_seed_and_changes_most_files(
         for seed in range(20):
             one, two = (sample(tmp_path / name, kind) for name in ("one", "two"))
             before = snapshot(two.parent)
-            told = [mutate(path, Random(seed)) for path in (one, two)]
-            assert told[0] == told[1]
+            done = [mutate(path, Random(seed)) for path in (one, two)]
+            assert done[0] == done[1]
             after = snapshot(two.parent)
             assert snapshot(one.parent) == after
             changed += before != after

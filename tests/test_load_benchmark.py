@@ -173,7 +173,7 @@ def test_requests_are_shared_among_the_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--load", "--requests", "99"], "requests: must be at least 100, got 99"),
         (["--load", "--pictures", "0"], "images: must be at least 1, got 0"),
@@ -186,10 +186,10 @@ def test_requests_are_shared_among_the_parts() -> None:
     ],
 )
 def test_mistakes_are_named(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", *words]) == 2
-    assert capsys.readouterr().err == f"vsm bench: {told}\n"
+    assert capsys.readouterr().err == f"vsm bench: {message}\n"
 
 
 def test_a_server_that_cannot_start_is_named(

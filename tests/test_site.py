@@ -153,6 +153,7 @@ def test_settings_are_described_in_prose(site: Path) -> None:
     assert "Feature extractor: conv4, resnet12, wrn28_10, or your own" in text
 
 
+@pytest.mark.usefixtures("all_glyphs")
 def test_the_plots_of_the_memory_can_be_drawn_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,8 @@
 
 import argparse
 import inspect
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -52,15 +54,14 @@ def contents(pages: list[str], option: str) -> str:
 
 
 def command_reference() -> str:
-    """Return a section for each command and subcommand, read from their parsers."""
+    """Return the help of each command and subcommand."""
     lines = []
-    for name, purpose in COMMANDS.items():
+    os.environ["COLUMNS"] = "100"  # width of the help
+    for name in COMMANDS:
         _, parser = open_command(name)
-        lines += [f"## vsm {name}", "", f"{purpose[0].upper()}{purpose[1:]}.", ""]
-        lines += _arguments(parser)
+        lines += [f"## vsm {name}", "", *_help(parser)]
         for subcommand, subparser in subparsers(parser).items():
-            lines += [f"### vsm {name} {subcommand}", "", str(subparser.description), ""]
-            lines += _arguments(subparser)
+            lines += [f"### vsm {name} {subcommand}", "", *_help(subparser)]
     return "\n".join(lines)
 
 
@@ -70,54 +71,11 @@ def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPa
     return {name: subparser for action in actions for name, subparser in action.choices.items()}
 
 
-def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield a table for each titled group of arguments, and one for all others."""
-    tables: dict[str, list[str]] = {}
-    for group in parser._action_groups:
-        title = "" if group.title in ("positional arguments", "options") else group.title or ""
-        for action in group._group_actions:
-            if action.dest != "help" and not isinstance(action, argparse._SubParsersAction):
-                text = " ".join((action.help or "").split()).replace("|", r"\|").replace("<", r"\<")
-                row = f"| `{_name(action)}` | {_default(action)} | {text} |"
-                tables.setdefault(title, []).append(row)
-    for title, rows in tables.items():
-        yield from (f"**{title}**", "") if title else ()
-        yield from ("| argument | default | what it does |", "|---|---|---|", *rows, "")
-
-
-def _name(action: argparse.Action) -> str:
-    """Return the usage of an argument: ``RUN``, ``--way INT``, ``--split {train,test}``."""
-    value = _value(action) if action.option_strings else action.dest.upper()
-    repeated = {"+": f"{value} …", "*": f"[{value} …]", "?": f"[{value}]", "0": ""}
-    value = repeated.get(str(action.nargs), value)
-    option = max(action.option_strings, key=len, default="").replace("_", "-")
-    return f"{option} {value}".strip()
-
-
-def _value(action: argparse.Action) -> str:
-    """Return the choices of an option or the name of its type."""
-    if isinstance(action.metavar, str):
-        return "".join(filter(str.isascii, action.metavar))  # jsonargparse adds invisible marks
-    hint = getattr(action, "_typehint", None)
-    arguments = get_args(hint)
-    parts = [one for one in (arguments if type(None) in arguments else (hint,)) if one is not None]
-    parts = [part for part in parts if part is not type(None)]
-    choices = [choice for part in parts for choice in get_args(part)]
-    if choices and all(isinstance(choice, str) for choice in choices):
-        return "{" + ",".join(choices) + "}"
-    return "|".join(getattr(part, "__name__", "value") for part in parts).upper() or "VALUE"
-
-
-def _default(action: argparse.Action) -> str:
-    value = action.default
-    if action.required:
-        return "required"
-    if value is None or value == argparse.SUPPRESS or action.nargs == 0:
-        return ""
-    if isinstance(value, list | tuple):
-        value = " ".join(map(str, value))
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return f"`{text}`" if text else ""
+def _help(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the help of a parser as a block, with options as the pages write them."""
+    _, _, text = parser.format_help().partition("\n\n")  # after the usage
+    text = re.sub(r"--[\w.]+", lambda option: option[0].replace("_", "-"), text)
+    return ["```text", text.replace("<class 'Path'>", "path").strip(), "```", ""]
 
 
 # ---------------------------------------------------------------------------------- Python API
@@ -161,7 +119,8 @@ def _type_hints(what: Any) -> list[Any]:
     try:
         return list(get_type_hints(what).values())
     except NameError:  # imported for type checkers only
-        return list(get_type_hints(what, localns=vars(vsm.memory)).values())
+        public = {name: getattr(vsm, name) for name in vsm.__all__}
+        return list(get_type_hints(what, localns=vars(vsm.memory) | public).values())
 
 
 def _parts(hint: Any) -> Iterator[Any]:

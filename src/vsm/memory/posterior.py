@@ -223,7 +223,7 @@ class GaussianPosterior(Posterior):
     def scores(self, queries: Tensor) -> Tensor:
         """See :class:`Posterior`: the density ∫ N(h; z, I) N(z; m, v) dz = N(h; m, I + v).
 
-        It is tempered by the reader's noise, see :func:`gaussian_scores`.
+        It is tempered by the reader's noise, see ``gaussian_scores``.
         """
         determinants = self.gaussian.variance.log1p().sum(-1).unsqueeze(-2)
         noise, width = self.reader.noise, queries.shape[-1]
