@@ -326,10 +326,10 @@ def test_the_demo_writes_a_report_with_every_picture(
     found = [run["inference"] for run in printed["runs"]]
     assert found == [None, "conjugate", "conjugate", "gaussian"]
     page = (out / "report.html").read_text()
-    headings = "Episodes, What was recalled, What the classes taught, Prototype, Learning"
+    headings = "Episodes, Recalled classes, What the memory has learned, Prototype, Training"
     for heading in (*headings.split(", "), "Calibration"):
         assert f"<h2>{heading}" in page
-    assert page.count("data:image/png;base64,") == 10
+    assert page.count("data:image/png;base64,") == 9
     assert main(["demo", "--output", str(out), "--steps", "3"]) == 2
     assert "already holds a demo" in capsys.readouterr().err
     (out / "precious.txt").write_text("mine")

@@ -76,10 +76,9 @@ def test_every_cell_of_every_table_is_the_papers(name: str) -> None:
     for (title, *cells), row in zip(lines, rows, strict=True):
         assert row.title.startswith(plain(title))
         found = [tex_cell(cell) for cell in cells if plain(cell)]  # spacers between columns
-        assert [cell.text if cell else None for cell in row.cells] == found
+        assert list(row.cells) == found
         for cell in filter(None, row.cells):
-            numbers = [float(word) for word in cell.text.split(" ± ") if word != "n/a"]
-            assert [cell.value, *([] if cell.interval is None else [cell.interval])] == numbers
+            assert all(float(word) > 0 for word in cell.split(" ± ") if word != "n/a")
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -442,7 +442,7 @@ def test_conditions_differ_in_shape_and_batch_norm(
     study = written(tmp_path / "s.yaml", asked_of(data, runs, **small, **shapes))
     code, printed, _ = vsm_study(capsys, study)
     assert code == 0
-    assert "7-way 1-shot, transductive batch norm" in printed
+    assert str(tmp_path / "s.md") in "".join(printed.split("\n"))
     found = read_study(study).read_results()["conditions"]
     kinds = [(one["way"], one["batch_norm"]) for one in found]
     assert kinds == [
@@ -455,6 +455,7 @@ def test_conditions_differ_in_shape_and_batch_norm(
     assert "temperature" in found[2]["rows"]["memory"]
     assert "temperature" not in found[3]["rows"]["memory"]  # 6 validation classes are not 7
     page = (tmp_path / "s.md").read_text()
+    assert "| 7-way 1-shot, transductive batch norm | memory |" in page
     assert "| – | – | – |" in page
     gap = 100 * found[1]["differences"]["permuted"]["mean"]
     assert "| 7-way 1-shot | − without |" in page
@@ -465,7 +466,7 @@ def test_conditions_differ_in_shape_and_batch_norm(
     ("changes", "named"),
     [
         ({"reference": "memry"}, "reference: 'memry' is none of the rows"),
-        ({"controls": ["memory"]}, "controls: 'memory' is the reference itself"),
+        ({"without_memory": "memory"}, "without_memory: 'memory' is the reference itself"),
         ({"pairs": {"memory": "wthout"}}, "pairs: 'wthout' is none of the rows"),
         ({"epsodes": 3}, "epsodes"),
         ({"shots": [1, "two"]}, "shots"),

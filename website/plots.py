@@ -24,11 +24,11 @@ from vsm.memory import GaussianMemory
 from vsm.runs.measurement import ModelOnData
 from vsm.seeding import generator
 from vsm.system.colors import COLORS
-from vsm_lab.episode_plots import recall_sheet
-from vsm_lab.gaussian_plots import (
+from vsm_lab.episode_plots import (
     directions,
     episode_of,
     moved_prototypes,
+    recall_sheet,
     rising_accuracy,
 )
 from vsm_lab.measures import look_at_episodes

@@ -17,11 +17,11 @@ from vsm_lab.store import JobStore, State
 
 @dataclass(frozen=True)
 class Cell:
-    """What is known of one row under one condition.
+    """The results of one row under one condition.
 
     Attributes:
-        states: how far each seed's measurement is, or the training it waits for.
-        seeds: S seeds that are done.
+        states: of each seed's measurement, or of the training it waits for.
+        seeds: the S seeds that are done.
         outcomes: of those seeds.
         packages: versions of this package that computed them.
     """
@@ -69,11 +69,7 @@ class Cell:
 
 
 def read_cell(store: JobStore, jobs: Sequence[Job], seeds: Sequence[int]) -> Cell:
-    """Read the measurements of one row under one condition, one job per seed.
-
-    Raises:
-        RunError: if a result is half-written or damaged; says how to fix it.
-    """
+    """Read the measurements of one row under one condition, one job per seed."""
     found = [store.result(job) for job in jobs]
     done = [one for one in found if one]
     return Cell(
@@ -85,7 +81,7 @@ def read_cell(store: JobStore, jobs: Sequence[Job], seeds: Sequence[int]) -> Cel
 
 
 def state_of_chain(store: JobStore, job: Job) -> State:
-    """Return how far a job is; one that waits is as far as the job it waits for."""
+    """Return the state of a job; one that waits has that of the job it waits for."""
     state = store.state(job)
     if state != "waiting":
         return state
@@ -96,10 +92,8 @@ def state_of_chain(store: JobStore, job: Job) -> State:
 def class_interval(more: Tensor, class_ids: Tensor, seed: int) -> float | None:
     """Return the half-width of a difference's 95% interval over *classes*.
 
-    Args:
-        more: confusions of one row less those of another ``[E, N, N]``.
-        class_ids: ``[E, N]``.
-        seed: of the resampled classes, which are the same for all differences.
+    ``more`` is the confusions of one row minus those of another ``[E, N, N]``, ``class_ids`` are
+    ``[E, N]``, and ``seed`` resamples the same classes for all differences.
     """
     random = generator(seed, "class-bootstrap")
     return number(class_bootstrap(-more, class_ids, random).ci95)  # fewer errors are a gain
@@ -111,5 +105,5 @@ def interval(found: Estimate) -> dict[str, float | None]:
 
 
 def number(value: float) -> float | None:
-    """Return None for what is not a number, which JSON cannot hold."""
+    """Return None for NaN, which JSON cannot hold."""
     return None if math.isnan(value) else value

@@ -1,4 +1,4 @@
-"""The demo's report: tables and pictures about runs in one HTML file that needs no other."""
+"""The demo's report: tables and plots about runs in one HTML file that needs no other."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,15 +9,9 @@ from vsm.data import ImageDataset
 from vsm.runs.directory import RunDirectory
 from vsm.runs.measurement import Comparison, Measurement, ModelOnData
 from vsm.system.files import write_text
-from vsm_lab import episode_plots
-from vsm_lab.document import Block, Heading, Picture, Table, Text, to_html
-from vsm_lab.gaussian_plots import (
-    directions,
-    episode_of,
-    moved_prototypes,
-    rising_accuracy,
-)
-from vsm_lab.measures import ShownEpisode, look_at_episodes
+from vsm_lab import episode_plots as plots
+from vsm_lab.document import Block, Heading, Plot, Table, Text, to_html
+from vsm_lab.measures import look_at_episodes
 from vsm_lab.plots import png
 
 NUM_EPISODES_SHOWN = 2
@@ -29,13 +23,13 @@ SIZES_SHOWN = (0, 4, 16, 64, 256)
 def write_report(measured: Sequence[Measurement], dataset: ImageDataset, output: Path) -> Path:
     """Write an HTML report about runs of different methods on identical episodes; return its path.
 
-    The last run is a Gaussian memory that was learned of the features of the one before. Pictures
-    of single episodes are of it.
+    The last run is a Gaussian memory that was learned from the features of the one before. Plots of
+    single episodes are of it.
     """
     runs: dict[str, Measurement] = {Path(one.label).name: one for one in measured}
-    chosen = measured[-1]
-    episodes = look_at_episodes(chosen, dataset, NUM_EPISODES_SHOWN, QUERIES_SHOWN)
-    protocol = chosen.protocol
+    protocol = measured[-1].protocol
+    trained = [(name, one) for name, one in runs.items() if one.trained.step]  # not only learned
+    metrics = {name: RunDirectory(Path(one.label)).read_metrics() for name, one in trained}
     blocks: list[Block] = [
         Heading(1, "Few-shot learning with a long-term memory"),
         Text(
@@ -44,21 +38,22 @@ def write_report(measured: Sequence[Measurement], dataset: ImageDataset, output:
             f"queries per class, {protocol.episodes} identical episodes for every method (seed "
             f"{protocol.seed}, {protocol.batch_norm} batch norm)."
         ),
-        Heading(2, "How well"),
+        Heading(2, "Accuracy"),
         *_scores(runs),
-        Heading(2, "Episodes"),
-        *_episodes(episodes, dataset, Path(chosen.label).name),
-        Heading(2, "What was recalled"),
-        _recalled(chosen, episodes[0], dataset),
-        Heading(2, "What the classes taught"),
-        *_directions(chosen, dataset),
+        *_episodes(measured[-1], dataset, list(runs)[-1]),
+        Heading(2, "What the memory has learned"),
+        *_directions(measured[-1], dataset),
         Heading(2, "Prototype distributions"),
         _prototypes(runs, dataset),
-        Heading(2, "Learning"),
-        *_learning(runs, measured[-2]),
+        Heading(2, "Training"),
+        _plot(
+            plots.learning_curves(metrics),
+            "Training cross entropy (smoothed), and accuracy on the validation classes with 95% "
+            "intervals.",
+        ),
         Heading(2, "Calibration"),
-        _picture(
-            episode_plots.reliability_diagram(measured, list(runs)),
+        _plot(
+            plots.reliability_diagram(measured, list(runs)),
             "Accuracy of predictions against their confidence; on the dashed line a model knows "
             "exactly how often it is right.",
         ),
@@ -92,25 +87,26 @@ def _scores(runs: dict[str, Measurement]) -> list[Block]:
     return [Table(columns, rows), paired]
 
 
-def _episodes(episodes: Sequence[ShownEpisode], dataset: ImageDataset, name: str) -> list[Block]:
+def _episodes(chosen: Measurement, dataset: ImageDataset, name: str) -> list[Block]:
+    """Show two episodes, and what the classes of the first one recalled."""
+    episodes = look_at_episodes(chosen, dataset, NUM_EPISODES_SHOWN, QUERIES_SHOWN)
+    assert chosen.trained.state is not None
+    slot_ids = chosen.trained.state.slot_classes
     caption = (
         f"An episode of {name}. On top the labeled image of each new class (the first, if there "
         "are more), below it queries of that class with the predicted class, its probability, and "
         "the probability of every class."
     )
     return [
-        _picture(episode_plots.episode_sheet(episode, dataset), caption) for episode in episodes
+        Heading(2, "Episodes"),
+        *(_plot(plots.episode_sheet(episode, dataset), caption) for episode in episodes),
+        Heading(2, "Recalled classes"),
+        _plot(
+            plots.recall_sheet(episodes[0], dataset, slot_ids),
+            "Each new class, and the remembered classes it recalled most strongly (Eq. 9). The "
+            f"memory holds {len(slot_ids)} classes, none of which is in the test.",
+        ),
     ]
-
-
-def _recalled(chosen: Measurement, episode: ShownEpisode, dataset: ImageDataset) -> Block:
-    assert chosen.trained.state is not None
-    slot_ids = chosen.trained.state.slot_classes
-    return _picture(
-        episode_plots.recall_sheet(episode, dataset, slot_ids),
-        "Each new class, and the remembered classes it recalled most strongly (Eq. 9). The memory "
-        f"holds {len(slot_ids)} classes, none of which is in the test.",
-    )
 
 
 def _directions(chosen: Measurement, dataset: ImageDataset) -> list[Block]:
@@ -119,24 +115,24 @@ def _directions(chosen: Measurement, dataset: ImageDataset) -> list[Block]:
     assert chosen.trained.state is not None
     memory = chosen.trained.state.statistics
     assert memory is not None
-    inferred, queries = episode_of(subject, protocol.sampler(dataset))
+    inferred, queries = plots.episode_of(subject, protocol.sampler(dataset))
     names = [f"class {n + 1}" for n in range(protocol.way)]
     sizes = [size for size in SIZES_SHOWN if size < len(memory)]
     found = [subject.first_slots(size).measure(protocol) for size in sizes]
     accuracies = [one.evaluation.accuracy for one in (*found, chosen)]
-    rising = rising_accuracy([*sizes, len(memory)], {protocol.shot: accuracies})
+    rising = plots.rising_accuracy([*sizes, len(memory)], {protocol.shot: accuracies})
     return [
-        _picture(
-            directions(memory),
+        _plot(
+            plots.directions(memory),
             "Left: how much classes differ along each learned direction, in the variance within "
             "them. Right: how much the examples count there against what the memory expects.",
         ),
-        _picture(
-            moved_prototypes(inferred, queries, names, memory.reader.ratios),
+        _plot(
+            plots.moved_prototypes(inferred, queries, names, memory.reader.ratios),
             "One episode along two learned directions: the mean of the examples (circle), what is "
             "recalled (cross), and the prototype between them (star), with the queries.",
         ),
-        _picture(rising, "Accuracy of a memory that is learned of so many classes; 0: no memory."),
+        _plot(rising, "Accuracy of a memory that holds so many classes; 0: no memory."),
     ]
 
 
@@ -148,29 +144,13 @@ def _prototypes(runs: dict[str, Measurement], dataset: ImageDataset) -> Block:
         for name, one in runs.items()
         if one.trained.settings.method != "protonet"
     }
-    return _picture(
-        episode_plots.prototype_clouds(clouds),
+    return _plot(
+        plots.prototype_clouds(clouds),
         "The same episode under each method: samples of each class's prototype with their "
         "two-standard-deviation ellipse, and the queries, projected on the plane of greatest "
         "variance of that panel.",
     )
 
 
-def _learning(runs: dict[str, Measurement], chosen: Measurement) -> list[Block]:
-    trained = [(name, one) for name, one in runs.items() if one.trained.step]  # not only learned
-    metrics = {name: RunDirectory(Path(one.label)).read_metrics() for name, one in trained}
-    curves = _picture(
-        episode_plots.learning_curves(metrics),
-        "Training cross entropy (smoothed), and accuracy on the validation classes with 95% "
-        "intervals.",
-    )
-    growth = _picture(
-        episode_plots.memory_growth(RunDirectory(Path(chosen.label)).read_metrics()),
-        "The memory while it was built: classes remembered, how sharply it is addressed, and the "
-        "gradient that teaches the attention vector.",
-    )
-    return [curves, growth]
-
-
-def _picture(figure: Figure, caption: str) -> Picture:
-    return Picture("", png(figure), caption)
+def _plot(figure: Figure, caption: str) -> Plot:
+    return Plot("plot.png", png(figure), caption)

@@ -55,43 +55,28 @@ def grouped_table(columns: Sequence[str], groups: Mapping[str, Sequence[Sequence
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture, ``<folder>/<name><ending>`` beside the Markdown.
+class Plot:
+    """A plot: its PNG or SVG file relative to the page, the content of it, and a caption."""
 
-    Attributes:
-        name: of its file, without ending.
-        data: of its file; None for one that is there already.
-        caption: below it, and the alternative text.
-        folder: relative to the page.
-        ending: ``.png`` or ``.svg``.
-    """
-
-    name: str
-    data: bytes | None
+    file: str
+    data: bytes
     caption: str
-    folder: str = "figures"
-    ending: str = ".png"
-
-    @property
-    def file(self) -> str:
-        """Path relative to the page."""
-        return f"{self.folder}/{self.name}{self.ending}".removeprefix("./")
 
 
-Block = Heading | Text | Table | Picture
+Block = Heading | Text | Table | Plot
 
 
 def write_markdown(path: Path, blocks: Sequence[Block]) -> None:
-    """Write the blocks as Markdown, and their pictures beside it."""
+    """Write the blocks as Markdown, and their plots beside it."""
     for block in blocks:
-        if isinstance(block, Picture) and block.data is not None:
+        if isinstance(block, Plot):
             with atomic_path(path.parent / block.file) as temporary:
                 temporary.write_bytes(block.data)
     write_text(path, to_markdown(blocks))
 
 
 def to_markdown(blocks: Sequence[Block]) -> str:
-    """Return the blocks as Markdown; pictures are links to their files."""
+    """Return the blocks as Markdown; plots are links to their files."""
     return "\n\n".join(_markdown(block) for block in blocks) + "\n"
 
 
@@ -100,14 +85,14 @@ def _markdown(block: Block) -> str:
         return f"{'#' * block.level} {block.text}"
     if isinstance(block, Text):
         return _escaped(block.text)
-    if isinstance(block, Picture):
+    if isinstance(block, Plot):
         return f"![{block.caption}]({block.file})\n\n*{_escaped(block.caption)}*"
     lines = [block.columns, ["---"] + ["---:"] * (len(block.columns) - 1), *block.rows]
     return "\n".join(f"| {' | '.join(map(_escaped, line))} |" for line in lines)
 
 
 def _escaped(text: str) -> str:
-    """Keep stars and bars from meaning anything to Markdown."""
+    """Escape the characters that mean something in Markdown."""
     return text.replace("|", "\\|").replace("*", "\\*")
 
 
@@ -125,17 +110,15 @@ def _html(block: Block) -> str:
         return f"<h{block.level}>{html.escape(block.text)}</h{block.level}>"
     if isinstance(block, Text):
         return f"<p>{html.escape(block.text)}</p>"
-    if isinstance(block, Picture):
+    if isinstance(block, Plot):
         text = html.escape(block.caption)
-        encoded = base64.b64encode(block.data or b"").decode()
-        source = f"data:{MEDIA_TYPES[block.ending]};base64,{encoded}"
+        encoded = base64.b64encode(block.data).decode()
+        source = f"data:{MEDIA_TYPES[Path(block.file).suffix]};base64,{encoded}"
         return f'<figure><img alt="{text}" src="{source}"><figcaption>{text}</figcaption></figure>'
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in block.columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in block.rows
-    )
-    return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+
+    def row(tag: str, cells: Sequence[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+    body = "".join(row("td", cells) for cells in block.rows)
+    table = f"<table><thead>{row('th', block.columns)}</thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll">{table}</div>'

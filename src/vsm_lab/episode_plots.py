@@ -1,6 +1,6 @@
-"""Pictures of single episodes and of runs. Needs matplotlib."""
+"""Plots of episodes, runs and the Gaussian memory. Needs matplotlib."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -9,11 +9,13 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
+from torch import Tensor
 
-from vsm.data import ImageDataset
-from vsm.runs.measurement import Measurement
+from vsm.data import EpisodeSampler, ImageDataset
+from vsm.evaluation.statistics import Estimate
+from vsm.memory import GaussianMemory, GaussianPosterior, SupportSet
+from vsm.runs.measurement import Measurement, ModelOnData
 from vsm.runs.memory_map import principal_plane
-from vsm.system.colors import COLORS
 from vsm_lab.measures import ShownEpisode
 from vsm_lab.plots import (
     RIGHT,
@@ -152,29 +154,6 @@ def learning_curves(metrics: dict[str, list[dict[str, Any]]]) -> Figure:
     return figure
 
 
-def memory_growth(rows: list[dict[str, Any]]) -> Figure:
-    """Plot slots, the entropy of λ and the gradient of the attention vector against the step."""
-    shown = [row for row in rows if "slots" in row]
-    steps = [row["step"] for row in shown]
-    panels = {
-        "slots": "remembered classes",
-        "address_entropy": "entropy of λ (nats)",
-        "attention_gradient_norm": "gradient norm of w (Eq. 11)",
-    }
-    panels = {key: label for key, label in panels.items() if shown and key in shown[-1]}
-    figure = Figure(figsize=(3.6 * len(panels), 2.9), layout="constrained")
-    for position, (key, label) in enumerate(panels.items()):
-        axes = figure.add_subplot(1, len(panels), position + 1)
-        values = [row[key] for row in shown]
-        axes.plot(steps, values, color=COLORS[position], lw=1.4)
-        if key == "attention_gradient_norm" and any(values):
-            axes.set_yscale("log", nonpositive="mask")
-        axes.set_xlabel("step")
-        axes.set_title(label, fontsize=10)
-        axes.grid(alpha=0.25)
-    return figure
-
-
 def reliability_diagram(measured: Sequence[Measurement], names: Sequence[str]) -> Figure:
     """Plot accuracy against confidence in bins, and how many predictions each bin holds."""
     figure = Figure(figsize=(3.7 * len(measured), 3.8), layout="constrained")
@@ -198,4 +177,82 @@ def reliability_diagram(measured: Sequence[Measurement], names: Sequence[str]) -
         if position == 0:
             axes.set_ylabel("accuracy")
             axes.legend(frameon=False, fontsize=8, loc="upper left")
+    return figure
+
+
+def directions(memory: GaussianMemory) -> Figure:
+    """Draw how much classes differ along each learned direction, and how far examples count."""
+    ratios = memory.reader.ratios
+    numbers = range(1, len(ratios) + 1)
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.semilogy(numbers, ratios)
+    left.set(ylabel="variance between ÷ within classes", xlabel="direction")
+    for shot in (1, 5, 25):
+        right.plot(
+            numbers, shot * ratios / (shot * ratios + 1), label=f"{shot} example{'s' * (shot > 1)}"
+        )
+    right.set(ylabel="weight of the examples", xlabel="direction", ylim=(0, 1))
+    right.legend(loc="best")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def moved_prototypes(
+    posterior: GaussianPosterior, queries: Tensor, names: Sequence[str], ratios: Tensor
+) -> Figure:
+    """Draw one task on the two directions along which its prototypes moved most.
+
+    Args:
+        posterior: of one task with N classes.
+        queries: projected ``[N, Q, D]``.
+        names: of the classes.
+        ratios: e of the directions ``[D]``.
+    """
+    mean = posterior.gaussian.mean
+    between = (ratios / (1 + ratios) * mean[0].var(0)).topk(2).indices
+    figure = Figure(figsize=(6, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for n, name in enumerate(names):
+        color = color_of(n)
+        ends = (posterior.support_mean, mean, posterior.prior_mean)
+        start, end, prior = (tuple(part[0, n, between].tolist()) for part in ends)
+        across, up = queries[n][:, between].T
+        axes.scatter(across, up, s=8, alpha=0.3, color=color)
+        axes.plot(*start, "o", mfc="none", color=color)
+        axes.plot(*prior, "x", color=color)
+        axes.annotate("", end, start, arrowprops={"arrowstyle": "->"})
+        axes.plot(*end, "*", ms=11, color=color, label=name)
+    axes.set(xlabel=f"direction {between[0] + 1}", ylabel=f"direction {between[1] + 1}")
+    axes.legend(fontsize=8, title="★ prototype, ○ examples, × recalled", loc="best")
+    axes.grid(alpha=0.3)
+    return figure
+
+
+@torch.no_grad()
+def episode_of(subject: ModelOnData, sampler: EpisodeSampler) -> tuple[GaussianPosterior, Tensor]:
+    """Infer the first episode of a sampler; return it with its projected queries ``[N, Q, D]``."""
+    assert subject.trained.state is not None
+    memory = subject.trained.state.statistics
+    assert memory is not None
+    [batch] = sampler.evaluation_episodes(1, 0)
+    features = subject.trained.encoder.features(subject.dataset, batch.image_ids)
+    features = memory.project(features)
+    support, queries = features.split([sampler.shot, sampler.queries], 2)
+    return memory.reader.to(support.device).infer(SupportSet.of(support)), queries[0]
+
+
+def rising_accuracy(sizes: Sequence[int], by_shot: Mapping[int, Sequence[Estimate]]) -> Figure:
+    """Draw accuracy against the number of remembered classes, with intervals."""
+    figure = Figure(figsize=(5, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    for shot, found in by_shot.items():
+        means = [100 * one.mean for one in found]
+        axes.errorbar(
+            sizes, means, [100 * one.ci95 for one in found], fmt="o-", label=f"{shot}-shot"
+        )
+    axes.set(xlabel="classes remembered", ylabel="accuracy, %", xscale="symlog")
+    axes.legend(loc="best")
+    axes.grid(alpha=0.3)
     return figure

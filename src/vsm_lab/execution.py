@@ -1,4 +1,4 @@
-"""Doing one job, in this process: under its lock, from wherever it was left."""
+"""Running one job in this process: under its lock, from wherever it was left."""
 
 import time
 from collections.abc import Callable
@@ -24,12 +24,7 @@ from vsm.system.interruption import Interrupted, stop_request
 from vsm.training import train
 from vsm_lab.benchmarking.suite import Group
 from vsm_lab.jobs import VIEWS, Job, pretrain_settings, run_settings
-from vsm_lab.measures import (
-    changed_answers,
-    measure_separation,
-    nearness_to_slots,
-    with_slots,
-)
+from vsm_lab.measures import changed_answers, measure_separation, nearness_to_slots, with_slots
 from vsm_lab.store import JobStore
 from vsm_lab.study.uncertainty import measure_uncertainty
 
@@ -37,7 +32,7 @@ Outcome = dict[str, Any]
 
 
 def execute(root: Path, job: Job) -> None:
-    """Do ``job`` and record its result, or why it failed.
+    """Run ``job`` and record its result, or why it failed.
 
     Raises:
         RunError: if it failed, or if another process is working on it.
@@ -54,26 +49,25 @@ def execute(root: Path, job: Job) -> None:
             outcome = KINDS[job.kind](store, job)
         except Interrupted:
             raise
-        except Exception as error:  # whatever it is: recorded, and no other job suffers
+        except Exception as error:  # whatever it is: recorded, and other jobs continue
             store.write_failure(job, error)
             raise RunError(str(error)) from error
         store.write_result(job, outcome, None if resumed else time.monotonic() - started)
 
 
 def _pretrain(store: JobStore, job: Job) -> Outcome:
-    teachers = [str(store.run_folder(before).resolve()) for before in job.after]
-    settings = pretrain_settings(job, *teachers)
-    placement = _placement(job)
+    settings, placement = pretrain_settings(job, *_paths_before(store, job)), _placement(job)
     finished = pretrain(settings, store.run_folder(job), resume=True, placement=placement)
-    return {
-        **_best(finished, "epoch", "mean_accuracy"),
-        "answers": validated_answers(finished, placement),
-    }
+    answers = validated_answers(finished, placement)
+    return {**_best(finished, "epoch", "mean_accuracy"), "answers": answers}
+
+
+def _paths_before(store: JobStore, job: Job) -> list[str]:
+    return [str(store.run_folder(before).resolve()) for before in job.after]
 
 
 def _train(store: JobStore, job: Job) -> Outcome:
-    inits = [str(store.run_folder(before).resolve()) for before in job.after]
-    settings, placement = run_settings(job, *inits), _placement(job)
+    settings, placement = run_settings(job, *_paths_before(store, job)), _placement(job)
     folder = store.run_folder(job)
     train(settings, folder, resume=True, placement=placement, learn_memory=False)
     return _best(RunDirectory(folder), "step", "accuracy")
@@ -81,19 +75,12 @@ def _train(store: JobStore, job: Job) -> Outcome:
 
 def _learn(store: JobStore, job: Job) -> Outcome:
     settings = job.recipe["settings"]
-    source = job.recipe.get("encoder")
-    if job.after:
-        source = str(store.run_folder(job.after[0]))
+    source = str(store.run_folder(job.after[0])) if job.after else job.recipe.get("encoder")
     views = tuple((name, job.recipe[name]) for name in VIEWS if name in job.recipe)
     key = job.after[0].key if job.after else ""
     encoder, dataset = _opened(source, key, settings["data"], views, _placement(job))
-    learned = learn_memory(
-        encoder,
-        dataset,
-        GaussianSettings(**settings["gaussian"]),
-        data=settings["data"],
-        seed=settings["seed"],
-    )
+    gaussian, seed = GaussianSettings(**settings["gaussian"]), settings["seed"]
+    learned = learn_memory(encoder, dataset, gaussian, data=settings["data"], seed=seed)
     made_in_memory(*learned).write(store.run_folder(job))
     described = learned.memory.describe(neighbors=0)
     return {"reading": described["reading"], "choice": described["choice"]}
@@ -119,7 +106,7 @@ def _best(finished: Directory, unit: str, score: str) -> Outcome:
 
 
 def _evaluate(store: JobStore, job: Job) -> Outcome:
-    """Return right answers by episode, calibration, and what else the recipe asks for."""
+    """Return correct answers by episode, calibration, and what else the recipe asks for."""
     recipe, protocol, model = job.recipe, protocol_of(job), _load(store, job)
     if "slots" in recipe:
         if not _num_slots(model):
@@ -174,7 +161,7 @@ def _nearness(store: JobStore, job: Job) -> Outcome:
 
 
 def _changes(store: JobStore, job: Job) -> Outcome:
-    """Return the answers that memory changed; empty for a model without slots."""
+    """Return how many answers memory changed; empty for a model without slots."""
     with_memory, without = (_load(store, job, position) for position in range(2))
     if not _num_slots(with_memory):
         return {}

@@ -38,10 +38,9 @@ def versions() -> dict[str, str]:
 
 
 def measured_code() -> dict[str, str | None]:
-    """Return what identifies the code whose speed is measured: its commit, and a hash of it.
+    """Return the commit of the code, and a hash of its source.
 
-    The commit is marked if the package was changed since, and None if it is in no repository of its
-    own. Only git's own answer is kept, never where the repository lies.
+    The commit is marked if the package was changed since, and None outside a repository of its own.
     """
 
     def git(*words: str) -> str:
@@ -61,7 +60,7 @@ def measured_code() -> dict[str, str | None]:
 
 
 def was_learned(run: RunDirectory) -> bool:
-    """Tell whether a run is a memory of features as they were, and nothing was trained."""
+    """Whether a run is a memory of given features, for which nothing was trained."""
     is_gaussian = run.settings().inference == "gaussian"
     return is_gaussian and not any(row["step"] for row in run.read_metrics())
 
@@ -82,15 +81,20 @@ def training_commands(
     path, train = _beginning(settings), command("train", portable(settings, output), output)
     if path is None:
         return [train]
-    run, folder = RunDirectory(path), f"{output}-backbone"
-    if not run.exists():
+    if not RunDirectory(path).exists():
         raise RunError(
             f"init: the run began with the backbone of {path}, which is gone, so how it was made "
             "cannot be told; put that directory back"
         )
+    return [*_commands_of(path, f"{output}-backbone"), train]
+
+
+def _commands_of(path: Path, output: str) -> list[str]:
+    """Return the commands that make a run or a pre-training again."""
+    run = RunDirectory(path)
     if run.model.is_file():
-        return [*training_commands(run.settings(), folder, was_learned(run)), train]
-    return [*pretraining_commands(path, folder), train]
+        return training_commands(run.settings(), output, was_learned(run))
+    return pretraining_commands(path, output)
 
 
 def pretraining_commands(path: Path, output: str) -> list[str]:
@@ -110,25 +114,23 @@ def pretraining_commands(path: Path, output: str) -> list[str]:
 
 def _learning_commands(settings: RunSettings, output: str) -> list[str]:
     """Return the commands that made the encoder, and the one that learned the memory."""
+    learn = learn_command(settings, output)
     if settings.init is None or _is_named(settings.init):
-        return [learn_command(settings, output)]
+        return [learn]
     path, encoder = find_run(settings.init), f"{output}-encoder"
-    card, run = read_card(path), RunDirectory(path)
-    if card is not None:  # its commands make runs/NAME, or runs/NAME-encoder and then a memory
+    card = read_card(path)
+    if card is None:
+        before = _commands_of(path, encoder)
+    else:  # its commands make runs/NAME, or runs/NAME-encoder and then a memory
         before = [one for one in card["commands"][:-1] if not one.startswith(LEARN)]
         is_learned = len(before) < len(card["commands"]) - 1
         name = f"runs/{card['name']}" + ("-encoder" if is_learned else "")
         before = [one.replace(name, encoder) for one in before]
-    elif run.model.is_file():
-        before = training_commands(run.settings(), encoder, was_learned(run))
-    else:
-        before = pretraining_commands(path, encoder)
-    learn = learn_command(settings, output)
     return [*before, learn.replace(shlex.quote(settings.init), shlex.quote(encoder), 1)]
 
 
 def _is_named(init: str | None) -> bool:
-    """Tell whether an encoder was named, and not the directory of one; or none was needed."""
+    """Whether the encoder has a name rather than a directory, or there is none."""
     return init is None or is_frozen_encoder(init) or own_code(init) is not None
 
 
@@ -177,51 +179,40 @@ def _beginning(settings: RunSettings) -> Path | None:
 
 
 def training_record(path: Path, settings: RunSettings) -> dict[str, Any]:
-    """Return how a run of ``settings`` was trained.
+    """Return how a run of ``settings`` was trained, or its memory was learned.
 
     Raises:
         RunError: if its training is not at its end.
     """
-    run = RunDirectory(path)
+    run, init = RunDirectory(path), settings.init
+    record = {"run": str(path), "init": init, "seconds": logged_seconds(path)}
     if settings.inference == "gaussian" and was_learned(run):
-        return _learning_record(run, settings)
+        if not run.memory.is_file():
+            raise RunError(f"{path} holds no memory; learn it again with vsm memory learn")
+        settings = replace(run.settings(), init=init, seed=RunSettings().seed)
+        return record | {
+            "method": settings.method,
+            "steps": 0,
+            "tasks": 0,
+            "init_seconds": None if _is_named(init) else logged_seconds(find_run(str(init))),
+            "command": learn_command(settings),
+        }
     done = max((int(row["step"]) for row in run.read_metrics()), default=0)
     if done < settings.steps or not run.model.is_file():
         raise RunError(
             f"{path} is at step {done} of {settings.steps}; finish it with vsm train --output "
             f"{path} --resume, and ask again"
         )
-    return {
-        "run": str(path),
+    return record | {
         "method": settings.method,
         "steps": settings.steps,
         "tasks": settings.tasks,
-        "seconds": logged_seconds(path),
         "validations": [
             [row["step"], row["validation"]["accuracy"], row["validation"]["ci95"]]
             for row in run.read_validations()
         ],
-        "init": settings.init,
-        "init_seconds": None if settings.init is None else logged_seconds(Path(settings.init)),
+        "init_seconds": None if init is None else logged_seconds(Path(init)),
         "command": command("train", replace(settings, seed=RunSettings().seed)),
-    }
-
-
-def _learning_record(run: RunDirectory, settings: RunSettings) -> dict[str, Any]:
-    """Return how a memory was learned, in which there are no steps."""
-    if not run.memory.is_file():
-        raise RunError(f"{run.path} holds no memory; learn it again with vsm memory learn")
-    init = settings.init
-    settings = replace(run.settings(), init=init)  # by the name that the user gave
-    return {
-        "run": str(run.path),
-        "method": settings.method,
-        "steps": 0,
-        "tasks": 0,
-        "seconds": logged_seconds(run.path),
-        "init": init,
-        "init_seconds": None if _is_named(init) else logged_seconds(find_run(str(init))),
-        "command": learn_command(replace(settings, seed=RunSettings().seed)),
     }
 
 

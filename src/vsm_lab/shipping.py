@@ -1,4 +1,4 @@
-"""Making a model that ships: stored small, measured before and after, described by a card."""
+"""Models that ship: stored small, measured before and after, described by a card."""
 
 import re
 import shlex
@@ -40,23 +40,7 @@ PROTOCOL = ("split", "way", "shot", "queries", "episodes", "seed")
 
 @dataclass(frozen=True)
 class Shipment:
-    """What is to be made out of a run, and how it is measured.
-
-    Attributes:
-        name: by which the model is loaded.
-        output: the folder in which a folder of that name is made.
-        shots: support images per class, one measurement each; empty: the run's own.
-        way: classes of an episode; None: the run's own.
-        queries: query images per class.
-        episodes: of each measurement.
-        seed: of the list of episodes.
-        storage: of kernels, matrices and memory contents.
-        calibrate: whether to fit a temperature for each of the shots on validation classes.
-        measured: runs that remember part of the same classes and were learned in the same way. If
-            the run remembers all classes of its data, the card has what is measured on theirs.
-        data_license: of the data the model was trained on; known for built-in data.
-        overwrite: whether to replace a model of the same name.
-    """
+    """The options of ``vsm models ship``, which explains them."""
 
     name: str
     output: Path
@@ -87,12 +71,12 @@ class Shipment:
 
     @property
     def folder(self) -> Path:
-        """Where the model goes."""
+        """The folder of the model."""
         return self.output / self.name
 
     @property
     def source(self) -> str:
-        """What the card calls the run directory, which had another name on another machine."""
+        """The run directory in the card's commands; its real path means nothing elsewhere."""
         return f"runs/{self.name}"
 
     def protocols(self, settings: RunSettings) -> list[EpisodeProtocol]:
@@ -104,7 +88,7 @@ class Shipment:
         return [EpisodeProtocol(settings.data, split, way, shot, *rest) for shot in shots]
 
     def origin(self, run: Path, settings: RunSettings) -> dict[str, Any]:
-        """Return what the card says of how the model was made and under which terms."""
+        """Return the card's licenses, commands and versions."""
         own = settings.model.own_backbone
         if own is not None:
             raise RunError(
@@ -131,14 +115,12 @@ class Shipment:
     def _made(self, settings: RunSettings) -> list[str]:
         """Return the commands that make the run, and those whose measurements stand for it."""
         commands = training_commands(settings, self.source)
-        if not self.measured:
-            return commands
-        parts = [RunDirectory(find_run(one)).used.settings() for one in self.measured]
-        pairs = zip(parts, self.measured, strict=True)
-        others = [
-            line for part, one in pairs for line in training_commands(part, f"runs/{one.name}")
-        ]
-        return [*commands[:-1], f"{commands[-1]} --split all", *others]
+        if self.measured:
+            commands[-1] += " --split all"
+        for path in self.measured:
+            part = RunDirectory(find_run(path)).used.settings()
+            commands += training_commands(part, f"runs/{path.name}")
+        return commands
 
     def _command(self, settings: RunSettings) -> str:
         """Return the command that made the model out of the run, for a shell."""
@@ -159,14 +141,10 @@ def ship(
     placement: Placement | None = None,
     progress: Progress = NULL_PROGRESS,
 ) -> Card:
-    """Make a model that ships out of a run, and return its card.
+    """Make a model that ships from a run, and return its card.
 
     The run and the stored model are measured on the same episodes. The folder appears complete, or,
-    if storing changed the accuracy, not at all.
-
-    Raises:
-        RunError: if storing changed an accuracy by more than 0.1 points, or what the card must say
-            cannot be found out.
+    if storing changed an accuracy by more than 0.1 points, not at all.
     """
     settings = RunDirectory(find_run(run)).used.settings()
     origin, protocols = shipment.origin(run, settings), shipment.protocols(settings)
@@ -178,7 +156,7 @@ def ship(
         for one in (protocols if shipment.calibrate else [])
     ]
     for one in (*protocols, *validations):
-        one.sampler(original.dataset)  # says it before anything is measured if images are too few
+        one.sampler(original.dataset)  # fails before anything is measured if images are too few
     times = (2 + len(shipment.measured)) * len(protocols) + len(validations)
     progress.start(f"measure {run}", shipment.episodes * times)
     with _folder(shipment) as folder:
@@ -212,8 +190,8 @@ def ship(
             ],
             **origin,
         }
-        _write_card(folder, card)
-        load(folder)  # as whoever gets it will
+        write_json(folder / CARD_NAME, card, indent=2)
+        load(folder)  # as users will
     return card
 
 
@@ -245,26 +223,17 @@ def _held_out(
 def calibrate(
     source: str | Path, placement: Placement = ON_CPU, backbone: str | None = None
 ) -> Calibration:
-    """Measure again when a model answers "none of these", and store that beside it.
+    """Measure the rejection thresholds of a shipped model or run again, and store them beside it.
 
     Weights, memory, temperatures and measurements stay as they are.
-
-    Args:
-        source: the name of a shipped model, or a run directory.
-        placement: where the measuring is done.
-        backbone: the run's own code, as in :func:`vsm.load`.
     """
     folder = RunDirectory(find_run(source)).used.path
     trained = load(source, backbone=backbone, placement=placement)
     found = trained.calibrate_rejection(open_data(trained.encoder, trained.settings.data))
     found.write(RunDirectory(folder).calibration, trained.encoder.fingerprint)
     if trained.card is not None:
-        _write_card(folder, {**trained.card, "bytes": _size(folder)})
+        write_json(folder / CARD_NAME, {**trained.card, "bytes": _size(folder)}, indent=2)
     return found
-
-
-def _write_card(folder: Path, card: Card) -> None:
-    write_json(folder / CARD_NAME, card, indent=2)
 
 
 def _size(folder: Path) -> int:
@@ -275,10 +244,9 @@ def _size(folder: Path) -> int:
 def to_half_precision(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors as they are stored: kernels and matrices in half precision where they fit it.
 
-    Vectors and scalars are few, and batch norm's variances want the range, so they stay as they
-    are; so does what is not in single precision to begin with, but for the sums of a Gaussian
-    memory: scatter becomes single, or half if it is of a thousand features or more, and so do the
-    means of classes, of which there may be thousands.
+    Vectors and scalars are few, and batch norm's variances need the range, so they stay as they
+    are. So does what is not in single precision to begin with, except for the sums of a Gaussian
+    memory: scatter becomes single, or half from a thousand features on, and class means half.
     """
 
     def stored(name: str, value: Tensor) -> Tensor:
@@ -312,12 +280,12 @@ def _measure_both(
     shipment: Shipment,
     progress: Progress,
 ) -> tuple[Measurement, Measurement]:
-    """Measure the run and the stored model, and refuse the latter if it is another one."""
+    """Measure the run and the stored model, and refuse the latter if its accuracy differs."""
     before, after = (one.measure(protocol, progress) for one in (original, stored))
     change = Comparison([before, after]).differences[0].estimate.mean
     if abs(change) > LARGEST_CHANGE:
-        was_halved = shipment.storage == "float16"
-        fix = "store it with --storage float32" if was_halved else "report this as a bug"
+        is_half = shipment.storage == "float16"
+        fix = "store it with --storage float32" if is_half else "report this as a bug"
         raise RunError(
             f"storage: {shipment.storage} changed the {protocol.way}-way {protocol.shot}-shot "
             f"accuracy by {100 * change:+.2f} points, and at most {100 * LARGEST_CHANGE} are "
@@ -329,16 +297,16 @@ def _measure_both(
 def _measurement(
     before: Measurement, after: Measurement, temperatures: Mapping[int, float]
 ) -> dict[str, Any]:
-    """Return what the card says of one protocol."""
+    """Return the card's entry for one protocol."""
 
-    def told(measured: Measurement, *keys: str) -> dict[str, Any]:
+    def scores(measured: Measurement, *more: str) -> dict[str, Any]:
         values = measured.as_dict()
-        return {key: values[key] for key in keys}
+        return {key: values[key] for key in (*more, *SCORES)}
 
-    result = told(after, *PROTOCOL, *SCORES)
+    result = scores(after, *PROTOCOL)
     if temperatures:
         scaled = after.evaluation.scale_by_temperature(temperatures[after.protocol.shot])
-        result["calibrated"] = told(replace(after, evaluation=scaled), *SCORES)
+        result["calibrated"] = scores(replace(after, evaluation=scaled))
     [difference] = Comparison([before, after]).differences
     gap = {"accuracy": difference.estimate.mean, "ci95": difference.estimate.ci95}
-    return {**result, "run": told(before, *SCORES), "difference": gap}
+    return {**result, "run": scores(before), "difference": gap}

@@ -74,7 +74,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         print_json({**comparison.as_dict(), "report": str(report)})
         return
     print_comparison(comparison)
-    console().print(f"Pictures: {report}", highlight=False)
+    console().print(f"Report: {report}", highlight=False)
 
 
 def _clear(output: Path, overwrite: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jsonargparse
 
 from vsm.cli.arguments import CommandParser, add_json_argument
-from vsm.cli.output import console, print_json, print_table, say
+from vsm.cli.output import console, need_matplotlib, print_json, print_table, say
 from vsm.errors import SettingsError
 from vsm_lab.cli.running import (
     add_output_argument,
@@ -22,11 +22,10 @@ from vsm_lab.paper.catalog import BUDGETS, PaperTable, table, tables
 
 if TYPE_CHECKING:
     from vsm_lab.paper.plan import Plan
-    from vsm_lab.store import JobStore
 
 OVERVIEWS = {
     "list": "Every table and figure of the paper, its rows, and what each needs.",
-    "status": "How far everything that was asked for is.",
+    "status": "Progress of everything that was asked for.",
     "report": "Write report.md and report.html of everything that was asked for.",
 }
 ALL = {"all": "Every table and figure."}
@@ -65,7 +64,7 @@ def _add_request_arguments(parser: jsonargparse.ArgumentParser) -> None:
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """List, run, watch or report."""
     if arguments and not arguments[0].startswith("-") and arguments[0] not in {**OVERVIEWS, **ALL}:
-        table(arguments[0])  # says which one was meant
+        table(arguments[0])  # suggests a name if there is none like it
     parsed = parser.parse_args(arguments)
     chosen = parsed[parsed.action]
     if parsed.action in OVERVIEWS:
@@ -78,30 +77,24 @@ def _list(chosen: jsonargparse.Namespace) -> None:
     if chosen.json:
         print_json({"tables": [_described(one) for one in tables().values()]})
         return
-    print_table(
-        "tables and figures of the paper",
-        ["name", "what it shows", "rows measured here", "quoted", "needs"],
+    rows = [
         [
-            [
-                one.name,
-                one.purpose,
-                ", ".join(row.name for row in one.measured_rows),
-                str(len(one.rows) - len(one.measured_rows)),
-                ", ".join([*one.datasets, one.backbone]),
-            ]
-            for one in tables().values()
-        ],
-        words=True,
-    )
+            one.name,
+            one.purpose,
+            ", ".join(row.name for row in one.measured_rows),
+            str(len(one.rows) - len(one.measured_rows)),
+            ", ".join([*one.datasets, one.backbone]),
+        ]
+        for one in tables().values()
+    ]
+    columns = ["name", "what it shows", "rows measured here", "quoted", "needs"]
+    print_table("tables and figures of the paper", columns, rows, words=True)
 
 
 def _described(shown: PaperTable) -> dict[str, Any]:
-    """Return what ``list --json`` prints of a table."""
+    """Return the entry of a table in ``list --json``."""
     return {
-        "name": shown.name,
-        "purpose": shown.purpose,
-        "caption": shown.caption,
-        "remark": shown.remark,
+        **{name: getattr(shown, name) for name in ("name", "purpose", "caption", "remark")},
         "columns": [vars(column) for column in shown.columns],
         "rows": [
             {
@@ -110,7 +103,7 @@ def _described(shown: PaperTable) -> dict[str, Any]:
                 "measured": row.changes is not None,
                 "in_paper": row.in_paper,
                 "settings": dict(row.changes or {}),
-                "paper": [cell.text if cell else None for cell in row.cells],
+                "paper": list(row.cells),
             }
             for row in shown.rows
         ],
@@ -120,65 +113,54 @@ def _described(shown: PaperTable) -> dict[str, Any]:
 
 
 def _reproduce(names: Sequence[str], chosen: jsonargparse.Namespace) -> None:
-    """Plan, run, and print what was found."""
+    """Plan, run, and print the results."""
     from vsm.system.allocator import keep_allocations
     from vsm_lab.jobs import in_order
-    from vsm_lab.paper.plan import check_data, remember
+    from vsm_lab.paper.plan import Request, check_data, make_plan, remember
     from vsm_lab.store import UNPREPARED, JobStore
 
     keep_allocations()
-    plans = _plans(names, chosen)
+    if chosen.rows and len(names) > 1:
+        raise SettingsError("rows: they belong to one table; name it instead of all")
+    data, rows = tuple(chosen.data), tuple(chosen.rows)
+    plans = [make_plan(Request(name, chosen.budget, data, chosen.seeds, rows)) for name in names]
+    unavailable = [
+        f"{plan.table.name}, row {row}: {reason}"
+        for plan in plans
+        for row, reason in plan.unavailable.items()
+    ]
+    if not any(plan.cells for plan in plans):
+        raise SettingsError(
+            f"nothing to do under the budget {chosen.budget}: {'; '.join(unavailable)}"
+        )
     store, launcher = JobStore(chosen.output), chosen_launcher(chosen)
     jobs = in_order(job for plan in plans for job in plan.jobs)
     if chosen.dry_run:
         checksums = {data: one for plan in plans for data, one in plan.request.checksums.items()}
         missing = [data for data, checksum in checksums.items() if checksum == UNPREPARED]
         unprepared = [f"{data} is not prepared; see `vsm data list`" for data in missing]
-        remarks = {"unavailable": _unavailable(plans), "unprepared": unprepared}
+        remarks = {"unavailable": unavailable, "unprepared": unprepared}
         show_plan(jobs, store, remarks, chosen.json)
         return
     for plan in plans:
         check_data(plan)
     for plan in plans:
         remember(store, plan.request)
-    if not chosen.json:
-        for line in _unavailable(plans):
-            console().print(f"vsm reproduce: {line}", highlight=False, soft_wrap=True)
+    for line in [] if chosen.json else unavailable:
+        console().print(f"vsm reproduce: {line}", highlight=False, soft_wrap=True)
     outcome = run_jobs("reproduce", jobs, launcher, chosen.output, chosen.json)
-    _print_results(plans, store, outcome.as_dict(), chosen.json)
+    _print_results(plans, chosen, outcome.as_dict())
     require_success(outcome)
 
 
-def _plans(names: Sequence[str], chosen: jsonargparse.Namespace) -> "list[Plan]":
-    """Return the plan of every table, or say why there is nothing to do."""
-    from vsm_lab.paper.plan import Request, make_plan
-
-    if chosen.rows and len(names) > 1:
-        raise SettingsError("rows: they belong to one table; name it instead of all")
-    data, rows = tuple(chosen.data), tuple(chosen.rows)
-    plans = [make_plan(Request(name, chosen.budget, data, chosen.seeds, rows)) for name in names]
-    if not any(plan.cells for plan in plans):
-        raise SettingsError(
-            f"nothing to do under the budget {chosen.budget}: {'; '.join(_unavailable(plans))}"
-        )
-    return plans
-
-
-def _unavailable(plans: "Sequence[Plan]") -> list[str]:
-    return [
-        f"{plan.table.name}, row {row}: {reason}"
-        for plan in plans
-        for row, reason in plan.unavailable.items()
-    ]
-
-
 def _print_results(
-    plans: "Sequence[Plan]", store: "JobStore", outcome: dict[str, Any], as_json: bool
+    plans: "Sequence[Plan]", chosen: jsonargparse.Namespace, outcome: dict[str, Any]
 ) -> None:
     from vsm_lab.paper.report import collect, describe, difference_table, value_table
+    from vsm_lab.store import JobStore
 
-    found = [collect(plan, store) for plan in plans]
-    if as_json:
+    found = [collect(plan, JobStore(chosen.output)) for plan in plans]
+    if chosen.json:
         print_json({"tables": [results.as_dict() for results in found], "jobs": outcome})
         return
     for results in found:
@@ -189,7 +171,7 @@ def _print_results(
             if differences := difference_table(results, position):
                 title = "paired differences; * if clear of zero over two or more seeds"
                 print_table(title, differences.columns, differences.rows)
-    console().print(f"With plots: vsm reproduce report --output {store.root}", highlight=False)
+    console().print(f"With plots: vsm reproduce report --output {chosen.output}", highlight=False)
 
 
 def _status(chosen: jsonargparse.Namespace) -> None:
@@ -205,26 +187,25 @@ def _status(chosen: jsonargparse.Namespace) -> None:
         ]
         print_json({"requests": requests})
         return
-    print_table(
-        f"asked for in {chosen.output}",
-        ["", "budget", "data", "seeds", "jobs"],
+    rows = [
         [
-            [
-                plan.table.name,
-                plan.budget.name,
-                ", ".join(plan.datasets),
-                str(plan.request.seeds),
-                ", ".join(f"{count} {state}" for state, count in counts.items() if count),
-            ]
-            for plan, counts, _ in found
-        ],
-        words=True,
-    )
+            plan.table.name,
+            plan.budget.name,
+            ", ".join(plan.datasets),
+            str(plan.request.seeds),
+            ", ".join(f"{count} {state}" for state, count in counts.items() if count),
+        ]
+        for plan, counts, _ in found
+    ]
+    columns = ["", "budget", "data", "seeds", "jobs"]
+    print_table(f"asked for in {chosen.output}", columns, rows, words=True)
     for line in dict.fromkeys(line for _, _, remarks in found for line in remarks):
         say(line)
 
 
 def _report(chosen: jsonargparse.Namespace) -> None:
+    need_matplotlib("the report")
+
     from vsm_lab.paper.report import write_report
 
     markdown, html = write_report(chosen.output)

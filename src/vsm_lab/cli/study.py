@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jsonargparse
 
 from vsm.cli.arguments import add_backbones_argument, add_json_argument
-from vsm.cli.output import console, print_json, print_table, say
+from vsm.cli.output import need_matplotlib, print_json, say
 from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.errors import RunError, SettingsError, VsmError
 from vsm.system.documents import shortened
@@ -19,21 +19,7 @@ from vsm_lab.cli.running import (
     run_jobs,
     show_plan,
 )
-from vsm_lab.study.definition import (
-    Found,
-    Study,
-    StudySettings,
-    condition_of,
-    read_study,
-)
-from vsm_lab.study.page import (
-    DIFFERENCE_COLUMNS,
-    SCORE_COLUMNS,
-    difference_rows,
-    pair_rows,
-    score_rows,
-    write_page,
-)
+from vsm_lab.study.definition import Study, read_study
 
 if TYPE_CHECKING:
     from vsm_lab.store import JobStore
@@ -70,6 +56,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Measure studies, or render their results."""
     parsed = parser.parse_args(arguments)
     studies = [read_study(path) for path in parsed.studies]
+    need_matplotlib("the page of a study")
     if parsed.render is not None:
         _render(studies, parsed)
         return
@@ -102,6 +89,8 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 def _render(studies: Sequence[Study], parsed: jsonargparse.Namespace) -> None:
     """Write the pages of studies, or that of a single one to the file that was named."""
+    from vsm_lab.study.page import write_page
+
     if parsed.render and len(studies) > 1:
         raise SettingsError(f"render: {parsed.render} is one page; name one study, or no page")
     named = Path(parsed.render) if parsed.render else None
@@ -127,16 +116,16 @@ def _plan(study: Study, parsed: jsonargparse.Namespace) -> "Plan":
 
 
 def _write(plan: "Plan", store: "JobStore", made: set[str], quiet: bool) -> dict[str, Any]:
-    """Write the result file and page of a study, and print what was found."""
+    """Write the result file and the page of a study."""
+    from vsm_lab.study.page import write_page
+
     study = plan.study
-    found = plan.write_results(store)
-    if isinstance(study.settings, StudySettings) and not quiet:
-        _print_conditions(study.settings, found["conditions"])
+    plan.write_results(store)
     page = write_page(study)
     measured = sum(job.key in made for job in plan.jobs)
     kept = len(plan.jobs) - measured
     if not quiet:
-        _note(f"{measured} measurements made and {kept} kept; {study.results}, {page}")
+        say(f"{measured} measurements made and {kept} kept; {study.results}, {page}")
     return {
         "study": str(study.path),
         "results": str(study.results),
@@ -144,17 +133,3 @@ def _write(plan: "Plan", store: "JobStore", made: set[str], quiet: bool) -> dict
         "measured": measured,
         "kept": kept,
     }
-
-
-def _print_conditions(asked: StudySettings, conditions: list[Found]) -> None:
-    for found in conditions:
-        print_table(f"{asked.title}: {condition_of(found)}", SCORE_COLUMNS, score_rows(found))
-        if differences := difference_rows(found):
-            heading = f"{asked.reference} minus each other, in points"
-            print_table(heading, DIFFERENCE_COLUMNS, differences)
-        if pairs := pair_rows(found):
-            print_table("one row minus another, in points", DIFFERENCE_COLUMNS, pairs)
-
-
-def _note(line: str) -> None:
-    console().print(line, highlight=False, soft_wrap=True)

@@ -48,31 +48,11 @@ class Column:
 
 
 @dataclass(frozen=True)
-class PaperCell:
-    """A printed accuracy in percent; ``interval`` is None where the paper gives none."""
-
-    text: str
-    value: float
-    interval: float | None
-
-    @staticmethod
-    def read(text: str | None) -> "PaperCell | None":
-        """Read ``47.40 ± 0.60``, ``59.04 ± n/a``, ``96.7``, or None for a dash."""
-        if text is None:
-            return None
-        value, _, interval = text.partition(" ± ")
-        return PaperCell(text, float(value), float(interval) if interval[:1].isdigit() else None)
-
-
-@dataclass(frozen=True)
 class Row:
-    """One row.
+    """One row, with the paper's title and values, one per column of the table.
 
     Attributes:
-        name: what ``--rows`` takes.
-        title: what the paper calls it.
         changes: settings that make it this row; None for a row that is only quoted.
-        cells: the paper's values, one per column of the table.
         slots: at test, the memory keeps only so many of its first slots; unset: all.
         in_paper: whether the paper has this row at all.
     """
@@ -80,7 +60,7 @@ class Row:
     name: str
     title: str
     changes: Changes | None
-    cells: tuple[PaperCell | None, ...] = ()
+    cells: tuple[str | None, ...] = ()
     slots: int | None = None
     in_paper: bool = True
 
@@ -89,12 +69,8 @@ class Row:
 class PaperTable:
     """A table of the paper, or a figure, of which the paper prints no numbers.
 
-    Attributes:
-        name: ``table-1`` … ``table-11``, ``figure-2``, ``figure-3``, numbered as in the paper.
-        label: the LaTeX label.
-        caption: the paper's, as its columns are.
-        rows: measured and quoted ones, in the paper's order; rows beyond the paper come last.
-        purpose, claims, backbone, kind, remark: see ``measured.yaml``.
+    Caption, LaTeX label and columns are the paper's. Rows are in its order, measured and quoted;
+    rows beyond the paper come last. The rest is explained in ``measured.yaml``.
     """
 
     name: str
@@ -133,12 +109,7 @@ class PaperTable:
 def _table(name: str, printed: dict[str, Any], added: dict[str, Any]) -> PaperTable:
     measured, extra = added.pop("measured", {}), added.pop("extra", ())
     rows = [
-        Row(
-            one["name"],
-            one["title"],
-            measured.get(one["name"]),
-            tuple(map(PaperCell.read, one["cells"])),
-        )
+        Row(one["name"], one["title"], measured.get(one["name"]), tuple(one["cells"]))
         for one in printed["rows"]
     ]
     return PaperTable(
@@ -180,8 +151,6 @@ class Budget:
     """How long a reproduction may take.
 
     Attributes:
-        name: what ``--budget`` takes.
-        purpose: one line for people.
         channels: width of each backbone it affords.
         episodes: test episodes per cell.
         queries: query images per class at test.
@@ -203,11 +172,7 @@ class Budget:
     pretraining_epochs: Mapping[str, int] = field(default_factory=dict)
 
     def settings(self, table: PaperTable, column: Column, row: Row, seed: int) -> RunSettings:
-        """Return the settings of a row's training run.
-
-        Raises:
-            Unavailable: if this budget or this version cannot train it; says why.
-        """
+        """Return the settings of a row's training run, or raise :class:`Unavailable`."""
         if row.changes is None:
             raise Unavailable("quoted from the paper")
         if table.backbone not in self.channels:

@@ -23,15 +23,9 @@ from vsm_lab.store import JobStore, data_checksum
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for.
+    """The options of ``vsm reproduce``; empty data and rows mean all.
 
-    Attributes:
-        table: name of a table or figure.
-        budget: name of a budget.
-        data: datasets; empty: those of the budget, else the paper's.
-        seeds: number of training runs per cell, with seeds 0, 1, ….
-        rows: names of rows; empty: all that can be measured.
-        checksums: of the data when it was asked for, so that results are found without the data.
+    ``checksums`` are those of the data when it was asked for: results are found without the data.
     """
 
     table: str
@@ -61,10 +55,9 @@ def _with_full_path(data: str) -> str:
 
 @dataclass(frozen=True)
 class PlannedColumn:
-    """A column to measure, and the positions of the paper's columns it is set beside.
+    """A column to measure, and the positions of the paper's columns it is compared with.
 
-    Where ``data`` is the paper's, that is one column; where it stands in for the paper's, all
-    columns of the same way and shot.
+    Data that stands in for the paper's is compared with all columns of the same way and shot.
     """
 
     column: Column
@@ -77,10 +70,6 @@ class Plan:
     """The jobs of a request.
 
     Attributes:
-        request: what was asked for.
-        table: the table or figure.
-        budget: the budget.
-        columns: the columns to measure.
         cells: the job that measures each (row name, position of a column, seed).
         unavailable: why rows that were asked for cannot be measured.
     """

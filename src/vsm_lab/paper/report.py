@@ -13,7 +13,7 @@ from vsm.system.files import write_text
 from vsm_lab.cells import Cell, read_cell
 from vsm_lab.document import Block, Heading, Table, Text, to_html, write_markdown
 from vsm_lab.jobs import run_settings
-from vsm_lab.paper.catalog import BUDGETS, PaperCell, PaperTable, Row, table, tables
+from vsm_lab.paper.catalog import BUDGETS, PaperTable, Row, table, tables
 from vsm_lab.paper.plan import Plan, make_plan, requests
 from vsm_lab.store import STATES, JobStore
 
@@ -205,8 +205,7 @@ def value_table(results: Results, only: int | None = None) -> Table:
         return [_value(results, row, position, quantity) for row in shown.rows]
 
     def paper(at: int) -> list[str]:
-        printed = [_printed(row, at) for row in shown.rows]
-        return [cell.text if cell else ABSENT for cell in printed]
+        return [_printed(row, at) or ABSENT for row in shown.rows]
 
     titles = [shown.name, *(row.title for row in shown.rows)]
     return _side_by_side(results, titles, results.quantities, ours, paper, only)
@@ -226,7 +225,7 @@ def difference_table(results: Results, only: int | None = None) -> Table | None:
         """Subtract printed values; the paper gives no paired interval."""
         row = results.plan.table.row
         pairs = [(_printed(row(a), at), _printed(row(b), at)) for a, b in claims]
-        return [f"{a.value - b.value:+.2f}" if a and b else ABSENT for a, b in pairs]
+        return [f"{_mean(a) - _mean(b):+.2f}" if a and b else ABSENT for a, b in pairs]
 
     titles = ["paired difference", *(f"{a} − {b}" for a, b in claims)]
     compared = [quantity for quantity in results.quantities if quantity.compared]
@@ -269,8 +268,12 @@ def _value(results: Results, row: Row, position: int, quantity: Quantity) -> str
     return quantity.show(found) + ("" if done == wanted else f" ({done} of {wanted} seeds)")
 
 
-def _printed(row: Row, at: int) -> PaperCell | None:
+def _printed(row: Row, at: int) -> str | None:
     return row.cells[at] if row.cells else None
+
+
+def _mean(printed: str) -> float:
+    return float(printed.partition(" ± ")[0])
 
 
 def write_report(root: Path) -> tuple[Path, Path]:
@@ -346,10 +349,8 @@ def describe(results: Results) -> str:
 
 
 def _plots(results: Results, store: JobStore) -> Sequence[Block]:
-    try:
-        from vsm_lab.paper.plots import plots  # noqa: PLC0415 - matplotlib is an extra
-    except ImportError:
-        return [Text("No plots: they need pip install 'variational-semantic-memory[plots]'.")]
+    from vsm_lab.paper.plots import plots  # noqa: PLC0415 - it imports this module
+
     try:
         return plots(results, store)
     except DataError as error:

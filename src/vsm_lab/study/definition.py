@@ -35,6 +35,11 @@ class Condition(NamedTuple):
         return f"{self.way}-way {self.shot}-shot{unusual}"
 
 
+def _require_two(episodes: int) -> None:
+    if episodes < 2:
+        raise SettingsError(f"episodes: an interval needs at least 2, got {episodes}")
+
+
 def condition_of(found: Found) -> Condition:
     """Return which condition a part of a result file is about."""
     return Condition(found["way"], found["shot"], found["batch_norm"])
@@ -45,7 +50,7 @@ class StudySettings:
     """Which runs `vsm study` compares, trained or to be trained, and what it asks of them."""
 
     title: str
-    """Heading of its part of the page."""
+    """Title of the page."""
     data: str
     """What all runs are trained on."""
     rows: dict[str, str | dict[str, Any]]
@@ -56,15 +61,13 @@ class StudySettings:
     reference: str
     """Label of the row that the others are compared with."""
     remark: str | None = None
-    """What readers of its results should know; may be added when they are there."""
+    """Added to the page; may be written when the results are known."""
     kind: Literal["runs"] = "runs"
     """Which kind of study this is."""
     base: str | None = None
     """Preset that rows of settings change."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Settings that all rows of settings share, by their dotted names; `init` may hold {seed}."""
-    controls: tuple[str, ...] | None = None
-    """Labels of rows that are subtracted from the reference; unset: all others."""
     pairs: dict[str, str] = field(default_factory=dict)
     """Further differences: label of a row to that of the row that is subtracted from it."""
     without_memory: str | None = None
@@ -104,20 +107,19 @@ class StudySettings:
         for name in ("queries", "memory_subsets"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name}: must be at least 1, got {getattr(self, name)}")
-        _require_episodes(min(self.episodes, self.temperature_episodes))
+        _require_two(min(self.episodes, self.temperature_episodes))
         if not self.batch_norms:
             raise SettingsError("batch_norms: expected inductive, transductive or both, got none")
         if min(self.memory_sizes, default=0) < 0:
             raise SettingsError(f"memory_sizes: must not be negative, got {self.memory_sizes}")
         mentioned = [("reference", self.reference), ("without_memory", self.without_memory)]
-        mentioned += [("controls", label) for label in self.controls or ()]
         mentioned += [("pairs", label) for pair in self.pairs.items() for label in pair]
         for name, label in mentioned:
             if label is not None and label not in self.rows:
                 known = ", ".join(map(repr, self.rows))
                 raise SettingsError(f"{name}: {label!r} is none of the rows {known}")
-        if self.reference in (*self.compared, self.without_memory):
-            raise SettingsError(f"controls: {self.reference!r} is the reference itself")
+        if self.reference == self.without_memory:
+            raise SettingsError(f"without_memory: {self.reference!r} is the reference itself")
         for label, row in self.rows.items():
             self._check_row(label, row)
 
@@ -144,10 +146,9 @@ class StudySettings:
             )
 
     @property
-    def compared(self) -> tuple[str, ...]:
+    def others(self) -> list[str]:
         """The rows that are subtracted from the reference."""
-        others = tuple(label for label in self.rows if label != self.reference)
-        return others if self.controls is None else self.controls
+        return [label for label in self.rows if label != self.reference]
 
     @property
     def conditions(self) -> list[Condition]:
@@ -169,10 +170,10 @@ class UncertaintySettings:
     episodes: int = 500
     """Episodes of each split."""
     remark: str | None = None
-    """Added to the page."""
+    """Added to the page; may be written when the results are known."""
 
     def __post_init__(self) -> None:
-        _require_episodes(self.episodes)
+        _require_two(self.episodes)
 
 
 @dataclass(frozen=True)
@@ -182,14 +183,14 @@ class PretrainingStudySettings:
     kind: Literal["pretraining"]
     """Which kind of study this is."""
     title: str
-    """Heading of its part of the page."""
+    """Title of the page."""
     data: str
     """What all are trained on."""
     rows: dict[str, dict[str, Any]]
     """Label of a row to settings of `vsm pretrain`, by their dotted names; `teacher` is the label
     of another row, whose pre-training teaches this one."""
     remark: str | None = None
-    """What readers of its results should know; may be added when they are there."""
+    """Added to the page; may be written when the results are known."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Settings that all rows share."""
     seeds: tuple[int, ...] = (0,)
@@ -212,11 +213,6 @@ class PretrainingStudySettings:
                 raise SettingsError(
                     f"rows: {label!r} names a directory as its teacher; name another row as teacher"
                 )
-
-
-def _require_episodes(episodes: int) -> None:
-    if episodes < 2:
-        raise SettingsError(f"episodes: an interval needs at least 2, got {episodes}")
 
 
 @dataclass(frozen=True)

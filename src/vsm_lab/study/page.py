@@ -8,13 +8,9 @@ from statistics import fmean
 
 from vsm.errors import RunError, VsmError
 from vsm.system.documents import shortened
-from vsm_lab.document import Block, Heading, Picture, Table, Text, grouped_table, write_markdown
-from vsm_lab.study.definition import (
-    Found,
-    Study,
-    StudySettings,
-    condition_of,
-)
+from vsm_lab.document import Block, Heading, Plot, Table, Text, grouped_table, write_markdown
+from vsm_lab.study.definition import Found, Study, StudySettings, condition_of
+from vsm_lab.study.plots import chart, curves
 
 QUARTERS = ("nearest", "second", "third", "farthest")
 INTRODUCTION = (
@@ -63,77 +59,78 @@ def _blocks(study: Study, results: Found) -> list[Block]:
 
 def run_blocks(study: Study, results: Found) -> list[Block]:
     """Return the page of a study of runs: each table covers all conditions."""
-    asked = results["study"]
+    asked, runs, folder = results["study"], results["runs"], study.path.stem
     conditions = {str(condition_of(found)): found for found in results["conditions"]}
-    split = asked["split"]
     seeds = ", ".join(map(str, asked["seeds"]))
-    scores = {name: score_rows(found) for name, found in conditions.items()}
-    differences = {name: difference_rows(found) for name, found in conditions.items()}
-    pairs = {name: pair_rows(found) for name, found in conditions.items()}
     blocks: list[Block] = [
         Text(
-            f"{asked['data']}, {asked['episodes']} episodes of {split} classes (seed "
+            f"{asked['data']}, {asked['episodes']} episodes of {asked['split']} classes (seed "
             f"{asked['episode_seed']}) with {asked['queries']} queries per class, the same for all "
-            f"rows; training seeds {seeds}. {_lengths(results['runs'])}"
+            f"rows; training seeds {seeds}. {_lengths(runs)}"
         ),
-        grouped_table(["", *SCORE_COLUMNS], scores),
+        grouped_table(
+            ["", "", "accuracy", "NLL", "ECE", "T", "NLL at T", "ECE at T"],
+            {name: _scores(found) for name, found in conditions.items()},
+        ),
     ]
-    if any(differences.values()):
-        blocks.append(Text(f"{asked['reference']} minus each other row:"))
-        blocks.append(grouped_table(["", *DIFFERENCE_COLUMNS], differences))
-    if any(pairs.values()):
-        blocks += [
-            Text("Differences between other pairs of rows:"),
-            grouped_table(["", *DIFFERENCE_COLUMNS], pairs),
-        ]
+    for heading, rows in (
+        (f"{asked['reference']} minus each other row:", _differences),
+        ("Differences between other pairs of rows:", _pairs),
+    ):
+        groups = {name: rows(found) for name, found in conditions.items()}
+        if any(groups.values()):
+            columns = ["", "", "difference", "± over classes", "each seed"]
+            blocks += [Text(heading), grouped_table(columns, groups)]
     blocks += _memory_sizes(asked, conditions) + _effects(conditions)
-    for found in conditions.values():
-        blocks += _chart(study, found)
-    return blocks + _curves(study, results["runs"]) + _runs(results["runs"], asked["rows"])
+    for condition, found in conditions.items():
+        name = f"{found['way']}way-{found['shot']}shot-{found['batch_norm']}"
+        drawn = chart(found, f"{folder}-{name}")
+        if drawn is not None:
+            caption = f"{condition}: what the memory adds"
+            blocks.append(Plot(f"{folder}/{name}.svg", drawn, caption))
+    validated = [run for run in runs if len(run.get("validations", [])) > 1]
+    if validated:
+        drawn = curves(validated, f"{folder}-curves")
+        blocks.append(Plot(f"{folder}/curves.svg", drawn, "Validation classes while training"))
+    return blocks + _runs(runs, asked["rows"])
 
 
-SCORE_COLUMNS = ("", "accuracy", "NLL", "ECE", "T", "NLL at T", "ECE at T")
-DIFFERENCE_COLUMNS = ("", "difference", "± over classes", "each seed")
-
-
-def score_rows(found: Found) -> list[list[str]]:
+def _scores(found: Found) -> list[list[str]]:
     """Return accuracy and calibration of every row and baseline under one condition."""
     baselines = {f"{name} (baseline)": row for name, row in found["baselines"].items()}
-    return [[label, *_scores(row)] for label, row in (found["rows"] | baselines).items()]
+    rows = []
+    for label, row in (found["rows"] | baselines).items():
+        calibrated = ["–"] * 3
+        if "temperature" in row:
+            nll, ece = row["calibrated_nll"], row["calibrated_ece"]
+            calibrated = [f"{row['temperature']:.2f}", f"{nll:.3f}", f"{ece:.2%}"]
+        rows.append([label, _percent(row), f"{row['nll']:.3f}", f"{row['ece']:.2%}", *calibrated])
+    return rows
 
 
-def _scores(row: Found) -> list[str]:
-    calibrated = ["–"] * 3
-    if "temperature" in row:
-        nll, ece = row["calibrated_nll"], row["calibrated_ece"]
-        calibrated = [f"{row['temperature']:.2f}", f"{nll:.3f}", f"{ece:.2%}"]
-    return [_percent(row), f"{row['nll']:.3f}", f"{row['ece']:.2%}", *calibrated]
-
-
-def difference_rows(found: Found) -> list[list[str]]:
-    """Return paired differences of the reference to others."""
+def _differences(found: Found) -> list[list[str]]:
     return [_difference(f"− {label}", row) for label, row in found["differences"].items()]
 
 
-def pair_rows(found: Found) -> list[list[str]]:
-    """Return the further differences that a study asks for."""
+def _pairs(found: Found) -> list[list[str]]:
     return [_difference(f"{one['row']} − {one['minus']}", one) for one in found.get("pairs", [])]
 
 
 def _difference(name: str, row: Found) -> list[str]:
     """Return a difference: over all seeds, the interval over classes, and of each seed."""
-    return [
-        name,
-        _percent(row, "+"),
-        _half_width(row["ci95_classes"]),
-        ", ".join(f"{100 * one['mean']:+.2f}" for one in row["seeds"]),
-    ]
+    by_seed = ", ".join(f"{100 * one['mean']:+.2f}" for one in row["seeds"])
+    return [name, _percent(row, "+"), _half_width(row["ci95_classes"]), by_seed]
 
 
 def _memory_sizes(asked: Found, conditions: Mapping[str, Found]) -> list[Block]:
     """Show the reference with part of its memory, if any was measured."""
+
+    def cell(one: Found) -> str:
+        apart = one.get("ci95_subsets")
+        return _percent(one) + ("" if apart is None else f" ({100 * apart:.2f})")
+
     cells = {
-        name: {"–".join(map(str, one["slots"])): _sized(one) for one in found["memory_sizes"]}
+        name: {"–".join(map(str, one["slots"])): cell(one) for one in found["memory_sizes"]}
         for name, found in conditions.items()
         if len(found.get("memory_sizes") or []) > 1
     }
@@ -141,22 +138,14 @@ def _memory_sizes(asked: Found, conditions: Mapping[str, Found]) -> list[Block]:
         return []
     slots = list(dict.fromkeys(size for row in cells.values() for size in row))
     rows = [[name, *(row.get(size, "–") for size in slots)] for name, row in cells.items()]
-    several = asked["memory_subsets"]
-    mean = ""
-    if several > 1:
-        mean = f", the mean of {several} subsets (± over subsets in parentheses)"
-    text = f"{asked['reference']} with part of its slots{mean}:"
-    return [Text(text), Table(["slots", *slots], rows)]
-
-
-def _sized(found: Found) -> str:
-    """Return an accuracy with its interval over episodes, and over choices of classes if known."""
-    apart = found.get("ci95_subsets")
-    return _percent(found) + ("" if apart is None else f" ({100 * apart:.2f})")
+    text = f"{asked['reference']} with part of its slots"
+    if (several := asked["memory_subsets"]) > 1:
+        text += f", the mean of {several} subsets (± over subsets in parentheses)"
+    return [Text(f"{text}:"), Table(["slots", *slots], rows)]
 
 
 def _effects(conditions: Mapping[str, Found]) -> list[Block]:
-    """Sum up what classes gain by memory, and how many answers it changes."""
+    """Summarize what classes gain from memory, and how many answers it changes."""
     rows = []
     for name, found in conditions.items():
         gains, changes = found.get("gains"), found.get("changes")
@@ -179,49 +168,18 @@ def _effects(conditions: Mapping[str, Found]) -> list[Block]:
 def _gains(gains: Found) -> list[str]:
     """Return the mean gain and cosine of every quarter, and Spearman's correlation."""
     classes, correlation = gains["classes"], gains["spearman"]
-    quarters = [
-        classes[start:end] for start, end in pairwise(len(classes) * n // 4 for n in range(5))
-    ]
-    cells = [
-        f"{100 * fmean(one['gain'] for one in quarter):+.2f} "
-        f"({fmean(one['nearness'] for one in quarter):.2f})"
-        if quarter
-        else "–"
-        for quarter in quarters
-    ]
+    cells = []
+    for start, end in pairwise(len(classes) * n // 4 for n in range(5)):
+        quarter = classes[start:end]
+        means = [fmean(one[key] for one in quarter) for key in ("gain", "nearness") if quarter]
+        cells.append(f"{100 * means[0]:+.2f} ({means[1]:.2f})" if means else "–")
     return [*cells, "–" if correlation is None else f"{correlation:+.2f}"]
-
-
-def _chart(study: Study, found: Found) -> list[Block]:
-    """Draw memory sizes and the gain of every class, where matplotlib is installed."""
-    try:
-        from vsm_lab.study.plots import chart  # noqa: PLC0415 - an extra
-    except ImportError:
-        return []
-    condition = condition_of(found)
-    name = f"{condition.way}way-{condition.shot}shot-{condition.batch_norm}"
-    drawn = chart(found, f"{study.path.stem}-{name}")
-    caption = f"{condition}: what the memory adds"
-    return [] if drawn is None else [Picture(name, drawn, caption, study.path.stem, ".svg")]
-
-
-def _curves(study: Study, runs: Sequence[Found]) -> list[Block]:
-    """Draw accuracy on validation classes against steps, where runs were validated on their way."""
-    shown = [run for run in runs if len(run.get("validations", [])) > 1]
-    try:
-        from vsm_lab.study.plots import curves  # noqa: PLC0415 - an extra
-    except ImportError:
-        return []
-    if not shown:
-        return []
-    drawn = curves(shown, f"{study.path.stem}-curves")
-    return [Picture("curves", drawn, "Validation classes while training", study.path.stem, ".svg")]
 
 
 def _lengths(runs: Sequence[Found]) -> str:
     """Say how long rows were trained, and whether that is unequal."""
     rows = [
-        (one["row"], f"{one['steps']} steps of {_episodes(one['tasks'])}")
+        (one["row"], f"{one['steps']} steps of {one['tasks']} episode{'s' * (one['tasks'] > 1)}")
         for one in runs
         if one["steps"]
     ]
@@ -234,19 +192,15 @@ def _lengths(runs: Sequence[Found]) -> str:
     return f"Runs were trained for different lengths: {', '.join(told)}."
 
 
-def _episodes(count: int) -> str:
-    return "1 episode" if count == 1 else f"{count} episodes"
-
-
 def _runs(runs: Sequence[Found], rows: Mapping[str, str | Found]) -> list[Block]:
     """List the trainings: the options that all share once, and each row's own."""
-    learned = [_learned(one, rows[one["row"]], rows) for one in runs if not one["steps"]]
-    told: list[Block] = []
+    learned = dict.fromkeys(_learned(one, rows) for one in runs if not one["steps"])
+    blocks: list[Block] = []
     if learned:
-        told = [Text("Memories were learned by: " + "; ".join(dict.fromkeys(learned)) + ".")]
+        blocks.append(Text(f"Memories were learned by: {'; '.join(learned)}."))
     runs = [one for one in runs if one["steps"]]
     if not runs:
-        return told
+        return blocks
     groups: dict[tuple[str, str], list[Found]] = {}
     for one in runs:
         groups.setdefault((one["row"], one["command"]), []).append(one)
@@ -270,17 +224,17 @@ def _runs(runs: Sequence[Found], rows: Mapping[str, str | Found]) -> list[Block]
         ]
         for (label, command), of_row in groups.items()
     ]
-    return [*told, Text(text), Table(["row", "minutes of training", "options"], trainings)]
+    return [*blocks, Text(text), Table(["row", "minutes of training", "options"], trainings)]
 
 
-def _learned(one: Found, asked: str | Found, rows: Mapping[str, str | Found]) -> str:
+def _learned(one: Found, rows: Mapping[str, str | Found]) -> str:
     """Return the command that learned a memory; RUN is a training of the study itself."""
+    asked = rows[one["row"]]
     encoder = None if isinstance(asked, str) else asked["encoder"]
     if encoder not in rows:
         return f"{one['row']}: `{one['command']}`"
-    return (
-        f"{one['row']}: `{one['command'].replace(one['init'], 'RUN')}` (RUN: the run of {encoder})"
-    )
+    command = one["command"].replace(one["init"], "RUN")
+    return f"{one['row']}: `{command}` (RUN: the run of {encoder})"
 
 
 def _options(command: str) -> list[str]:

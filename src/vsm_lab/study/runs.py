@@ -65,11 +65,11 @@ class StudyPlan:
     def _all_jobs(self) -> list[Job]:
         """Return every job once; those of one model follow one another, which loads it once."""
         asked, seeds = self.asked, self.asked.seeds
-        others = [label for label in asked.rows if label != asked.reference]
+        labels = (*asked.others, asked.reference)
         inductive = [one for one in asked.conditions if one.batch_norm == "inductive"]
         compared = inductive if asked.without_memory is not None else []
         found = [
-            *(self.score(*k) for k in product((*others, asked.reference), asked.conditions, seeds)),
+            *(self.score(*k) for k in product(labels, asked.conditions, seeds)),
             *(self.score(*k) for k in product(asked.baselines, inductive, seeds)),
             *(
                 self.cut(condition, size, subset, seed)
@@ -174,15 +174,10 @@ class StudyPlan:
             before = given_job(path)
         views = {name: row[name] for name in VIEWS if name in row}
         changes = {key: value for key, value in row.items() if key not in ("encoder", *views)}
-        base = RunSettings(
-            data=self.asked.data,
-            init=name,
-            seed=seed,
-            model=ModelSettings(inference="gaussian"),
-        )
+        model = ModelSettings(inference="gaussian")
+        base = RunSettings(data=self.asked.data, init=name, seed=seed, model=model)
         settings = with_changes(base, changes)
-        job = learn_job(settings, self._checksum, before, self._options, **views)
-        return Model(job, settings)
+        return Model(learn_job(settings, self._checksum, before, self._options, **views), settings)
 
     def _trained(self, row: Mapping[str, Any], seed: int) -> Model:
         base = settings_from_files(*preset_paths(self.asked.base or ""))
@@ -242,7 +237,7 @@ class StudyPlan:
             "baselines": {name: _score(cell) for name, cell in baselines.items()},
             "differences": {
                 label: self._difference(reference, (rows | baselines)[label], class_ids)
-                for label in (*asked.compared, *baselines)
+                for label in (*asked.others, *baselines)
             },
             "pairs": [
                 {"row": one, "minus": other, **self._difference(rows[one], rows[other], class_ids)}
@@ -308,22 +303,20 @@ class StudyPlan:
     def _gains(
         self, values: Tensor, class_ids: Tensor, condition: Condition, store: JobStore
     ) -> Found | None:
-        """Set what each class gains beside its mean nearness to the memory, nearest first.
+        """Return the gain of each class and its mean nearness to the memory, nearest first.
 
         ``values`` and ``class_ids`` are by episode and class ``[E, N]``.
         """
-        seeds = self.asked.seeds
-        found = [store.outcome(self.nearness(condition, seed)) for seed in seeds]
+        found = [store.outcome(self.nearness(condition, seed)) for seed in self.asked.seeds]
         if not all(found):
             return None
         classes, member = class_ids.flatten().unique(return_inverse=True)
         gain = torch.bincount(member, values.flatten()) / torch.bincount(member)
         near = [sum(one[str(c)] for one in found) / len(found) for c in classes.tolist()]
+        names = [self._dataset.class_names[class_id] for class_id in classes.tolist()]
         listed = [
-            {"class": self._dataset.class_names[class_id], "nearness": nearness, "gain": of_class}
-            for class_id, nearness, of_class in zip(
-                classes.tolist(), near, gain.tolist(), strict=True
-            )
+            {"class": name, "nearness": nearness, "gain": of_class}
+            for name, nearness, of_class in zip(names, near, gain.tolist(), strict=True)
         ]
         return {
             "spearman": number(spearman(torch.tensor(near, dtype=torch.float64), gain)),

@@ -21,7 +21,7 @@ from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.evaluation.rejection import SHOTS
 from vsm.evaluation.statistics import auroc, estimate, reliability
 from vsm.evaluation.temperature import scale_by_temperature
-from vsm.memory import SampledPosterior, SupportSet
+from vsm.memory import Posterior, SampledPosterior, SupportSet
 from vsm.nn.prototype_classifier import predictive
 from vsm.runs.directory import RunDirectory
 from vsm.runs.measurement import ModelOnData
@@ -48,10 +48,7 @@ AT_ONCE = 10  # episodes
 def measure_uncertainty(subject: ModelOnData, protocol: EpisodeProtocol, way: int) -> Found:
     """Measure one model on one split, for every number K of examples, and paired between them.
 
-    Args:
-        subject: the model and its data.
-        protocol: episodes of the classes that are fitted, and after them of OOD classes.
-        way: how many of the classes are fitted.
+    The first ``way`` classes of an episode are fitted, the others are OOD.
     """
     is_validation = protocol.split == "validation"
     about = detection if is_validation else certainty
@@ -97,13 +94,10 @@ def detection(
         queries: features of the N classes and of OOD classes ``[T, N + O, Q, D]``.
         random: draws of the prototypes.
     """
-    model, memory = trained.model, trained.state
-    support, queries = (model.project(part, memory) for part in (support, queries))
-    rows, posterior = queries.flatten(1, 2), model.infer(SupportSet.of(support), memory, random)
-    slots = None if memory is None else memory.rejection_slots
-    by_distance = SampledPosterior(posterior.prototypes, model.classifier)
+    posterior, rows, rejection = _infer(trained, support, queries, random)
+    by_distance = SampledPosterior(posterior.prototypes, trained.model.classifier)
     scores = {
-        CHOSEN: posterior.rejection_scores(rows, slots).amin(-1),
+        CHOSEN: rejection,
         DISTANCE: by_distance.rejection_scores(rows, None).amin(-1),
         PROBABILITY: -predictive(posterior.log_probabilities(rows)).exp().amax(-1),
     }
@@ -111,20 +105,27 @@ def detection(
     return {name: auroc(score[:, :known], score[:, known:]) for name, score in scores.items()}
 
 
+def _infer(
+    trained: TrainedModel, support: Tensor, queries: Tensor, random: Randomness
+) -> tuple[Posterior, Tensor, Tensor]:
+    """Return the posterior, projected queries ``[T, B, D]`` and their rejection scores."""
+    model, memory = trained.model, trained.state
+    support, queries = (model.project(part, memory) for part in (support, queries))
+    rows, posterior = queries.flatten(1, 2), model.infer(SupportSet.of(support), memory, random)
+    slots = None if memory is None else memory.rejection_slots
+    return posterior, rows, posterior.rejection_scores(rows, slots).amin(-1)
+
+
 @torch.no_grad()
 def certainty(
     trained: TrainedModel, support: Tensor, queries: Tensor, random: Randomness
 ) -> dict[str, Tensor]:
-    """Return what is told of test classes, one number per episode ``[T]`` or query ``[T, N·Q]``.
+    """Return measures of test classes, one number per episode ``[T]`` or query ``[T, N·Q]``.
 
     The arguments are those of :func:`detection`.
     """
-    model, memory = trained.model, trained.state
     (way, shot), per_class = support.shape[1:3], queries.shape[2]
-    support, queries = (model.project(part, memory) for part in (support, queries))
-    rows, posterior = queries.flatten(1, 2), model.infer(SupportSet.of(support), memory, random)
-    slots = None if memory is None else memory.rejection_slots
-    scores = posterior.rejection_scores(rows, slots).amin(-1)
+    posterior, rows, scores = _infer(trained, support, queries, random)
     known, ood = scores[:, : way * per_class], scores[:, way * per_class :]
     found = {"auroc": auroc(known, ood)}
     for coverage in COVERAGES:
