@@ -106,7 +106,10 @@ def suggest(
     with torch.inference_mode():
         reader = memory.reader.to(features.device)
         rows = fitted.project(features)
-        explained = rows[sample_positions(len(rows), fitted.seed).to(rows.device)]
+        explained = rows
+        if len(rows) > MOST_EXPLAINED:
+            drawn = torch.randperm(len(rows), generator=generator(fitted.seed, "suggest"))
+            explained = rows[drawn[:MOST_EXPLAINED].sort().values.to(rows.device)]
         chosen = greedy_max_coverage(
             lambda places: one_shot_scores(reader, rows[places.to(rows.device)], explained).cpu(),
             fitted.posterior.scores(explained.unsqueeze(0))[0].amax(-1).cpu(),
@@ -131,13 +134,6 @@ def suggest(
         )
         for row, one in enumerate(chosen)
     ]
-
-
-def sample_positions(count: int, seed: int) -> Tensor:
-    """Return the positions of the images that a choice is judged by, rising."""
-    if count <= MOST_EXPLAINED:
-        return torch.arange(count)
-    return torch.randperm(count, generator=generator(seed, "suggest"))[:MOST_EXPLAINED].sort()[0]
 
 
 def one_shot_scores(reader: GaussianReader, candidates: Tensor, rows: Tensor) -> Tensor:

@@ -257,7 +257,7 @@ class Service:
         """The model works and the store answers."""
         if not self.worker.is_alive:
             raise Problem(503, "worker", "the model does not work; restart the server")
-        await self._in_thread(self.store.check)
+        await self._in_thread(self.store.encoder)
         return {"status": "ready"}
 
     @_route("GET", "/metrics", response_class=PlainTextResponse)

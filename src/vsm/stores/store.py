@@ -139,11 +139,6 @@ class Store:
         with self.database.single() as connection:
             return _encoder(connection)
 
-    def check(self) -> None:
-        """Raise unless the database answers."""
-        with self.database.reading() as connection:
-            connection.rows("SELECT version FROM vsm_memory")
-
     def close(self) -> None:
         """Close all connections."""
         self.database.close()
