@@ -152,7 +152,8 @@ class SqliteDatabase(Database):
     power cut loses what was committed.
     """
 
-    errors = (sqlite3.Error,)
+    # A damaged file may give messages that are not UTF-8, which sqlite3 does not decode.
+    errors = (sqlite3.Error, UnicodeDecodeError)
     advice = "may the file be written, and does no other program hold it?"
     placeholder = "?"
     begin_reading = "BEGIN"
@@ -170,7 +171,7 @@ class SqliteDatabase(Database):
         try:
             for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
                 raw.execute(f"PRAGMA {pragma}")
-        except sqlite3.Error:
+        except self.errors:
             raw.close()
             raise
         return raw
