@@ -140,29 +140,20 @@ def dashes_to_underscores(words: list[str]) -> list[str]:
 
 def shrink_trainings(patch: pytest.MonkeyPatch, pictures: str) -> None:
     """Let every training take seconds, from Python and from the command line."""
-    train, pretrain, evaluate = vsm.train, vsm.pretrain, vsm.evaluate
+    train, pretrain = vsm.train, vsm.pretrain
 
     def train_briefly(settings: RunSettings, *rest: Any, **named: Any) -> vsm.TrainedModel:
-        return train(smaller(settings, pictures), *rest, **named)
+        named["learn_memory"] = False
+        return train(smaller(settings, pictures), *rest[:5], **named)
 
     def pretrain_briefly(settings: PretrainSettings, *rest: Any, **named: Any) -> Any:
         few = FewShotValidationSettings(1, 4, 5, (1,), 2)
         small = replace(settings, data=pictures, channels=4, epochs=1, validation=few)
         return pretrain(replace(small, batch_size=32), *rest, **named)
 
-    def evaluate_briefly(
-        model: Any, memory: Any, episodes: Any, _: int, **named: Any
-    ) -> vsm.Evaluation:
-        return evaluate(model, memory, episodes, 4, **named)
-
     patch.setattr("vsm.training.train", train_briefly)
-    patch.setattr("vsm.training.learn_after_training", lambda *_: None)
     patch.setattr("vsm.pretraining.loop.pretrain", pretrain_briefly)
-    for name, brief in [
-        ("train", train_briefly),
-        ("pretrain", pretrain_briefly),
-        ("evaluate", evaluate_briefly),
-    ]:
+    for name, brief in [("train", train_briefly), ("pretrain", pretrain_briefly)]:
         patch.setattr(vsm, name, brief, raising=False)
 
 

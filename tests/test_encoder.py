@@ -20,6 +20,7 @@ from vsm.encoders import Conv4, Encoder, encoder
 from vsm.model import FewShotModel
 from vsm.runs.configuration import settings_to_yaml
 from vsm.settings import ModelSettings, RunSettings, SamplingSettings
+from vsm.system.tensor_files import fingerprint
 from vsm_lab.shipping import Shipment, ship
 
 SETTINGS = replace(
@@ -64,7 +65,7 @@ class Counts:
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
     found = Counts()
-    forward, fingerprint = Conv4.forward, encoder.fingerprint
+    forward = Conv4.forward
 
     def counted(network: Conv4, images: Tensor, *rest: Any) -> Tensor:
         if not network.training:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vsm.classify import FewShotClassifier
     from vsm.data import Dataset, EpisodeSampler, FeatureDataset, ImageDataset, open_dataset
+    from vsm.encoders import Encoder
     from vsm.errors import VsmError
-    from vsm.evaluation.evaluator import Evaluation, evaluate
+    from vsm.evaluation.evaluator import Evaluation
     from vsm.export import export_onnx
     from vsm.memory import Memory
     from vsm.memory.named import NamedMemory
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Dataset": "vsm.data",
+    "Encoder": "vsm.encoders",
     "EpisodeSampler": "vsm.data",
     "Evaluation": "vsm.evaluation.evaluator",
     "FeatureDataset": "vsm.data",
@@ -39,7 +41,6 @@ _HOMES = {
     "RunSettings": "vsm.settings",
     "TrainedModel": "vsm.runs.trained_model",
     "VsmError": "vsm.errors",
-    "evaluate": "vsm.evaluation.evaluator",
     "export_onnx": "vsm.export",
     "load": "vsm.runs.loading",
     "load_backbone": "vsm.runs.checkpoints",
@@ -50,6 +51,7 @@ _HOMES = {
 
 __all__ = [
     "Dataset",
+    "Encoder",
     "EpisodeSampler",
     "Evaluation",
     "FeatureDataset",
@@ -62,7 +64,6 @@ __all__ = [
     "RunSettings",
     "TrainedModel",
     "VsmError",
-    "evaluate",
     "export_onnx",
     "load",
     "load_backbone",
