@@ -468,6 +468,7 @@ def test_what_was_remembered_never_lowers_accuracy_and_helps_with_fewer_examples
     assert np.mean(fresh) > np.mean(before) + 0.05
 
 
+@pytest.mark.usefixtures("all_glyphs")
 def test_a_shipped_model_never_does_worse_on_classes_that_it_remembers() -> None:
     glyphs = open_images("glyphs")
     learner, control = (FewShotClassifier.from_pretrained("glyphs-5w1s") for _ in range(2))

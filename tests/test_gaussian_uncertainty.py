@@ -33,7 +33,7 @@ def prototypes_of(means: Tensor, variances: Tensor) -> GaussianPosterior:
 def posterior_of(gaussian: DiagonalGaussian) -> GaussianPosterior:
     mean, width = gaussian.mean, gaussian.mean.shape[-1]
     none, slots = torch.zeros(width), torch.zeros(0, width)
-    reader = GaussianReader(none, torch.eye(width), none, none + 1, slots, none[:0], 0.0, 1.0, {})
+    reader = GaussianReader(torch.eye(width), none, none + 1, slots, none[:0], 0.0, 1.0, {})
     return GaussianPosterior(gaussian, mean, torch.zeros(*mean.shape[:2], 0), mean, reader)
 
 

@@ -9,7 +9,7 @@ diagonal make all of it per-feature; docs/design/gaussian-memory.md derives it.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,9 +58,8 @@ class GaussianReader(NamedTuple):
     """Class statistics, ready to be read: y = A(h − g) has A W Aᵀ = I and A B Aᵀ = diag(e).
 
     Attributes:
-        grand_mean: g, the weighted mean of the class means ``[D]``.
         rotation: A ``[D, D]``; its rows are sorted by falling e.
-        offset: −A·g ``[D]``.
+        offset: −A·g ``[D]``, with g the weighted mean of the class means.
         ratios: e ``[D]``, the variance between classes in that within them, by direction.
         slots: class means in these coordinates ``[A, D]``.
         cosine_scales: factors on inner products with slots of length one ``[A]``: the addressing
@@ -70,7 +69,6 @@ class GaussianReader(NamedTuple):
         constants: cache, by number of examples.
     """
 
-    grand_mean: Tensor
     rotation: Tensor
     offset: Tensor
     ratios: Tensor
@@ -84,7 +82,11 @@ class GaussianReader(NamedTuple):
         """Move to ``device``."""
         if self.slots.device == device:
             return self
-        moved = {name: value.to(device) for name, value in self._asdict().items() if name in MOVED}
+        moved: dict[str, Any] = {
+            name: value.to(device)
+            for name, value in self._asdict().items()
+            if isinstance(value, Tensor)
+        }
         return self._replace(**moved, constants={})
 
     def project(self, features: Tensor) -> Tensor:
@@ -138,9 +140,6 @@ class GaussianReader(NamedTuple):
     def marginal_squares(self, queries: Tensor) -> Tensor:
         """Squared Mahalanobis distances of ``queries [..., D]`` to a class never met."""
         return (queries.square() / (1 + self.ratios)).sum(-1)
-
-
-MOVED = ("grand_mean", "rotation", "offset", "ratios", "slots", "cosine_scales")
 
 
 class Decomposition(NamedTuple):
@@ -210,7 +209,6 @@ class Decomposition(NamedTuple):
         # Stored by column: few classes address and recall many slots faster than by row.
         slots = (self.slots / scale).float().mT.contiguous().mT
         return GaussianReader(
-            self.grand_mean.float(),
             (self.rotation / scale).float(),
             (self.rotation @ self.grand_mean / -scale).float(),
             ratios.float(),
