@@ -272,7 +272,7 @@ def test_what_is_missing_or_something_else_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"x\.safetensors: cannot be read as safetensors"):
         features.read(tmp_path / "x.safetensors")
     safetensors.torch.save_file({"features": torch.rand(3, 2)}, tmp_path / "y.safetensors")
-    with pytest.raises(DataError, match=r"holds no labels; add labels\.npy or such a tensor"):
+    with pytest.raises(DataError, match=r"holds no labels; add labels\.npy or a tensor"):
         features.read(tmp_path / "y.safetensors")
     features.write(tmp_path / "z.safetensors", values, labels, splits={"0": "train"})
     with pytest.raises(DataError, match=r"z\.safetensors/splits: class '1' has no split"):

@@ -113,7 +113,7 @@ def test_flipped_bits_of_a_model_change_no_answer(model: Path) -> None:
                 assert found.calibration == expected.calibration
                 assert found.preprocessing == expected.preprocessing
         (model / name).write_bytes(content)
-    assert load(model).encoder == expected.encoder
+    assert load(model).encoder.identity == expected.encoder.identity
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
@@ -143,7 +143,7 @@ def test_files_without_a_digest_are_read_as_before(model: Path) -> None:
         metadata.pop("digest")
         write_raw(model / name, tensors, metadata)
     found = load(model)
-    assert found.encoder == expected.encoder
+    assert found.encoder.identity == expected.encoder.identity
     assert found.memory is not None
     assert expected.memory is not None
     assert found.memory.names == expected.memory.names

@@ -194,7 +194,7 @@ class ImageDataset(Dataset):
     def augment(
         self, pixels: Tensor, random: Randomness, colors: bool = True, affine: float = 0.0
     ) -> Tensor:
-        """Vary training images ``[..., C, H, W]`` as asked and as they usually are; keep layout."""
+        """Vary training images ``[..., C, H, W]``; their memory layout is kept."""
         augmentation = replace(self.augmentation, affine=affine or self.augmentation.affine)
         if not colors:
             augmentation = replace(augmentation, brightness=0.0, contrast=0.0, saturation=0.0)

@@ -59,7 +59,7 @@ def read(path: Path) -> FeatureDataset:
         )
     for part in ("features", "labels"):
         if part not in arrays:
-            raise DataError(f"features: {path} holds no {part}; add {part}.npy or such a tensor")
+            raise DataError(f"features: {path} holds no {part}; add {part}.npy or a tensor")
     if "splits" in arrays:
         raise DataError(f"{path / 'splits'}: an array; store a JSON object, class name to split")
     features = _check_features(arrays["features"], path / "features")

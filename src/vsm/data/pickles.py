@@ -9,7 +9,6 @@ old and new module paths are understood.
 
 import pickle
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any, ClassVar
@@ -20,12 +19,6 @@ from vsm.errors import DataError
 
 PLAIN_TYPE = re.compile(r"[biufcSU]\d+")  # booleans, numbers and strings
 
-# What the interpreter's unpickler raises for a damaged stream.
-MALFORMED = (
-    *(pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError),
-    *(OverflowError, MemoryError, RecursionError, struct.error),
-)
-
 
 def load(file: IO[bytes], name: str) -> Any:
     """Read one pickle from ``file``; ``name`` is for messages.
@@ -34,7 +27,9 @@ def load(file: IO[bytes], name: str) -> Any:
     """
     try:
         return _built(_PlainUnpickler(file, name).load())
-    except MALFORMED as error:
+    except DataError:
+        raise
+    except Exception as error:  # the unpickler raises almost anything for a damaged stream
         raise DataError(f"{name}: damaged pickle ({error}); fetch or copy it again") from error
 
 
@@ -138,7 +133,7 @@ class _PlainUnpickler(pickle._Unpickler):
         """Handle BUILD for placeholders only: nothing in the table can be changed."""
         state = self.stack.pop()
         if not isinstance(self.stack[-1], _Array | _ElementType):
-            raise pickle.UnpicklingError("a state for something that is no array")
+            raise pickle.UnpicklingError("a state for something other than an array")
         self.stack[-1].state = state
 
     dispatch: ClassVar[dict[int, Any]] = pickle._Unpickler.dispatch | {pickle.BUILD[0]: _set_state}

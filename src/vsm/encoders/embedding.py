@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vsm.data import Dataset, FeatureDataset, ImageDataset, Split, folder, open_dataset
 from vsm.data.catalog import FEATURES_PREFIX, FOLDER_PREFIX
-from vsm.data.dataset import SPLITS
+from vsm.data.dataset import SPLITS, class_index
 from vsm.data.images import decode_all, read_file
 from vsm.data.preprocessing import Preprocessing
 from vsm.data.store import data_root
@@ -300,18 +300,11 @@ def _encoded_folder(
 ) -> FeatureDataset:
     path = Path(data.removeprefix(FOLDER_PREFIX)).expanduser()
     lists, files = folder.list_classes(path, merge_splits)
-    ids = {name: position for position, name in enumerate(files)}
     images = [file for found in files.values() for file in found]
     progress.start("embed", len(images) // processes.count)
     return FeatureDataset(
         name=f"folder:{path.resolve().name}",
-        class_names=tuple(files),
-        class_starts=np.cumsum([0, *map(len, files.values())], dtype=np.int64),
-        splits={
-            split: np.asarray([ids[name] for name in found], np.int64)
-            for split, found in lists.items()
-            if found
-        },
         origin=f"{path.resolve()}: {len(images):,} images of {len(files):,} classes",
         features=encode_files(encoder, images, progress, processes),
+        **class_index({name: len(found) for name, found in files.items()}, lists),
     )
