@@ -24,11 +24,13 @@ from vsm.settings import (
     METHODS,
     DistillationSettings,
     FewShotValidationSettings,
+    MannSettings,
     MemorySettings,
     Method,
     ObjectiveSettings,
     PretrainSettings,
     RunSettings,
+    ValidationSettings,
 )
 from vsm.system.devices import (
     ON_CPU,
@@ -89,6 +91,9 @@ def test_a_run_elsewhere_is_the_run_of_the_cpu(
     settings = replace(
         tiny_settings, method=method, memory=MemorySettings(capacity=5, top_k=3), steps=3
     )
+    if method == "mann":
+        mann = MannSettings(slots=16, width=8, controller_units=16)
+        settings = replace(settings, mann=mann, tasks=1, validation=ValidationSettings(3, 1))
     train_run(settings, tmp_path / "here", placement=ON_CPU)
     with pretended_device():
         train_run(settings, tmp_path / "there", placement=ELSEWHERE)

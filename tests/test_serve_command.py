@@ -83,25 +83,30 @@ def test_simple_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> No
     token = tmp_path / "token"
     token.write_text("short")
     script = (
-        "import sys; from vsm.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+        "import json, sys; from vsm.cli import main\n"
+        "for words in json.loads(sys.argv[1]): main(['serve', *words])\n"
+        "print('torch' in sys.modules)"
     )
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        for words, named in (
+        mistakes = (
             (["--host", "0.0.0.0"], "host: everyone"),
             (["--token-file", str(token)], "token_file: "),
             (["--port", "70000"], "port: expected"),
             (["--port", str(taken.getsockname()[1])], "already in use"),
             (["--model", "nothing"], "no model of that name"),
             (["--model", str(tmp_path / "a" / "b")], "is not a run directory"),
-        ):
-            done = subprocess.run(
-                [sys.executable, "-c", script, "serve", *words],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert named in done.stderr
-            assert done.stdout == "False\n", words
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script, json.dumps([words for words, _ in mistakes])],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    told = done.stderr.splitlines()
+    assert len(told) == len(mistakes), told
+    for line, (_, named) in zip(told, mistakes, strict=True):
+        assert named in line
+    assert done.stdout == "False\n"
 
 
 def test_answers_are_sent_at_once() -> None:

@@ -22,7 +22,14 @@ from vsm.runs.directory import RunDirectory
 from vsm.runs.loading import Checkpoint, load
 from vsm.runs.trained_model import save_best
 from vsm.seeding import generator
-from vsm.settings import METHODS, MemorySettings, Method, OptimizerSettings, RunSettings
+from vsm.settings import (
+    METHODS,
+    MannSettings,
+    MemorySettings,
+    Method,
+    OptimizerSettings,
+    RunSettings,
+)
 from vsm.system.interruption import Interrupted
 from vsm.system.tensor_files import load_tensors, save_tensors
 from vsm.training import (
@@ -63,17 +70,21 @@ def test_a_run_leaves_a_directory_that_loads(
 
 
 @pytest.mark.parametrize("method", ["protonet", "vsm", "rote", "mann", "kanerva"])
-@pytest.mark.parametrize("stop_at", [1, 3, 4])
 def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
-    method: Method, stop_at: int, tiny_settings: RunSettings, tmp_path: Path
+    method: Method, tiny_settings: RunSettings, tmp_path: Path
 ) -> None:
-    settings = replace(tiny_settings, method=method, steps=12)
+    settings = replace(tiny_settings, method=method, steps=8)
+    if method == "mann":
+        settings = replace(settings, mann=MannSettings(slots=16, width=8, controller_units=16))
     train_run(settings, tmp_path / "whole")
-    with pytest.raises(Interrupted, match=f"stopped and saved at step {stop_at} of 12") as stopped:
-        train_run(settings, tmp_path / "parts", progress=signal_at(stop_at))
-    assert stopped.value.exit_code == 130
-    train_run(settings, tmp_path / "parts", resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "parts", *FILES)
+    for stop_at in (1, 3, 4):
+        parts = tmp_path / f"stopped-at-{stop_at}"
+        told = f"stopped and saved at step {stop_at} of 8"
+        with pytest.raises(Interrupted, match=told) as stopped:
+            train_run(settings, parts, progress=signal_at(stop_at))
+        assert stopped.value.exit_code == 130
+        train_run(settings, parts, resume=True)
+        assert_same_run(tmp_path / "whole", parts, *FILES)
 
 
 def test_a_refreshed_memory_holds_features_as_they_are_at_test(
