@@ -2,6 +2,7 @@
 
 import copy
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -12,9 +13,8 @@ import torch
 from torch import Tensor
 
 from vsm.classify.explanation import Explanation, Recalled
-from vsm.classify.fitted import Examples, FittedClasses
-from vsm.classify.inputs import Labels, as_labels, not_fitted
-from vsm.classify.saving import Saved, read_classifier, write_classifier
+from vsm.classify.fitted import Examples, FittedClasses, Labels, as_labels
+from vsm.classify.saving import read_classifier, write_classifier
 from vsm.classify.suggestion import Suggestion, suggest
 from vsm.data.preprocessing import as_features
 from vsm.encoders import Encoder
@@ -97,13 +97,9 @@ class FewShotClassifier:
         return cls(trained, temperature=temperature, seed=seed)
 
     @classmethod
-    def from_examples(
-        cls, trained: TrainedModel, examples: Examples, recalled: NamedMemory | None
-    ) -> Self:
-        """Fit to embedded examples, which recall a memory that may differ from the model's."""
-        classifier = cls(trained)
-        classifier._fit(trained, recalled, examples)
-        return classifier
+    def from_fitted(cls, fitted: FittedClasses) -> Self:
+        """Return a classifier of these classes; later fits recall the memory of their model."""
+        return cls(fitted.trained, seed=fitted.seed)._set_fitted(fitted)
 
     def learn_memory(
         self,
@@ -146,8 +142,8 @@ class FewShotClassifier:
             y: a label for each, all strings or all integers.
         """
         trained = self.encoder or _means_of_features(images)
-        self._fit(trained, self.memory, _add_examples(Examples(), trained, images, y))
-        return self
+        examples = _add_examples(Examples(), trained, images, y)
+        return self._set_fitted(FittedClasses(trained, self.memory, examples, self.seed))
 
     def partial_fit(self, images: Any, y: Labels, classes: Labels | None = None) -> Self:
         """Add examples, of the fitted classes or of new ones.
@@ -157,10 +153,9 @@ class FewShotClassifier:
         del classes
         if self._fitted is None:
             return self.fit(images, y)
-        trained = self._fitted.trained
-        examples = _add_examples(self._fitted.examples, trained, images, y)
-        self._fit(trained, self._fitted.recalled, examples)
-        return self
+        fitted = self._fitted
+        examples = _add_examples(fitted.examples, fitted.trained, images, y)
+        return self._set_fitted(replace(fitted, examples=examples, seed=self.seed))
 
     def embed(self, images: Any, progress: Progress = NULL_PROGRESS) -> Embedded:
         """Embed images once, for several of the methods below."""
@@ -271,9 +266,9 @@ class FewShotClassifier:
     def save(self, path: str | Path) -> None:
         """Write encoder, memory and examples as one safetensors file, atomically."""
         fitted = self._require_fitted()
-        trained, has_encoder = replace(fitted.trained, memory=self.memory), self.encoder is not None
-        parts = (fitted.recalled, fitted.examples, self.temperature, self.seed)
-        write_classifier(Path(path), Saved(trained, has_encoder, *parts))
+        trained = replace(fitted.trained, memory=self.memory)
+        fitted = replace(fitted, trained=trained, seed=self.seed)
+        write_classifier(Path(path), (fitted, self.encoder is not None, self.temperature))
 
     @classmethod
     def load(cls, path: str | Path, *, backbone: str | None = None, device: str = "cpu") -> Self:
@@ -281,11 +276,10 @@ class FewShotClassifier:
 
         ``backbone`` and ``device`` are those of :meth:`from_pretrained`.
         """
-        saved = read_classifier(Path(path), backbone, choose_placement(device, "float32"))
-        encoder = saved.trained if saved.has_encoder else None
-        loaded = cls(encoder, temperature=saved.temperature, seed=saved.seed)
-        loaded._fit(saved.trained, saved.recalled, saved.examples)
-        return loaded
+        placement = choose_placement(device, "float32")
+        fitted, has_encoder, temperature = read_classifier(Path(path), backbone, placement)
+        encoder = fitted.trained if has_encoder else None
+        return cls(encoder, temperature=temperature, seed=fitted.seed)._set_fitted(fitted)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002 - scikit-learn's
         """Return the constructor's arguments, as scikit-learn's estimators do."""
@@ -333,14 +327,17 @@ class FewShotClassifier:
         return self.encoder is None or self.encoder.preprocessing is None
 
     def _require_fitted(self) -> FittedClasses:
-        if self._fitted is None:
-            raise not_fitted()
-        return self._fitted
+        if self._fitted is not None:
+            return self._fitted
+        bases: tuple[type, ...] = (ClassifierError,)
+        if "sklearn.exceptions" in sys.modules:  # for callers that catch scikit-learn's error
+            bases += (sys.modules["sklearn.exceptions"].NotFittedError,)
+        error = type("NotFittedError", bases, {})
+        raise error("this classifier knows no classes yet; call fit first")
 
-    def _fit(self, trained: TrainedModel, memory: NamedMemory | None, examples: Examples) -> None:
-        """Replace all classes."""
-        self._fitted = FittedClasses(trained, memory, examples, self.seed)
-        self.classes_ = np.asarray(examples.labels)
+    def _set_fitted(self, fitted: FittedClasses) -> Self:
+        self._fitted, self.classes_ = fitted, np.asarray(fitted.examples.labels)
+        return self
 
     def _temperature(self, fitted: FittedClasses) -> float:
         """Return the temperature given, or that of the model for so many examples."""

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,6 +27,33 @@ from vsm.seeding import generator
 DIRECTIONS_SHOWN = 3
 NO_FEATURES = torch.empty(0, 0)
 SAME_EVIDENCE = 1e-4  # relative difference below which a slot is the mean of the very examples
+
+
+Labels = Sequence[Any] | npt.NDArray[Any] | Tensor
+
+
+def as_labels(labels: Labels, count: int) -> npt.NDArray[Any]:
+    """Return ``count`` labels as an array of strings or of integers; 2.0 is the integer 2.
+
+    Errors use the words of scikit-learn's own.
+    """
+    if labels is None:
+        raise ClassifierError("labels: requires y to be passed, but the target y is None")
+    given = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels, dtype=object)
+    if given.shape != (count,):
+        raise ClassifierError(
+            f"labels: expected one for each of {count} examples, got {list(given.shape)}"
+        )
+    values = [one.item() if isinstance(one, np.generic) else one for one in given]
+    if all(isinstance(one, str) for one in values):
+        return np.asarray(values, np.str_)
+    if all(type(one) is int or (type(one) is float and one.is_integer()) for one in values):
+        return np.asarray(values).astype(np.int64)
+    kind = "continuous" if all(type(one) is float for one in values) else "a mixture"
+    raise ClassifierError(
+        f"labels: Unknown label type: {kind}, like {values[0]!r}; expected all strings or all "
+        "integers"
+    )
 
 
 @dataclass(frozen=True)

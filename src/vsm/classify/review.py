@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.classify.inputs import Labels, as_labels
+from vsm.classify.fitted import Labels, as_labels
 from vsm.errors import ClassifierError
 from vsm.memory import GaussianReader, Posterior, SupportSet
 from vsm.runs.trained_model import TrainedModel

@@ -3,19 +3,17 @@
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vsm.classify.fitted import Examples
+from vsm.classify.fitted import Examples, FittedClasses
 from vsm.errors import RunError, VsmError
 from vsm.evaluation.calibration import Calibration
 from vsm.memory.codec import decode_memory
-from vsm.memory.named import NamedMemory
 from vsm.runs.configuration import check_settings
 from vsm.runs.loading import restored_model, trusted_settings
-from vsm.runs.trained_model import TrainedModel
 from vsm.settings import RunSettings
 from vsm.system.devices import Placement
 from vsm.system.documents import shortened
@@ -25,29 +23,15 @@ KIND, FORMAT = "classifier", 3
 MODEL_KEYS = ("step", "input_shape", "preprocessing", "encoder")
 
 
-class Saved(NamedTuple):
-    """The parts of a classifier.
-
-    Attributes:
-        trained: the model; its memory is what later fits recall.
-        has_encoder: whether it is the classifier's encoder, or was made from the features given.
-        recalled: the memory that the fitted classes recall.
-        examples: of every class.
-        temperature: as given; None for the model's own.
-        seed: of what is drawn.
-    """
-
-    trained: TrainedModel
-    has_encoder: bool
-    recalled: NamedMemory | None
-    examples: Examples
-    temperature: float | None
-    seed: int
+Saved = tuple[FittedClasses, bool, float | None]
+"""The fitted classes, whose model has the memory that later fits recall; whether that model is the
+classifier's encoder, or was made from the features given; and the temperature."""
 
 
 def write_classifier(path: Path, saved: Saved) -> None:
     """Write the file atomically."""
-    trained, examples = saved.trained, saved.examples
+    fitted, has_encoder, temperature = saved
+    trained, examples = fitted.trained, fitted.examples
     tensors = {f"model.{name}": value for name, value in trained.model.state_dict().items()}
     tensors |= {
         "support.features": examples.features,
@@ -55,7 +39,7 @@ def write_classifier(path: Path, saved: Saved) -> None:
         "support.remembered": torch.tensor(examples.remembered),
     }
     memories = {}
-    for part, memory in (("memory", trained.memory), ("recalled", saved.recalled)):
+    for part, memory in (("memory", trained.memory), ("recalled", fitted.recalled)):
         if memory is not None:
             tensors |= {f"{part}.{name}": v for name, v in memory.memory.tensors().items()}
             memories[part] = memory.metadata()
@@ -66,10 +50,10 @@ def write_classifier(path: Path, saved: Saved) -> None:
         "settings": asdict(trained.settings),
         **{key: trained.metadata()[key] for key in MODEL_KEYS},
         **trained.calibration.as_dict(),
-        "has_encoder": saved.has_encoder,
+        "has_encoder": has_encoder,
         "labels": list(examples.labels),
-        "seed": saved.seed,
-        "temperature": saved.temperature,
+        "seed": fitted.seed,
+        "temperature": temperature,
         "memories": memories,
     }
     save_tensors(path, tensors, metadata)
@@ -125,8 +109,8 @@ def _restore(
         raise ValueError(f"expected a temperature above 0, got {temperature}")
     if type(metadata["has_encoder"]) is not bool or type(seed) is not int:
         raise TypeError("expected a truth value as has_encoder and a number as seed")
-    recalled = memories.get("recalled")
-    return Saved(trained, metadata["has_encoder"], recalled, examples, temperature, seed)
+    fitted = FittedClasses(trained, memories.get("recalled"), examples, seed)
+    return fitted, metadata["has_encoder"], temperature
 
 
 def _check_examples(examples: Examples, width: int) -> None:

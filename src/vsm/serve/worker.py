@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vsm.classify import FewShotClassifier, Recalled
 from vsm.classify.classifier import NONE_OF_THESE, Embedded
-from vsm.classify.fitted import Examples
+from vsm.classify.fitted import Examples, FittedClasses
 from vsm.errors import ClassifierError, NotStoredError, VsmError
 from vsm.runs.trained_model import TrainedModel
 from vsm.serve.limits import Limits
@@ -287,9 +287,8 @@ class Worker:
         recalled = trained.memory
         if recalled is not None and (own := recalled.added.intersection(remembered)):
             recalled = recalled.forget(sorted(own))
-        classifier = FewShotClassifier.from_examples(
-            trained, replace(examples, remembered=counts), recalled
-        )
+        examples = replace(examples, remembered=counts)
+        classifier = FewShotClassifier.from_fitted(FittedClasses(trained, recalled, examples))
         self.fits += 1
         return FittedTask(versions, classifier, support, classifier.recalled(MAX_RECALLED))
 
