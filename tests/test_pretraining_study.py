@@ -88,19 +88,9 @@ def test_every_row_is_pretrained_once_and_listed_with_its_validation_and_time(
     teacher = PretrainingDirectory(again).settings().distillation.teacher
     assert teacher is not None
     assert plan.job("plain", 3).key in teacher
-    text = study.read_text(encoding="utf-8")
-    study.write_text(text.replace("unsmoothed", "hard").replace("[0, 3]", "[3]"), encoding="utf-8")
-    elsewhere = [*words[:3], str(study.parent / "elsewhere"), "--json"]
-    assert main(elsewhere) == 0
+    assert main(words) == 0
     [done] = json.loads(capsys.readouterr().out)["studies"]
-    assert done["measured"] == 1, "what the result file has of the same settings is not done again"
-    results = json.loads(Path(done["results"]).read_text(encoding="utf-8"))
-    kept = [one for one in results["pretrainings"] if one["row"] != "hard"]
-    assert kept == [one for one in found if one["seed"] == 3 and one["row"] != "unsmoothed"]
-    for damaged in ("{", '{"study": {}, "pretrainings": [{"row": "plain"}]}'):
-        Path(done["results"]).write_text(damaged, encoding="utf-8")
-        assert len(PretrainingPlan(read_study(study)).jobs) == 3, "all is to do again"
-    study.write_text(text, encoding="utf-8")
+    assert (done["measured"], done["kept"]) == (0, len(found)), "what is done is not done again"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,4 @@
-"""Studies of pre-trainings: what each ingredient is worth on validation classes, and its time.
-
-Rows that the result file has of the same settings are not trained again, so a study can be
-continued on another machine.
-"""
+"""Studies of pre-trainings: what each ingredient is worth on validation classes, and its time."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -10,7 +6,7 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from vsm.errors import RunError, SettingsError
+from vsm.errors import SettingsError
 from vsm.settings import PretrainSettings, own_code
 from vsm_lab.document import Block, Table, Text
 from vsm_lab.jobs import Job, in_order, pretrain_job, with_changes
@@ -20,42 +16,15 @@ from vsm_lab.study.definition import Found, PretrainingStudySettings, Study
 
 
 class PretrainingPlan:
-    """The jobs of a study of pre-trainings. Making a plan computes and writes nothing.
-
-    Args:
-        study: what to measure.
-        backbones: code of the user's own that may be imported, as ``module:attribute``.
-        options: of the jobs: device and precision.
-    """
+    """The jobs of a study of pre-trainings; takes what :class:`.runs.StudyPlan` takes."""
 
     def __init__(self, study: Study, backbones: Sequence[str] = (), **options: Any) -> None:
         assert isinstance(study.settings, PretrainingStudySettings)
         self.study, self.asked, self._backbones = study, study.settings, backbones
         self._options = options
         self._checksum = data_checksum(self.asked.data, {})
-        self._known = self._measured_before()
-        self.jobs = in_order(
-            self.job(*key)
-            for key in product(self.asked.rows, self.asked.seeds)
-            if key not in self._known
-        )
-
-    def _measured_before(self) -> dict[tuple[str, int], Found]:
-        """Return what the result file has of the same pre-trainings, wherever they were made.
-
-        A damaged one has nothing: it is written anew.
-        """
-        keys = set(product(self.asked.rows, self.asked.seeds))
-        try:
-            found = self.study.read_results()["pretrainings"]
-            known = {(one["row"], one["seed"]): one for one in found}
-        except (RunError, LookupError, TypeError):  # there is none, or it is damaged
-            return {}
-        return {
-            key: one
-            for key, one in known.items()
-            if key in keys and one.get("key") == self.job(*key).key
-        }
+        self._cells = list(product(self.asked.rows, self.asked.seeds))
+        self.jobs = in_order(self.job(*cell) for cell in self._cells)
 
     def job(self, label: str, seed: int) -> Job:
         """Return the pre-training of a row; that of its teacher comes before it."""
@@ -72,20 +41,18 @@ class PretrainingPlan:
         return pretrain_job(settings, self._checksum, before, **self._options)
 
     def write_results(self, store: JobStore) -> Found:
-        """Sum up the finished jobs, and write the result file."""
-        keys = product(self.asked.rows, self.asked.seeds)
-        found = [self._known.get(key) or self._found(store, *key) for key in keys]
+        """Summarize the finished jobs, and write the result file."""
+        found = []
+        for label, seed in self._cells:
+            job = self.job(label, seed)
+            seconds = logged_seconds(store.run_folder(job))
+            record = {"row": label, "seed": seed, "key": job.key, "seconds": seconds}
+            found.append({**record, **store.outcome(job)})
         return self.study.write_results({"pretrainings": found})
-
-    def _found(self, store: JobStore, label: str, seed: int) -> Found:
-        job = self.job(label, seed)
-        seconds = logged_seconds(store.run_folder(job))
-        record = {"row": label, "seed": seed, "key": job.key, "seconds": seconds}
-        return {**record, **store.outcome(job)}
 
 
 def pretraining_blocks(results: Found) -> list[Block]:
-    """Return what the page says of one study: a table with a row for every pre-training."""
+    """Return the content of the page: a table with a row for every pre-training."""
     asked, rows = results["study"], results["pretrainings"]
     first = rows[0]["validation"]
     shots = list(first["shots"])
@@ -113,7 +80,7 @@ def pretraining_blocks(results: Found) -> list[Block]:
 
 
 def _cells(row: Found, control: Found, shot: str) -> list[str]:
-    """Return accuracy and how much more it is than that of the control, both in percent."""
+    """Return accuracy and its paired difference to the control, both in percent."""
     validation = row["validation"]
     accuracy = percent(validation["shots"][shot])
     if row is control:

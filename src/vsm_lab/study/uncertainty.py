@@ -212,7 +212,7 @@ class UncertaintyPlan:
 
 
 def uncertainty_blocks(results: Found) -> list[Block]:
-    """Return what the page says of one study: one table for all models each."""
+    """Return the content of the page: each table covers all models."""
     protocol = results["protocol"]
 
     def table(columns: Sequence[str], rows: Callable[[Found], list[list[str]]]) -> Table:
@@ -250,15 +250,12 @@ def uncertainty_blocks(results: Found) -> list[Block]:
 
 
 def _detection(found: Found) -> list[list[str]]:
-    validation = found["validation"]
-    return [
-        [
-            shot,
-            _percent(of[CHOSEN]),
-            *(_percent(validation["paired"][shot][o], "+") for o in SCORES[1:]),
-        ]
-        for shot, of in validation["shots"].items()
-    ]
+    rows = []
+    for shot, of in found["validation"]["shots"].items():
+        paired = found["validation"]["paired"][shot]
+        differences = [_percent(paired[other], "+") for other in SCORES[1:]]
+        rows.append([shot, _percent(of[CHOSEN]), *differences])
+    return rows
 
 
 def _rejection(found: Found) -> list[list[str]]:
@@ -267,15 +264,12 @@ def _rejection(found: Found) -> list[list[str]]:
 
 
 def _calibration(found: Found) -> list[list[str]]:
-    return [
-        [
-            shot,
-            _percent(of["accuracy"]),
-            *(_nats(of[name]) for name in ("nll", "nll calibrated")),
-            *(f"{100 * of[name]:.1f}" for name in ("ece", "ece calibrated")),
-        ]
-        for shot, of in found["test"]["shots"].items()
-    ]
+    rows = []
+    for shot, of in found["test"]["shots"].items():
+        nll = [_nats(of[name]) for name in ("nll", "nll calibrated")]
+        ece = [f"{100 * of[name]:.1f}" for name in ("ece", "ece calibrated")]
+        rows.append([shot, _percent(of["accuracy"]), *nll, *ece])
+    return rows
 
 
 def _parts(found: Found) -> list[list[str]]:
