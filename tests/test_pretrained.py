@@ -187,10 +187,13 @@ def test_pixels_of_another_scale_are_scaled() -> None:
     ("processor", "message"),
     [
         ({"size": {"height": 4, "width": 5}}, "only squares"),
-        ({"size": {"height": 10**6, "width": 10**6}}, "height and width of 1000000"),
-        ({"size": -3}, "height and width of -3"),
-        ({"size": 8, "image_mean": [0.5], "image_std": [0.5]}, "not 3 numbers"),
-        ({"size": 8, "image_mean": [0, 0, 0], "image_std": [1, 0, 1]}, "std of"),
+        (
+            {"size": {"height": 10**6, "width": 10**6}},
+            "expected 1 to 4096 pixels, got 1000000",
+        ),
+        ({"size": -3}, "expected 1 to 4096 pixels, got -3"),
+        ({"size": 8, "image_mean": [0.5], "image_std": [0.5]}, "expected 1 or 3 channels"),
+        ({"size": 8, "image_mean": [0, 0, 0], "image_std": [1, 0, 1]}, "standard dev"),
         ({"size": "large"}, "hf:"),
         (None, "no preprocessor_config.json"),
     ],
@@ -355,7 +358,7 @@ def test_an_encoder_that_vsm_exported_says_so_itself(tmp_path: Path) -> None:
     stated = {"kind": "vsm encoder", "input_shape": "[3, 8, 8]", "input_ink": "as it is"}
     graph(tmp_path / "a.onnx", metadata={**stated, "input_crop": "0.5"})
     wanted = pretrained_preprocessing(f"onnx:{tmp_path / 'a.onnx'}")
-    assert wanted == {"channels": 3, "side": 8, "ink": False, "crop": 0.5, **PLAIN}
+    assert wanted == Preprocessing(8, 3, crop=0.5, mean=PLAIN["mean"], std=PLAIN["std"])
 
 
 def test_what_is_no_encoder_of_onnx(tmp_path: Path) -> None:

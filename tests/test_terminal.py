@@ -187,23 +187,23 @@ def test_too_little_memory_is_one_line(
 
 def test_two_processes_do_not_write_one_run(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
-    with run.alone():
+    with run.locked():
         script = (
             "from pathlib import Path; from vsm.runs.directory import RunDirectory\n"
-            f"with RunDirectory(Path({str(run.path)!r})).alone(): pass"
+            f"with RunDirectory(Path({str(run.path)!r})).locked(): pass"
         )
         done = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, check=False
         )
         assert done.returncode == 1
         assert "another process is writing the run in" in done.stderr
-        with pytest.raises(RunError, match="another process is writing"), run.alone():
+        with pytest.raises(RunError, match="another process is writing"), run.locked():
             pass
         (run.path / "config.yaml").touch()
     assert [path.name for path in run.path.iterdir()] == ["config.yaml"]
-    with run.alone():
+    with run.locked():
         pass
-    with RunDirectory(tmp_path / "unused").alone():
+    with RunDirectory(tmp_path / "unused").locked():
         pass
     assert not (tmp_path / "unused").exists()
 

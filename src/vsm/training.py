@@ -76,7 +76,7 @@ def train(
     placement = placement or choose_placement()
     progress = progress if processes.is_first else NULL_PROGRESS
     run = RunDirectory(output)
-    with run.alone(processes.is_first):
+    with run.locked(processes.is_first):
         dataset = _train(settings, run, resume, progress, processes, placement)
         trained = None
         if processes.is_first:
@@ -105,7 +105,7 @@ def _train(
     _require_trainable(settings)
     tasks = processes.share(settings.tasks)
     dataset = open_dataset(settings.data)
-    training_samplers(settings, dataset)  # an error now if there are too few images
+    samplers = training_samplers(settings, dataset)
     model = FewShotModel(settings, dataset.input_shape).place(placement)
     model.encoder.preprocessing = Preprocessing.of(dataset)
     if settings.freeze_backbone:
@@ -119,7 +119,7 @@ def _train(
     if settings.freeze_backbone:
         assert isinstance(dataset, ImageDataset)
         inputs_of = encode_dataset(model.encoder, dataset, ("train", "validation"))
-    samplers = training_samplers(settings, inputs_of)
+        samplers = training_samplers(settings, inputs_of)
     progress.start(settings.method, settings.steps)
     progress.advance(state.step)
     with (

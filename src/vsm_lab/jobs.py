@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from vsm.errors import SettingsError
-from vsm.runs.configuration import AnySettings, ReadSettings
+from vsm.runs.configuration import AnyDataclass, AnySettings
 from vsm.settings import PretrainSettings, RunSettings, is_frozen_encoder
 
 VIEWS = ("mirror", "shift", "with_adapter")
@@ -216,7 +216,7 @@ def describe(settings: RunSettings) -> str:
     )
 
 
-def with_changes(settings: ReadSettings, changes: Changes, prefix: str = "") -> ReadSettings:
+def with_changes(settings: AnyDataclass, changes: Changes, prefix: str = "") -> AnyDataclass:
     """Return ``settings`` with the values that dotted names give, checked when all are in place.
 
     Raises:

@@ -81,7 +81,7 @@ def parse_run(
         _refuse_changes(settings, begun, parsed.output)
     submits = parsed.get("launcher", "none") != "none"  # then the job makes way itself
     if parsed.overwrite and is_first_process() and not submits and stored.exists():
-        with Directory(parsed.output).alone():
+        with Directory(parsed.output).locked():
             stored.unlink()
     return parsed, settings
 

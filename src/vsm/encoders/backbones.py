@@ -63,7 +63,7 @@ def frozen_preprocessing(name: str, network: nn.Module | None = None) -> Preproc
     :func:`build_backbone`.
     """
     if name not in VARIANTS:
-        return Preprocessing.from_dict(pretrained_preprocessing(name, network))
+        return pretrained_preprocessing(name, network)
     side = VARIANTS[name].side
     mean, std = (127 / 255,) * 3, (128 / 255,) * 3
     return Preprocessing(side, 3, crop=side / (side + CROP_PADDING), mean=mean, std=std)

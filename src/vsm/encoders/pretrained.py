@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vsm.data.preprocessing import Preprocessing
 from vsm.encoders.custom import current_folder_on_path, load_factory
 from vsm.errors import BackboneError
 
@@ -23,7 +24,6 @@ CONFIGURATION = "preprocessor_config.json"
 RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
 FEATURE_OUTPUTS = ("features", "image_embeds", "pooler_output", "last_hidden_state")
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-PIXELS = 1 << 12  # largest height and width that anyone may ask for
 
 
 def load_pretrained(name: str) -> nn.Module:
@@ -34,8 +34,8 @@ def load_pretrained(name: str) -> nn.Module:
         return load(source).eval()
 
 
-def pretrained_preprocessing(name: str, network: nn.Module | None = None) -> dict[str, Any]:
-    """Return how it wants images, as fields of :class:`vsm.data.preprocessing.Preprocessing`.
+def pretrained_preprocessing(name: str, network: nn.Module | None = None) -> Preprocessing:
+    """Return how an encoder wants images.
 
     ``network`` is what :func:`load_pretrained` returned, if it was called before.
     """
@@ -47,12 +47,10 @@ def pretrained_preprocessing(name: str, network: nn.Module | None = None) -> dic
             found = _timm_preprocessing(network or _timm_network(source))
         else:
             found = _onnx_preprocessing(source, network or _onnx_network(source))
-        wanted = {"channels": 3, "ink": False, **PLAIN, **found}
-    _check(name, wanted)
-    return wanted
+    return _checked(name, found)
 
 
-def own_preprocessing(name: str) -> dict[str, Any] | None:
+def own_preprocessing(name: str) -> Preprocessing | None:
     """Return what the user's own ``module:attribute`` says of images in ``preprocessing``."""
     with current_folder_on_path():
         stated = getattr(load_factory(name), "preprocessing", None)
@@ -64,9 +62,7 @@ def own_preprocessing(name: str) -> dict[str, Any] | None:
             f"encoder: {name}.preprocessing: expected a dictionary with side, and perhaps "
             f"{', '.join(sorted(fields - {'side'}))}, got {stated!r:.100}"
         )
-    wanted = {"channels": 3, "ink": False, **PLAIN, **stated}
-    _check(name, wanted)
-    return wanted
+    return _checked(name, stated)
 
 
 def network_digest(network: nn.Module) -> bytes:
@@ -100,22 +96,13 @@ def _needs(kind: str, packages: str, error: Exception) -> BackboneError:
     )
 
 
-def _check(name: str, wanted: Mapping[str, Any]) -> None:
-    channels, side, crop = wanted["channels"], wanted["side"], wanted.get("crop")
-    constants = [wanted[key] for key in ("mean", "std")]
-    problem = None
-    if type(side) is not int or not 1 <= side <= PIXELS:
-        problem = f"height and width of {side!r}"
-    elif any(len(values) != channels or not np.isfinite(values).all() for values in constants):
-        problem = f"mean and std of {constants}, not {channels} numbers each"
-    elif min(wanted["std"]) <= 0:
-        problem = f"std of {wanted['std']}"
-    elif crop is not None and not 0 < crop <= 1:
-        problem = f"a crop of {crop:g} times the shorter side"
-    if problem is not None:
+def _checked(name: str, wanted: Mapping[str, Any]) -> Preprocessing:
+    try:
+        return Preprocessing.from_dict({"channels": 3, "ink": False, **PLAIN, **wanted})
+    except (TypeError, ValueError) as error:
         raise BackboneError(
-            f"encoder: {name} asks for images that cannot be made: {problem}; see its configuration"
-        )
+            f"encoder: {name} asks for images that cannot be made ({error}); see its configuration"
+        ) from error
 
 
 # Hugging Face

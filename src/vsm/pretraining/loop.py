@@ -26,7 +26,7 @@ from vsm.pretraining.supervised import (
     pretraining_step,
     validator_settings,
 )
-from vsm.runs.checkpoints import begin_with_backbone, save_backbone, stated
+from vsm.runs.checkpoints import begin_with_backbone, numbers_in, save_backbone
 from vsm.runs.directory import PretrainingDirectory
 from vsm.seeding import generator
 from vsm.settings import PretrainSettings
@@ -105,7 +105,7 @@ def pretrain(
     Raises:
         Interrupted: after saving, when the process was asked to stop.
     """
-    with PretrainingDirectory(output).alone():
+    with PretrainingDirectory(output).locked():
         return _pretrain(settings, output, resume, progress, placement or choose_placement())
 
 
@@ -128,7 +128,7 @@ def _pretrain(
     if run.open(settings, resume):
         tensors, saved = load_tensors(run.resume)
         restore_learning(network, optimizer, tensors, run.resume)
-        state = PretrainingState(**stated(saved, get_type_hints(PretrainingState), run.resume))
+        state = PretrainingState(**numbers_in(saved, get_type_hints(PretrainingState), run.resume))
     num_steps = settings.epochs * images.steps_per_epoch
     progress.start("pretrain", num_steps)
     progress.advance(state.step)

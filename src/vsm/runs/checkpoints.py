@@ -91,7 +91,7 @@ def restored_state(
             f"{source} does not hold a memory of the method {model.settings.method}; was it "
             "exchanged?"
         )
-    progress = stated(metadata, PROGRESS, source)
+    progress = numbers_in(metadata, PROGRESS, source)
     try:
         remembered = decode_tensors(memory, model.num_features) if memory else None
         observed = Observations(**pending) if pending else None
@@ -109,8 +109,8 @@ def restored_state(
     )
 
 
-def stated(metadata: dict[str, Any], names: Mapping[str, type], source: Path) -> dict[str, Any]:
-    """Return the numbers of these names and types, or say that ``source`` is damaged."""
+def numbers_in(metadata: dict[str, Any], names: Mapping[str, type], source: Path) -> dict[str, Any]:
+    """Return the numbers of these names in metadata, checked; an error names ``source``."""
     for name, kind in names.items():
         value: Any = metadata.get(name)
         is_number = type(value) is int or (kind is float and type(value) is float)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 AnySettings = TypeVar("AnySettings", RunSettings, PretrainSettings)
-ReadSettings = TypeVar("ReadSettings", bound="DataclassInstance")
+AnyDataclass = TypeVar("AnyDataclass", bound="DataclassInstance")
 
 PRESETS = Path(__file__).parents[1] / "presets"
 PRETRAINING_PRESETS = PRESETS / "pretraining"
@@ -51,7 +51,7 @@ def settings_from_files(*paths: Path) -> RunSettings:
     return read_settings(RunSettings, *paths)
 
 
-def read_settings(kind: type[ReadSettings], *paths: Path) -> ReadSettings:
+def read_settings(kind: type[AnyDataclass], *paths: Path) -> AnyDataclass:
     """Read settings of one kind from YAML files; later files override earlier ones."""
     parsed = None
     for path in paths:
@@ -114,13 +114,13 @@ def _reader(kind: type) -> jsonargparse.ArgumentParser:
     return parser
 
 
-def check_settings(kind: type[ReadSettings], values: Any, source: Path) -> ReadSettings:
+def check_settings(kind: type[AnyDataclass], values: Any, source: Path) -> AnyDataclass:
     """Check the nested plain values of settings of one kind, as stored in ``source``."""
     require_sections(kind, values, source)
     return instantiate(kind, _parsed(kind, values, source))
 
 
-def instantiate(kind: type[ReadSettings], parsed: jsonargparse.Namespace) -> ReadSettings:
+def instantiate(kind: type[AnyDataclass], parsed: jsonargparse.Namespace) -> AnyDataclass:
     """Turn a parsed namespace into settings, checking every value."""
     values, types = parsed.as_dict(), get_type_hints(kind)
     return kind(

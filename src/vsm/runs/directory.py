@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
 from vsm.errors import DocumentError, RunError, SettingsError
-from vsm.runs.configuration import ReadSettings, read_settings, settings_to_yaml
+from vsm.runs.configuration import AnyDataclass, read_settings, settings_to_yaml
 from vsm.settings import PretrainSettings, RunSettings
 from vsm.system.documents import (
     MAX_JSON_BYTES,
@@ -147,8 +147,8 @@ class Directory:
         return has_state
 
     @contextmanager
-    def alone(self, writes: bool = True) -> Iterator[None]:
-        """Keep other processes from writing this run while the block runs; others pass by.
+    def locked(self, writes: bool = True) -> Iterator[None]:
+        """Keep other processes from writing this run inside the block.
 
         Raises:
             RunError: if another process is writing it.
@@ -181,7 +181,7 @@ class Directory:
             (self.path / leftover).unlink(missing_ok=True)
         write_text(self.config, settings_to_yaml(settings))
 
-    def read_settings(self, kind: type[ReadSettings]) -> ReadSettings:
+    def read_settings(self, kind: type[AnyDataclass]) -> AnyDataclass:
         """Read settings of one kind, or say that there is no run, or that another command's is."""
         if not self.exists():
             raise RunError(f"{self.path} is not a run directory: it has no {CONFIG_NAME}")

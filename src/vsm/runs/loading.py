@@ -231,8 +231,7 @@ def _open_encoder(source: str, data: str, backbone: str | None) -> Encoder:
     if is_frozen_encoder(name):
         return open_frozen(name)
     if own_code(name) is not None:
-        stated = own_preprocessing(name)
-        wanted = None if stated is None else Preprocessing.from_dict(stated)
+        wanted = own_preprocessing(name)
         shape = open_dataset(data).input_shape if wanted is None else wanted.input_shape
         return Encoder(ModelSettings(backbone=name), shape, None, wanted, name)
     path = find_run(source)
