@@ -378,13 +378,13 @@ def test_validation_embeds_every_image_once_with_features_of_length_one(
 ) -> None:
     validator = FewShotModel(validator_settings(settings), tiny_dataset.image_shape)
     embedded: list[torch.Tensor] = []
-    embed = validator.embed
+    embed = validator.encoder.embed
 
     def watched(images: torch.Tensor) -> torch.Tensor:
         embedded.append(embed(images))
         return embedded[-1]
 
-    monkeypatch.setattr(validator, "embed", watched)
+    monkeypatch.setattr(validator.encoder, "embed", watched)
     validate(validator, validation_samplers(settings, tiny_dataset), 3)
     features = torch.cat(embedded)
     assert len(features) == 8 * 12  # for both numbers of support images

@@ -93,7 +93,7 @@ def learn_memory(
     """
     data = dataset.name if data is None else data
     model = gaussian_model(encoder, data, settings, seed)
-    center_of = None if like is None else _statistics_of(like, encoder)
+    merged_with = None if like is None else _statistics_of(like, encoder)
     split: Split = "all" if "all" in dataset.splits else "train"
     classes = _first_classes(dataset.classes(split), num_classes, data)
     rows = ClassRows(encoder, dataset, classes, processes)
@@ -102,13 +102,9 @@ def learn_memory(
     if encoder.data == data and "validation" in dataset.splits:
         others = replace(rows, classes=dataset.classes("validation"))
         validation = others.drawn(seed, progress)
+    remembered = None if rows.fit_at_once() else partial(rows.remembered, progress=progress)
     learned = learn_statistics(
-        model,
-        known,
-        torch.from_numpy(classes),
-        validation,
-        center_of,
-        remembered=None if rows.fit_at_once() else _in_parts(rows, settings, progress),
+        model, known, torch.from_numpy(classes), validation, merged_with, remembered=remembered
     )
     names = tuple(dataset.class_names[one] for one in learned.memory.slot_classes)
     named = name_memory(model, learned, names, int(rows.sizes.sum()))
@@ -170,6 +166,11 @@ def learn_statistics(
         rows = class_ids.repeat_interleave(torch.tensor(known.sizes))
         memory = GaussianMemory.fit(
             known.features, rows, center, choice.read_settings, settings.exact_forgetting
+        )
+    elif settings.exact_forgetting:
+        raise MemoryFileError(
+            "exact_forgetting: is not supported for so many images, whose features do not fit into "
+            "memory; leave it out, or learn parts with --like and merge them"
         )
     else:
         memory = remembered(center, choice.read_settings)
@@ -327,15 +328,3 @@ def _drawn_positions(size: int, most: int, random: torch.Generator) -> Tensor:
     if size <= most:
         return torch.arange(size)
     return uniform(random, size).argsort()[:most].sort().values
-
-
-def _in_parts(
-    rows: ClassRows, settings: GaussianSettings, progress: Progress
-) -> Callable[[Tensor, ReadSettings], GaussianMemory]:
-    """Return what learns from more rows than fit into memory."""
-    if settings.exact_forgetting:
-        raise MemoryFileError(
-            "exact_forgetting: is not supported for so many images, whose features do not fit into "
-            "memory; leave it out, or learn parts with --like and merge them"
-        )
-    return partial(rows.remembered, progress=progress)
