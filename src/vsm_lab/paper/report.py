@@ -163,11 +163,7 @@ class Results:
 
 
 def collect(plan: Plan, store: JobStore) -> Results:
-    """Read what is done of ``plan``.
-
-    Raises:
-        RunError: if a result is half-written or damaged; says how to fix it.
-    """
+    """Read what is done of ``plan``; RunError if a result is half-written or damaged."""
     seeds = range(plan.request.seeds)
     cells = {
         (row, position): read_cell(store, [plan.cells[row, position, s] for s in seeds], seeds)
@@ -277,11 +273,7 @@ def _mean(printed: str) -> float:
 
 
 def write_report(root: Path) -> tuple[Path, Path]:
-    """Write ``report.md``, ``report.html`` and ``figures/`` below ``root``; return both pages.
-
-    Raises:
-        RunError: if nothing was asked for yet, or a result is damaged.
-    """
+    """Write ``report.md``, ``report.html`` and ``figures/`` below ``root``; return both pages."""
     store = JobStore(root)
     plans = plans_in_order(store)
     if not plans:

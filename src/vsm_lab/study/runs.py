@@ -46,13 +46,8 @@ class Model(NamedTuple):
 class StudyPlan:
     """The jobs of a study of runs. Making a plan computes and writes nothing.
 
-    Args:
-        study: what to measure.
-        backbones: code of the user's own that runs may import, as ``module:attribute``.
-        options: ``device`` and ``precision``.
-
-    Raises:
-        RunError: if a run is missing, of other data, or not trained to its end.
+    ``backbones`` is code of the user's own that runs may import, as ``module:attribute``;
+    ``options`` are device and precision. RunError if a run is missing, of other data or unfinished.
     """
 
     def __init__(self, study: Study, backbones: Sequence[str] = (), **options: Any) -> None:
