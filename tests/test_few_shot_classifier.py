@@ -1,4 +1,4 @@
-"""The classifier of a few pictures: what it answers is what the model computes, and it lasts."""
+"""The classifier of a few images: what it answers is what the model computes, and it lasts."""
 
 import json
 import math
@@ -60,7 +60,7 @@ def queries_of(dataset: ImageDataset) -> tuple[list[Any], list[str]]:
 def embedded(
     dataset: ImageDataset, method: Method, shots: dict[int, int], first: int = 0
 ) -> Tensor:
-    """Embed pictures as training does: ``[n, D]``."""
+    """Embed images as training does: ``[n, D]``."""
     ids = np.concatenate([dataset.image_ids(c)[first : first + k] for c, k in shots.items()])
     with torch.no_grad():
         features: Tensor = tiny_model(method).embed(dataset.normalize(dataset.load(ids)))
@@ -97,16 +97,16 @@ def test_classes_are_inferred_once_and_when_they_are_asked_for(
         return infer(*given)
 
     monkeypatch.setattr(FewShotModel, "infer", counting)
-    pictures = queries_of(tiny_dataset)[0]
-    expected = opened("vsm").fit(*examples(tiny_dataset, EVEN)).predict_proba(pictures)
+    images = queries_of(tiny_dataset)[0]
+    expected = opened("vsm").fit(*examples(tiny_dataset, EVEN)).predict_proba(images)
     classifier = opened("vsm").fit(*examples(tiny_dataset, EVEN))
     assert calls == 1
     classifier.remember()  # what is fitted goes on recalling the memory without it
-    np.testing.assert_array_equal(classifier.predict_proba(pictures), expected)
-    classifier.predict(pictures)
-    classifier.explain_all(pictures)
+    np.testing.assert_array_equal(classifier.predict_proba(images), expected)
+    classifier.predict(images)
+    classifier.explain_all(images)
     classifier.remember()
-    np.testing.assert_array_equal(classifier.predict_proba(pictures), expected)
+    np.testing.assert_array_equal(classifier.predict_proba(images), expected)
     assert calls == 2
 
 
@@ -114,8 +114,8 @@ def test_features_of_another_width_are_refused_before_anything_changes(
     opened: Callable[..., FewShotClassifier], tiny_dataset: ImageDataset
 ) -> None:
     classifier = opened("vsm").fit(*examples(tiny_dataset, EVEN))
-    pictures = queries_of(tiny_dataset)[0]
-    before = classifier.predict_proba(pictures)
+    images = queries_of(tiny_dataset)[0]
+    before = classifier.predict_proba(images)
     width = classifier.encoder.model.num_features if classifier.encoder else 0
     others = Embedded(torch.ones(2, width + 1))
     message = rf"images: expected what embed .* features \[n, {width}\], got \[2, {width + 1}\]"
@@ -127,7 +127,7 @@ def test_features_of_another_width_are_refused_before_anything_changes(
     ):
         with pytest.raises(ClassifierError, match=message):
             ask()
-    np.testing.assert_array_equal(classifier.predict_proba(pictures), before)
+    np.testing.assert_array_equal(classifier.predict_proba(images), before)
 
 
 def test_classes_of_different_sizes_are_told_by_their_means(
@@ -147,7 +147,7 @@ def test_classes_of_different_sizes_are_told_by_their_means(
     torch.testing.assert_close(torch.from_numpy(ours), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_new_pictures_of_easy_classes_are_recognized(
+def test_new_images_of_easy_classes_are_recognized(
     opened: Callable[..., FewShotClassifier], tiny_dataset: ImageDataset
 ) -> None:
     for shots in (dict.fromkeys(CLASSES, 1), UNEVEN):
@@ -157,7 +157,7 @@ def test_new_pictures_of_easy_classes_are_recognized(
         )  # of an untrained network; chance is 0.2
 
 
-def test_pictures_of_every_kind_are_the_same_picture(
+def test_images_of_every_kind_are_the_same_image(
     opened: Callable[..., FewShotClassifier], tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
     classifier = opened().fit(*examples(tiny_dataset, EVEN))
@@ -187,7 +187,7 @@ def test_pictures_of_every_kind_are_the_same_picture(
         np.testing.assert_array_equal(classifier.predict_proba(kind), expected)
 
 
-def test_pictures_are_prepared_as_the_dataset_was(tiny_dataset: ImageDataset) -> None:
+def test_images_are_prepared_as_the_dataset_was(tiny_dataset: ImageDataset) -> None:
     form = Preprocessing.of(tiny_dataset)
     assert form is not None
     assert form.input_shape == tiny_dataset.input_shape
@@ -212,10 +212,10 @@ def test_ink_is_ink_on_light_and_on_dark_paper(tmp_path: Path) -> None:
 def test_other_sizes_and_colors_are_made_to_fit(
     opened: Callable[..., FewShotClassifier], tiny_dataset: ImageDataset
 ) -> None:
-    pictures, labels = examples(tiny_dataset, EVEN)
+    images, labels = examples(tiny_dataset, EVEN)
     large = [
-        Image.fromarray(picture[..., 0]).resize((56, 56), Image.Resampling.NEAREST).convert("RGBA")
-        for picture in pictures
+        Image.fromarray(image[..., 0]).resize((56, 56), Image.Resampling.NEAREST).convert("RGBA")
+        for image in images
     ]
     classifier = opened("protonet").fit(large, labels)
     assert (
@@ -226,13 +226,13 @@ def test_other_sizes_and_colors_are_made_to_fit(
 def test_labels_may_be_integers_and_classes_are_sorted(
     opened: Callable[..., FewShotClassifier], tiny_dataset: ImageDataset
 ) -> None:
-    pictures, names = examples(tiny_dataset, EVEN)
+    images, names = examples(tiny_dataset, EVEN)
     numbers = [9 - 2 * int(name[-1]) for name in names]
     kinds: list[Any] = [numbers, np.asarray(numbers), torch.tensor(numbers)]
     for labels in kinds:
-        classifier = opened("protonet").fit(pictures, labels)
+        classifier = opened("protonet").fit(images, labels)
         assert classifier.classes_.tolist() == sorted(set(numbers))
-        answers = classifier.predict(pictures)
+        answers = classifier.predict(images)
         assert answers.dtype.kind == "i"
         assert (answers == np.asarray(numbers)).all()
 
@@ -240,17 +240,17 @@ def test_labels_may_be_integers_and_classes_are_sorted(
 def test_more_examples_are_as_good_as_all_at_once(
     opened: Callable[..., FewShotClassifier], tiny_dataset: ImageDataset
 ) -> None:
-    pictures, labels = examples(tiny_dataset, UNEVEN)
+    images, labels = examples(tiny_dataset, UNEVEN)
     asked = queries_of(tiny_dataset)[0]
-    expected = opened().fit(pictures, labels).predict_proba(asked)
-    at_once = opened().partial_fit(pictures, labels)
+    expected = opened().fit(images, labels).predict_proba(asked)
+    at_once = opened().partial_fit(images, labels)
     np.testing.assert_array_equal(at_once.predict_proba(asked), expected)
     # Another class first, then more of an old one together with new ones.
-    by_parts = opened().fit(pictures[5:], labels[5:]).partial_fit(pictures[:5], labels[:5])
+    by_parts = opened().fit(images[5:], labels[5:]).partial_fit(images[:5], labels[:5])
     assert by_parts.classes_.tolist() == sorted(set(labels))
     np.testing.assert_allclose(by_parts.predict_proba(asked), expected, rtol=1e-4, atol=1e-5)
     # Fitting again begins anew.
-    by_parts.fit(pictures[:5], labels[:5])
+    by_parts.fit(images[:5], labels[:5])
     assert by_parts.classes_.tolist() == sorted(set(labels[:5]))
 
 
@@ -420,7 +420,7 @@ def test_a_trained_model_is_shared_by_classifiers_and_never_changed(
     np.testing.assert_array_equal(again.predict_proba(asked), expected)
 
 
-def test_pictures_that_were_embedded_once_serve_every_method(
+def test_images_that_were_embedded_once_serve_every_method(
     opened: Callable[..., FewShotClassifier],
     tiny_dataset: ImageDataset,
     monkeypatch: pytest.MonkeyPatch,
@@ -494,10 +494,10 @@ def test_a_shipped_model_never_does_worse_on_classes_that_it_remembers() -> None
     assert gain.min() > -0.1, "of thirty questions, one or two more answers may be bad luck"
 
 
-def test_one_picture_is_no_batch_and_a_saved_classifier_no_run(tmp_path: Path) -> None:
+def test_one_image_is_no_batch_and_a_saved_classifier_no_run(tmp_path: Path) -> None:
     glyphs = open_images("glyphs")
-    pictures, labels = examples(glyphs, {0: 1, 1: 1})
-    classifier = FewShotClassifier.from_pretrained("glyphs-5w1s").fit(pictures, labels)
+    images, labels = examples(glyphs, {0: 1, 1: 1})
+    classifier = FewShotClassifier.from_pretrained("glyphs-5w1s").fit(images, labels)
     with pytest.raises(ClassifierError, match="got one; use a list"):
         classifier.predict(np.zeros((28, 28, 3), np.uint8))
     classifier.save(tmp_path / "mine.vsm")
@@ -668,8 +668,8 @@ def test_what_has_a_label_is_recalled_by_no_other_class(
     assert not fitted & {one.name for recalled in told.recalled.values() for one in recalled}
     # What training left under a label may be recalled by that class, and by no other.
     learned = {"pattern01": 1, "pattern02": 1}
-    pictures, _ = examples(tiny_dataset, {1: 1, 2: 1})
-    told = classifier.fit(pictures, list(learned)).explain(pictures[0], num_recalled=99)
+    images, _ = examples(tiny_dataset, {1: 1, 2: 1})
+    told = classifier.fit(images, list(learned)).explain(images[0], num_recalled=99)
     for label in learned:
         assert learned.keys() & {one.name for one in told.recalled[label]} == {label}
     assert not any(told.remembered.values())
@@ -684,19 +684,19 @@ def wrong(message: str, do: Callable[[], object], kind: type[VsmError] = Classif
 def test_mistakes_are_named_in_one_line(
     opened: Callable[..., FewShotClassifier], tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
-    pictures, labels = examples(tiny_dataset, EVEN)
+    images, labels = examples(tiny_dataset, EVEN)
     classifier = opened()
-    gray = pictures[0].astype(np.float32)
-    (tmp_path / "letter.png").write_text("not a picture")
-    wrong("call fit first", lambda: classifier.predict(pictures))
-    wrong("call fit first", lambda: classifier.explain(pictures[0]))
+    gray = images[0].astype(np.float32)
+    (tmp_path / "letter.png").write_text("not an image")
+    wrong("call fit first", lambda: classifier.predict(images))
+    wrong("call fit first", lambda: classifier.explain(images[0]))
     wrong("call fit first", classifier.remember)
     wrong(
-        "labels: expected one for each of 10 examples, got", lambda: classifier.fit(pictures, ["a"])
+        "labels: expected one for each of 10 examples, got", lambda: classifier.fit(images, ["a"])
     )
     mixed = ["a", 1, *labels[2:]]
-    wrong("all strings or all integers", lambda: classifier.fit(pictures, mixed))
-    wrong("all strings or all integers", lambda: classifier.fit(pictures, [0.5] * 10))
+    wrong("all strings or all integers", lambda: classifier.fit(images, mixed))
+    wrong("all strings or all integers", lambda: classifier.fit(images, [0.5] * 10))
     wrong("at least one example, got none", lambda: classifier.fit([], []))
     wrong("several images, got one", lambda: classifier.fit("a.png", ["a"]))
     wrong(r"a tensor \[n, C, H, W\], got \[28, 28\]", lambda: classifier.fit(gray[..., 0], labels))
@@ -714,17 +714,17 @@ def test_mistakes_are_named_in_one_line(
     wrong("a tensor, got dict", lambda: classifier.fit([{}], [1]), DataError)
     missing = tmp_path / "absent.png"
     wrong("absent.png: cannot be read", lambda: classifier.fit([missing], ["a"]), DataError)
-    letter = [tmp_path / "letter.png", pictures[0]]
+    letter = [tmp_path / "letter.png", images[0]]
     wrong("letter.png: unreadable", lambda: classifier.fit(letter, ["a", "b"]), DataError)
     wrong("letter.png: unreadable", lambda: classifier.fit(letter[:1], ["a"]), DataError)
-    classifier.fit(pictures, labels)
-    wrong("use strings or integers throughout", lambda: classifier.partial_fit(pictures[:1], [1]))
+    classifier.fit(images, labels)
+    wrong("use strings or integers throughout", lambda: classifier.partial_fit(images[:1], [1]))
     wrong("way: is not a parameter", lambda: classifier.set_params(way=5))
-    wrong("has no long-term memory", opened("vpn").fit(pictures, labels).remember)
+    wrong("has no long-term memory", opened("vpn").fit(images, labels).remember)
     wrong("absent.png is not a run", lambda: FewShotClassifier.from_pretrained(missing), RunError)
     wrong("has none; leave it out", lambda: opened("vpn", memory=tmp_path / "vsm"))
-    expected = opened().fit(pictures, labels).predict_proba(pictures)
-    np.testing.assert_array_equal(classifier.predict_proba(pictures), expected)
+    expected = opened().fit(images, labels).predict_proba(images)
+    np.testing.assert_array_equal(classifier.predict_proba(images), expected)
 
 
 def test_features_of_any_encoder_are_classified_by_their_means() -> None:

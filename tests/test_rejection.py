@@ -126,7 +126,7 @@ def test_the_lowest_scores_are_those_of_groups_of_classes(kind: str) -> None:
                 torch.testing.assert_close(found[way][:, place, :, g], scores[..., group].amin(-1))
 
 
-def test_neither_what_people_added_nor_what_has_a_fitted_label_is_held_against_a_picture() -> None:
+def test_neither_what_people_added_nor_what_has_a_fitted_label_is_held_against_an_image() -> None:
     classifier = FewShotClassifier(encoder_with_slots())
     features, _, names = clustered_features(64, 20)
     assert classifier.memory is not None

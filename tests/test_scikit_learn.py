@@ -52,14 +52,14 @@ def test_it_works_in_pipelines_validations_and_searches() -> None:
     assert search.best_estimator_.n_features_in_ == 24
 
 
-def test_rows_know_their_width_and_pictures_do_not() -> None:
+def test_rows_know_their_width_and_images_do_not() -> None:
     rows, labels = labeled_rows()
     classifier = FewShotClassifier().learn_memory(rows, labels)
     assert not hasattr(classifier, "n_features_in_")
     assert classifier.fit(rows, labels).n_features_in_ == 24
-    pictures, names = examples(open_images("glyphs"), {0: 1, 1: 1})
-    of_pictures = FewShotClassifier.from_pretrained("glyphs-5w1s").fit(pictures, names)
-    assert not hasattr(of_pictures, "n_features_in_")
+    images, names = examples(open_images("glyphs"), {0: 1, 1: 1})
+    of_images = FewShotClassifier.from_pretrained("glyphs-5w1s").fit(images, names)
+    assert not hasattr(of_images, "n_features_in_")
 
 
 def test_a_classifier_that_is_not_fitted_raises_scikit_learns_error_and_ours() -> None:
@@ -99,13 +99,13 @@ def test_rows_may_be_of_any_real_type() -> None:
             assert FewShotClassifier().fit(given, [0, 1, 2]).predict(rows).tolist() == [0, 1, 2]
 
 
-def test_a_classifier_of_pictures_is_pickled_with_all_it_knows() -> None:
-    pictures, names = examples(open_images("glyphs"), {0: 2, 1: 2, 2: 2})
-    classifier = FewShotClassifier.from_pretrained("glyphs-5w1s").fit(pictures, names)
+def test_a_classifier_of_images_is_pickled_with_all_it_knows() -> None:
+    images, names = examples(open_images("glyphs"), {0: 2, 1: 2, 2: 2})
+    classifier = FewShotClassifier.from_pretrained("glyphs-5w1s").fit(images, names)
     again = pickle.loads(pickle.dumps(classifier))
-    np.testing.assert_array_equal(again.predict_proba(pictures), classifier.predict_proba(pictures))
+    np.testing.assert_array_equal(again.predict_proba(images), classifier.predict_proba(images))
     np.testing.assert_array_equal(
-        again.predict(pictures, reject=0.9), classifier.predict(pictures, reject=0.9)
+        again.predict(images, reject=0.9), classifier.predict(images, reject=0.9)
     )
 
 
