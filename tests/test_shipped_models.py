@@ -80,6 +80,7 @@ def no_data(*_: object) -> None:
     pytest.fail("a dataset was opened")
 
 
+@pytest.mark.usefixtures("all_glyphs")
 def test_a_short_measurement_agrees_with_the_card(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", "--model", NAME, "--episodes", "100", "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)
