@@ -1,6 +1,5 @@
 """Runs, images and features for the tests of classifiers and memory files."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from memories import remember
-from tiny import make_dataset, make_settings
+from tiny import make_dataset, make_settings, variant
 from vsm.data import ImageDataset
 from vsm.model import FewShotModel
 from vsm.runs.directory import RunDirectory
@@ -23,7 +22,7 @@ CLASSES = range(38, 43)
 
 
 def tiny_model(method: Method = "vsm", seed: int = 0) -> FewShotModel:
-    settings = replace(make_settings(), method=method, seed=seed)
+    settings = variant(make_settings(), method=method, seed=seed)
     return FewShotModel(settings, (1, 28, 28)).eval()
 
 

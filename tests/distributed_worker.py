@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import vsm.training
 from launching_helpers import TINY
 from run_helpers import signal_at, train_run
-from tiny import make_dataset, make_settings
+from tiny import make_dataset, make_settings, variant
 from vsm.cli import main
 from vsm.data import EpisodeSampler
 from vsm.data.augmentation import Augmentation
@@ -50,22 +50,22 @@ CONSTANT = ("--optimizer.schedule", "constant")
 BASE = replace(make_settings(), tasks=4, steps=NUM_STEPS)
 BY_BAYES_RULE = SamplingSettings(train_prototypes=4, evaluation_prototypes=4)
 SCENARIOS: dict[str, RunSettings] = {
-    "attention": replace(BASE, model=replace(BASE.model, residual=False, keep_probability=0.8)),
-    "mixture": replace(
+    "attention": variant(BASE, model=replace(BASE.model, residual=False, keep_probability=0.8)),
+    "mixture": variant(
         BASE,
         memory=MemorySettings(update="mean", recall="mixture", mask="own", capacity=8),
         objective=ObjectiveSettings(kl="monte_carlo"),
     ),
-    "resnet12": replace(
+    "resnet12": variant(
         BASE,
         method="rote",
         model=ModelSettings(backbone="resnet12", channels=2, hidden_units=8, keep_probability=0.9),
         sampling=BY_BAYES_RULE,
     ),
-    "mann": replace(BASE, method="mann"),
-    "kanerva": replace(BASE, method="kanerva"),
-    "protonet": replace(BASE, method="protonet", optimizer=OptimizerSettings(clip_norm=0.1)),
-    "unsynchronized": replace(
+    "mann": variant(BASE, method="mann"),
+    "kanerva": variant(BASE, method="kanerva"),
+    "protonet": variant(BASE, method="protonet", optimizer=OptimizerSettings(clip_norm=0.1)),
+    "unsynchronized": variant(
         BASE,
         model=ModelSettings(channels=4, hidden_units=8, synchronize_batch_norm=False),
         sampling=BY_BAYES_RULE,

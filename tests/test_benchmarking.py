@@ -755,5 +755,5 @@ def test_benchmarks_of_one_process_are_measured_in_one_call(process: Worker) -> 
 
 def test_benchmarks_draw_memories_with_the_network_alone() -> None:
     sizes = replace(TINY_SIZES, memory_samples=7)
-    assert build_model(sizes, "vsm").settings.sampling.num_memories(training=True) == 7
-    assert build_model(sizes, "vsm", "conjugate").settings.sampling.train_memory is None
+    assert build_model(sizes, "vsm").settings.sampling.train_memory == 7
+    assert build_model(sizes, "vsm", "conjugate").settings.sampling.train_memory == 150

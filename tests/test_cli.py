@@ -24,11 +24,15 @@ from vsm.cli.launch import with_bare_switches
 from vsm.runs.configuration import preset_paths
 from vsm.settings import RunSettings
 
-TINY = [
+SMALL = [
     *("--way", "5", "--queries", "2", "--tasks", "1", "--checkpoint-every", "5"),
-    *("--model.channels", "4", "--model.hidden-units", "8"),
+    *("--model.channels", "4", "--validation.every", "10", "--validation.episodes", "5"),
+    *("--learn-memory", "false"),
+]
+TINY = [
+    *SMALL,
+    *("--model.hidden-units", "8"),
     *("--sampling.train-prototypes", "4", "--sampling.evaluation-prototypes", "4"),
-    *("--validation.every", "10", "--validation.episodes", "5", "--learn-memory", "false"),
 ]
 
 
@@ -42,7 +46,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for name, method in (("a", "protonet"), ("b", "vsm")):
         arguments = ["train", "--method", method, "--steps", "10", "--output", str(folder / name)]
-        assert main([*arguments, *TINY, "--json"]) == 0
+        words = SMALL if method == "protonet" else TINY
+        assert main([*arguments, *words, "--json"]) == 0
     return folder
 
 
@@ -248,8 +253,8 @@ def test_settings_cannot_change_on_resume_except_for_more_steps(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = str(runs / "a")
-    assert main(["train", "--output", place, "--resume", "--memory.retention", "0.1"]) == 2
-    assert "memory.retention: the run in" in capsys.readouterr().err
+    assert main(["train", "--output", place, "--resume", "--queries", "3"]) == 2
+    assert "queries: the run in" in capsys.readouterr().err
     assert main(["train", "--output", place, "--resume", "--steps", "20"]) == 2
     assert "steps: the run in" in capsys.readouterr().err  # the cosine schedule depends on them
     assert main(["train", "--output", place, "--resume", "--overwrite"]) == 2
@@ -272,7 +277,7 @@ def test_yaml_files_stack_with_overrides(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("way: 6\n")
     out = tmp_path / "run"
     files = ["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
-    assert main(["train", *files, "--output", str(out), *TINY[2:], "--steps", "2", "--json"]) == 0
+    assert main(["train", *files, "--output", str(out), *SMALL[2:], "--steps", "2", "--json"]) == 0
     config = (out / "config.yaml").read_text()
     assert "method: protonet\nway: 6\n" in config
     assert "steps: 2\n" in config
@@ -343,8 +348,8 @@ def baseline_memories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Trained runs of memories by other authors."""
     folder = tmp_path_factory.mktemp("baseline-memories")
     paths = [folder / method for method in ("mann", "kanerva")]
-    small = ["--mann.slots", "16", "--mann.width", "4", "--kanerva.slots", "8"]
-    for path in paths:
+    small_memories = (["--mann.slots", "16", "--mann.width", "4"], ["--kanerva.slots", "8"])
+    for path, small in zip(paths, small_memories, strict=True):
         arguments = ["train", "--method", path.name, "--steps", "4", "--output", str(path)]
         assert main([*arguments, *TINY, *small, "--json"]) == 0
     return paths

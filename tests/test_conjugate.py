@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from memories import remember
+from tiny import variant
 from vsm.errors import SettingsError
 from vsm.memory import MEMORIES, Memory, MemoryPrior, SlotMemory, SupportSet
 from vsm.memory.slots.conjugate import ConjugateInference
@@ -34,7 +35,8 @@ MEMORY_METHODS: list[Method] = ["rote", "transformed", "vsm", "kanerva"]
 
 
 def settings_of(method: Method, log_variance: float = -2.0, **memory: object) -> RunSettings:
-    return RunSettings(
+    return variant(
+        RunSettings(),
         method=method,
         way=WAY,
         shot=1,
@@ -313,8 +315,8 @@ def test_a_memory_that_is_no_gaussian_keeps_the_network() -> None:
 
 
 def test_memories_outside_the_space_of_features_are_refused() -> None:
-    with pytest.raises(SettingsError, match="residual: conjugate inference"):
-        ModelSettings(inference="conjugate", residual=False)
+    with pytest.raises(SettingsError, match=r"model\.residual: conjugate inference"):
+        RunSettings(model=ModelSettings(inference="conjugate", residual=False))
 
 
 def test_a_negative_strength_is_refused() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from run_helpers import AtStep, signal_at, train_run
+from tiny import variant
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.encoders import Conv4, CustomBackbone, build_backbone
@@ -148,7 +149,7 @@ def build(attribute: str, shape: tuple[int, int, int] = SHAPE) -> CustomBackbone
 
 
 def with_backbone(settings: RunSettings, attribute: str) -> RunSettings:
-    return replace(settings, model=replace(settings.model, backbone=f"encoders:{attribute}"))
+    return variant(settings, model=replace(settings.model, backbone=f"encoders:{attribute}"))
 
 
 # The wrapper.
@@ -250,7 +251,7 @@ def test_transductive_batch_norm_needs_batch_norm(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:
     sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
-    protonet = replace(tiny_settings, method="protonet")
+    protonet = variant(tiny_settings, method="protonet")
     for name in ("small", "normed"):
         model = FewShotModel(with_backbone(protonet, name), SHAPE)
         if name == "small":
@@ -276,7 +277,7 @@ def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> N
 def test_every_method_trains_on_a_backbone_of_ones_own(
     method: Method, tiny_settings: RunSettings, folder: Path
 ) -> None:
-    settings = with_backbone(replace(tiny_settings, method=method), "small")
+    settings = with_backbone(variant(tiny_settings, method=method), "small")
     train_run(settings, folder / "run")
     trained = load(folder / "run", backbone="encoders:small")
     assert trained.model.num_features == 6
@@ -343,7 +344,7 @@ def test_an_interrupted_run_says_the_whole_command_to_go_on(
 
 TINY = [
     *("--way", "3", "--queries", "2", "--tasks", "1", "--checkpoint-every", "2", "--steps", "4"),
-    *("--model.channels", "4", "--model.hidden-units", "8"),
+    *("--model.hidden-units", "8"),
     *("--sampling.train-prototypes", "4", "--sampling.evaluation-prototypes", "4"),
     *("--validation.every", "4", "--validation.episodes", "4", "--learn-memory", "false"),
 ]

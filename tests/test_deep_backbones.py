@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memories import remember
+from tiny import variant
 from vsm.encoders import BACKBONES, BuiltInBackbone, ResNet12, WideResNet
 from vsm.encoders.parts import SmallMapConv2d, drop, drop_blocks, unfolded_convolution
 from vsm.model import FewShotModel
@@ -228,7 +229,8 @@ def test_images_too_small_for_a_network_are_refused() -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", DEEP)
 def test_the_width_of_the_features_flows_through_every_method(name: str, method: Method) -> None:
-    settings = RunSettings(
+    settings = variant(
+        RunSettings(),
         method=method,
         model=ModelSettings(backbone=name, channels=2, hidden_units=8),
         sampling=SamplingSettings(train_prototypes=2, evaluation_prototypes=2),

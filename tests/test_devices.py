@@ -11,6 +11,7 @@ import torch
 
 from pretend_device import PRETENDED, Elsewhere, pretended_device
 from run_helpers import power_cut_at, signal_at, train_run
+from tiny import variant
 from vsm.data import ImageDataset
 from vsm.errors import SettingsError
 from vsm.evaluation.evaluator import BatchNormMode
@@ -88,7 +89,7 @@ def test_the_pretended_device_refuses_to_mix_with_the_cpu() -> None:
 def test_a_run_elsewhere_is_the_run_of_the_cpu(
     method: Method, tiny_settings: RunSettings, tmp_path: Path
 ) -> None:
-    settings = replace(
+    settings = variant(
         tiny_settings, method=method, memory=MemorySettings(capacity=5, top_k=3), steps=3
     )
     if method == "mann":
@@ -111,7 +112,7 @@ def test_every_recall_and_divergence_runs_elsewhere(
     )
     objective = ObjectiveSettings(kl="monte_carlo", likelihood="log_of_mean")
     model = replace(tiny_settings.model, keep_probability=0.8, distance="cosine")
-    settings = replace(tiny_settings, memory=memory, objective=objective, model=model, steps=3)
+    settings = variant(tiny_settings, memory=memory, objective=objective, model=model, steps=3)
     train_run(settings, tmp_path / "here", placement=ON_CPU)
     with pretended_device():
         train_run(settings, tmp_path / "there", placement=ELSEWHERE)

@@ -1,6 +1,5 @@
 """Evaluation: cached features, identical episodes, memory left alone."""
 
-from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from memories import remember
-from tiny import RecordedProgress
+from tiny import RecordedProgress, variant
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.encoders import evaluation_mode
 from vsm.evaluation.evaluator import (
@@ -24,7 +23,7 @@ from vsm.settings import METHODS, Method, RunSettings
 
 
 def build(settings: RunSettings, dataset: ImageDataset, method: Method = "vsm") -> FewShotModel:
-    model = FewShotModel(replace(settings, method=method), dataset.image_shape)
+    model = FewShotModel(variant(settings, method=method), dataset.image_shape)
     # Give batch norm running statistics that differ from a batch's own.
     model.embed(dataset.normalize(dataset.load(torch.arange(60))))
     return model

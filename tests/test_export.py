@@ -17,7 +17,7 @@ from torch import Tensor
 
 from classify_helpers import CLASSES, examples, write_run, write_run_of
 from conversions import keep_conversions
-from tiny import make_dataset, make_settings
+from tiny import make_dataset, make_settings, variant
 from vsm import FewShotClassifier, export_onnx
 from vsm.cli import main
 from vsm.data import ImageDataset, open_images
@@ -92,7 +92,7 @@ class Deciding(Plain):
 
 def write_own_run(path: Path, name: str) -> Path:
     """Write a run of a backbone from the current folder, with all that an encoder can have."""
-    settings = replace(make_settings(), method="protonet")
+    settings = variant(make_settings(), method="protonet")
     model = replace(
         settings.model,
         backbone=name,
@@ -101,7 +101,7 @@ def write_own_run(path: Path, name: str) -> Path:
         adapter="linear",
         normalize_features=True,
     )
-    trained = FewShotModel(replace(settings, model=model), (1, 28, 28)).eval()
+    trained = FewShotModel(variant(settings, model=model), (1, 28, 28)).eval()
     assert trained.adapter is not None
     with torch.no_grad():
         trained.adapter.weight.add_(0.1)  # so that it is missed if it is left out

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from run_helpers import assert_same_run, signal_at, train_run
+from tiny import variant
 from vsm.data import ImageDataset
 from vsm.errors import RunError
 from vsm.learning import class_features, learn_memory
@@ -56,7 +57,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: ImageData
 
 @pytest.fixture
 def settings(pretrained: Path, tiny_settings: RunSettings) -> RunSettings:
-    return replace(
+    return variant(
         tiny_settings,
         init=str(pretrained),
         model=ModelSettings(inference="gaussian", channels=4),
@@ -136,7 +137,7 @@ def test_without_memory_it_is_trained_as_nearest_means(
     settings: RunSettings, tmp_path: Path
 ) -> None:
     nothing = replace(READ, epsilon=float("inf"), beta=float("inf"), rho=0.0)
-    train_run(replace(settings, gaussian=nothing, steps=3), tmp_path / "run")
+    train_run(variant(settings, gaussian=nothing, steps=3), tmp_path / "run")
     state = load(tmp_path / "run").state
     assert isinstance(state, GaussianMemory)
     assert not state.read_settings.uses_memory

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from run_helpers import assert_same_run, signal_at, train_run
+from tiny import variant
 from vsm.data import EpisodeSampler, FeatureDataset, ImageDataset, Split
 from vsm.data.dataset import PixelNormalization
 from vsm.data.preprocessing import Preprocessing
@@ -33,7 +34,7 @@ def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> N
 @pytest.fixture
 def pretrained(tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path) -> Path:
     """A directory with a backbone whose weights and statistics are its own."""
-    backbone = FewShotModel(replace(tiny_settings, seed=9), tiny_dataset.image_shape).backbone
+    backbone = FewShotModel(variant(tiny_settings, seed=9), tiny_dataset.image_shape).backbone
     assert backbone is not None
     with torch.no_grad():
         for _ in range(3):  # moves the running statistics
@@ -58,7 +59,7 @@ def test_a_run_begins_with_the_backbone_it_is_given(
     pretrained: Path, tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:
     model = FewShotModel(tiny_settings, tiny_dataset.image_shape)
-    other = FewShotModel(replace(tiny_settings, seed=9), tiny_dataset.image_shape)
+    other = FewShotModel(variant(tiny_settings, seed=9), tiny_dataset.image_shape)
     begin_with_backbone(model, pretrained)
     for name, value in other.require_backbone().named_parameters():
         assert torch.equal(model.require_backbone().get_parameter(name), value)
@@ -67,7 +68,7 @@ def test_a_run_begins_with_the_backbone_it_is_given(
 def test_another_runs_backbone_will_do(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
-    first = train_run(replace(tiny_settings, method="protonet"), tmp_path / "first")
+    first = train_run(variant(tiny_settings, method="protonet"), tmp_path / "first")
     model = FewShotModel(tiny_settings, tiny_dataset.image_shape)
     begin_with_backbone(model, first.path)
     for name, value in backbone_of(first.path).items():
@@ -77,7 +78,7 @@ def test_another_runs_backbone_will_do(
 def test_a_frozen_backbone_stays_bit_for_bit_and_the_rest_learns(
     pretrained: Path, tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
-    settings = replace(tiny_settings, init=str(pretrained), freeze_backbone=True)
+    settings = variant(tiny_settings, init=str(pretrained), freeze_backbone=True)
     run = train_run(settings, tmp_path / "run")
     start = FewShotModel(settings, tiny_dataset.image_shape)
     begin_with_backbone(start, pretrained)
@@ -91,7 +92,7 @@ def test_a_frozen_backbone_stays_bit_for_bit_and_the_rest_learns(
 def test_a_backbone_that_is_not_frozen_goes_on_learning(
     pretrained: Path, tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
-    settings = replace(tiny_settings, init=str(pretrained))
+    settings = variant(tiny_settings, init=str(pretrained))
     run = train_run(settings, tmp_path / "run")
     start = FewShotModel(settings, tiny_dataset.image_shape)
     begin_with_backbone(start, pretrained)
@@ -102,7 +103,7 @@ def test_a_backbone_that_is_not_frozen_goes_on_learning(
 def test_encoded_images_give_the_results_of_the_images_and_hide_the_test_classes(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:
-    model = FewShotModel(replace(tiny_settings, method="vpn"), tiny_dataset.image_shape)
+    model = FewShotModel(variant(tiny_settings, method="vpn"), tiny_dataset.image_shape)
     model.encoder.preprocessing = Preprocessing.of(tiny_dataset)
     encoded = encode_dataset(model.encoder, tiny_dataset, SPLITS)
     shape = (3, 1, 2)
@@ -123,7 +124,7 @@ def test_features_of_a_frozen_backbone_are_computed_once_for_all_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VSM_DATA", str(tmp_path / "data"))
-    settings = replace(tiny_settings, init=str(pretrained), freeze_backbone=True)
+    settings = variant(tiny_settings, init=str(pretrained), freeze_backbone=True)
     before = sorted(pretrained.iterdir())
     train_run(settings, tmp_path / "first")
     [kept] = (tmp_path / "data" / "embeddings").glob("*.sqlite")
@@ -155,7 +156,7 @@ def test_kept_features_are_of_this_backbone_and_these_samples(
     def computed(dataset: ImageDataset, **views: Any) -> int:
         """Encode a dataset; return how many images were not known before."""
         seen.clear()
-        settings = replace(tiny_settings, model=replace(tiny_settings.model, **views))
+        settings = variant(tiny_settings, model=replace(tiny_settings.model, **views))
         encoder = FewShotModel(settings, dataset.image_shape).encoder
         encoder.preprocessing = Preprocessing.of(dataset)
         encode_dataset(encoder, dataset, SPLITS)
@@ -176,7 +177,7 @@ def test_kept_features_are_of_this_backbone_and_these_samples(
 def test_a_frozen_run_resumes_bit_for_bit_even_when_its_origin_is_gone(
     pretrained: Path, tiny_settings: RunSettings, tmp_path: Path
 ) -> None:
-    settings = replace(tiny_settings, init=str(pretrained), freeze_backbone=True, steps=8)
+    settings = variant(tiny_settings, init=str(pretrained), freeze_backbone=True, steps=8)
     train_run(settings, tmp_path / "whole")
     with pytest.raises(Interrupted):
         train_run(settings, tmp_path / "parts", progress=signal_at(3))
@@ -190,14 +191,14 @@ def test_what_cannot_be_begun_with_is_named_and_leaves_no_run(
     pretrained: Path, tiny_settings: RunSettings, tmp_path: Path
 ) -> None:
     output = tmp_path / "run"
-    wide = replace(tiny_settings, model=replace(tiny_settings.model, channels=7))
+    wide = variant(tiny_settings, model=replace(tiny_settings.model, channels=7))
     with pytest.raises(RunError, match=r"model.channels \d+, but this run has 7; give it"):
         train_run(replace(wide, init=str(pretrained)), output)
     with pytest.raises(RunError, match="holds no pre-trained backbone"):
-        train_run(replace(tiny_settings, init=str(tmp_path / "nothing")), output)
+        train_run(variant(tiny_settings, init=str(tmp_path / "nothing")), output)
     assert not output.exists()
     with pytest.raises(SettingsError, match="freeze_backbone: only a trained backbone"):
-        replace(tiny_settings, freeze_backbone=True)
-    bare = replace(tiny_settings, method="protonet", init=str(pretrained), freeze_backbone=True)
+        variant(tiny_settings, freeze_backbone=True)
+    bare = variant(tiny_settings, method="protonet", init=str(pretrained), freeze_backbone=True)
     with pytest.raises(SettingsError, match="nothing to train"):
         train_run(bare, output)

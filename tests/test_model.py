@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from memories import remember
+from tiny import variant
 from vsm.memory import MEMORIES, Memory, SlotMemory
 from vsm.model import FewShotModel, Prediction
 from vsm.nn.networks import GaussianNetwork, MemoryConditionedNetwork
@@ -30,7 +31,8 @@ LONG_TERM = [method for method in METHODS if RunSettings(method=method).uses_mem
 
 
 def build(method: Method, residual: bool = False, **memory: object) -> FewShotModel:
-    settings = RunSettings(
+    settings = variant(
+        RunSettings(),
         method=method,
         model=ModelSettings(
             inference="network",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from memories import remember
+from tiny import variant
 from vsm.memory import MEMORIES, Consolidation, Recall, SlotMemory, SupportSet
 from vsm.memory.slots.kanerva import KanervaRecall
 from vsm.memory.slots.recall import RoteRecall, SlotRecall, TransformedRecall
@@ -42,7 +43,9 @@ Design = tuple[Recall, Consolidation | None]
 
 
 def design_of(method: str, kind: str = "soft", kl: str = "bound", **memory: object) -> Design:
-    settings = RunSettings(
+    settings = variant(
+        RunSettings(),
+        method=method,
         memory=replace(MemorySettings(recall=kind), **memory),  # type: ignore[arg-type]
         mann=MannSettings(slots=SLOTS, width=4, reads=2, controller_units=6),
         kanerva=KanervaSettings(slots=SLOTS),

@@ -179,13 +179,19 @@ def test_every_setting_is_part_of_a_trainings_name_but_how_often_it_saves(
     changed_names, all_names = set(), set()
     reading = GaussianSettings(rho=0.5)
     gaussian = RunSettings(model=ModelSettings(inference="gaussian"), gaussian=reading)
-    for settings in (gumbel, RunSettings(), gaussian):
+    others: list[dict[str, Any]] = [
+        {"method": "mann"},
+        {"method": "kanerva"},
+        {"memory.capacity": 3, "optimizer.schedule": "step"},
+    ]
+    changed_settings = [with_changes(RunSettings(), changes) for changes in others]
+    for settings in (gumbel, RunSettings(), gaussian, *changed_settings):
         key = train_job(settings, "pixels").key
         for name, kind, value in leaves(settings):
             all_names.add(name)
             other = f"{value}x" if kind is str else another(kind, value)
             try:
-                changed = with_changes(settings, {name: other})
+                changed = with_changes(settings, {name: other}, given=[name])
             except SettingsError:  # without effect here, or a word that must name something
                 continue
             changed_names.add(name)
@@ -1011,13 +1017,11 @@ def test_every_row_of_every_table_is_valid_under_every_budget() -> None:
                     continue
                 seen.add((budget.name, settings.inference))
                 wanted = {"tiny": 3, "smoke": 20, "cpu": 20, "paper": 150}[budget.name]
-                if settings.inference == "network":
-                    assert settings.sampling.num_memories(training=True) == wanted
+                if settings.inference == "network" and settings.method == "vsm":
+                    assert settings.sampling.train_memory == wanted
                     kind = "mixture" if budget.name == "paper" else "soft"
-                    assert settings.memory.recall_kind == (
-                        "gumbel" if row.name == "gumbel" else kind
-                    )
-                    assert settings.objective.kl_m_weight == (1 if budget.name == "paper" else 1e-3)
+                    assert settings.memory.recall == ("gumbel" if row.name == "gumbel" else kind)
+                    assert settings.objective.beta_m == (1 if budget.name == "paper" else 1e-3)
     assert seen == {(name, kind) for name in BUDGETS for kind in ("network", "conjugate")}
 
 
@@ -1028,9 +1032,7 @@ def test_every_ablation_of_the_preset_is_valid() -> None:
         assert isinstance(study, StudySettings)
         for row in study.rows.values():
             assert isinstance(row, dict)
-            changes = {**study.changes, **row}
-            settings = with_changes(base, changes)
-            if settings.inference == "network":
-                drawn = row.get("sampling.train_memory", 20)
-                assert settings.sampling.num_memories(training=True) == drawn
-                assert settings.sampling.num_memories(training=False) == 50
+            settings = with_changes(base, {**study.changes, **row}, given=row)
+            if settings.inference == "network" and settings.method == "vsm":
+                assert settings.sampling.train_memory == row.get("sampling.train_memory", 20)
+                assert settings.sampling.evaluation_memory == 50

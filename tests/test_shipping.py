@@ -15,7 +15,7 @@ import torch
 
 import vsm
 from run_helpers import train_run
-from tiny import make_settings
+from tiny import make_settings, variant
 from vsm.cli import main, pretrain, train
 from vsm.cli.launch import parse_run
 from vsm.cli.main import _with_underscores
@@ -131,7 +131,7 @@ def test_only_matrices_that_fit_are_halved() -> None:
 def test_weights_and_memory_come_back_in_their_own_precision_rounded_to_half(
     method: Method, tmp_path: Path, tiny_dataset: ImageDataset, tiny_settings: RunSettings
 ) -> None:
-    settings = replace(tiny_settings, method=method)
+    settings = variant(tiny_settings, method=method)
     before = trained_model(tmp_path / "single", settings, tiny_dataset)
     after = load(stored(tmp_path / "half", before).path)
     weights = after.model.state_dict()
@@ -149,7 +149,7 @@ def test_weights_and_memory_come_back_in_their_own_precision_rounded_to_half(
 def test_the_files_are_about_half_as_large(
     tmp_path: Path, tiny_dataset: ImageDataset, tiny_settings: RunSettings
 ) -> None:
-    wide = replace(tiny_settings, model=replace(tiny_settings.model, channels=16, hidden_units=64))
+    wide = variant(tiny_settings, model=replace(tiny_settings.model, channels=16, hidden_units=64))
     stored(tmp_path / "half", trained_model(tmp_path / "single", wide, tiny_dataset))
     single, half = (
         (tmp_path / name / "model.safetensors").stat().st_size for name in ("single", "half")
@@ -161,7 +161,7 @@ def test_the_fingerprint_is_that_of_backbone_adapter_and_normalization(
     tiny_dataset: ImageDataset, tiny_settings: RunSettings
 ) -> None:
     model_settings = replace(tiny_settings.model, adapter="linear")
-    settings = replace(tiny_settings, model=model_settings)
+    settings = variant(tiny_settings, model=model_settings)
     weights = FewShotModel(settings, tiny_dataset.input_shape).state_dict()
 
     def identified(values: dict[str, torch.Tensor]) -> str:
@@ -202,7 +202,7 @@ def test_what_belongs_to_another_encoder_is_named(
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     trained_model(one, tiny_settings, tiny_dataset)
-    trained_model(two, replace(tiny_settings, seed=1), tiny_dataset)
+    trained_model(two, variant(tiny_settings, seed=1), tiny_dataset)
     shutil.copy(two / "memory.safetensors", one / "memory.safetensors")
     with pytest.raises(RunError, match=r"memory\.safetensors belongs to the encoder .* exchanged"):
         load(one)

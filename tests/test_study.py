@@ -47,7 +47,6 @@ ROOT = Path(__file__).parents[1]
 TINY = [
     *("--way", "5", "--queries", "2", "--tasks", "1", "--steps", "3", "--shot", "1"),
     *("--model.channels", "4", "--model.hidden-units", "8", "--model.inference", "conjugate"),
-    *("--memory.strength", "2"),
     *("--sampling.train-prototypes", "4", "--sampling.evaluation-prototypes", "4"),
     *("--validation.episodes", "2", "--json"),
 ]
@@ -76,6 +75,7 @@ def runs(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study-runs")
     for (label, (method, control)), seed in product(ROWS.items(), SEEDS):
         choices = ["--method", method, "--memory.control", control, "--seed", str(seed)]
+        choices += ["--memory.strength", "2"] if method == "vsm" else []
         output = ["--output", str(folder / f"{label}-{seed}")]
         words = ["--data", data, *choices, *output, *TINY, "--learn-memory", "false"]
         assert main(["train", *words]) == 0
@@ -395,7 +395,7 @@ def test_a_page_shows_what_its_result_file_holds_and_nothing_else(
     for expected in ("− permuted", "cosine (baseline)", "Spearman", "Trained for 3 steps"):
         assert expected in text
     assert text.count("--model.channels 4") == 1, "what all rows share is said once"
-    assert "| `--memory.control permuted` |" in text
+    assert "| `--memory.control permuted` `--memory.strength 2.0` |" in text
     assert "--seed 0\\|1" in text
     page = tmp_path / "docs" / "page.md"
     assert vsm_study(capsys, studies[0], "--render", page)[:2] == (0, f"{page}\n")
@@ -556,7 +556,9 @@ def test_every_shipped_study_can_be_read(path: Path) -> None:
     if isinstance(settings, PretrainingStudySettings):
         for asked in settings.rows.values():
             changes = {name: value for name, value in asked.items() if name != "teacher"}
-            with_changes(PretrainSettings(), {**settings.changes, **changes})
+            if "teacher" in asked:
+                changes["distillation.teacher"] = "runs/teacher"
+            with_changes(PretrainSettings(), {**settings.changes, **changes}, given=changes)
         return
     if not isinstance(settings, StudySettings):
         own = {model for model in settings.models if model.startswith("runs/")}
@@ -570,10 +572,10 @@ def test_every_shipped_study_can_be_read(path: Path) -> None:
             changes = {name: value for name, value in row.items() if "." in name}
             gaussian = RunSettings(model=ModelSettings(inference="gaussian"))
             assert row.keys() - changes <= {"encoder", *VIEWS}
-            with_changes(gaussian, changes)
+            with_changes(gaussian, changes, given=changes)
         else:
             base = settings_from_files(*preset_paths(settings.base or ""))
-            with_changes(base, {**settings.changes, **row})
+            with_changes(base, {**settings.changes, **row}, given=row)
 
 
 def test_help_and_pages_need_no_torch(measured: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from PIL import Image
 import vsm
 from classify_helpers import CLASSES, write_folders, write_run
 from run_helpers import train_run
-from tiny import make_dataset, make_settings
+from tiny import make_dataset, make_settings, variant
 from vsm import FewShotClassifier
 from vsm.cli import main
 from vsm.data.folder import images_below, labeled_images
@@ -54,11 +54,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("alone")
     pictures = write_pictures(root / "pictures")
     tiny = make_settings()
-    settings = replace(
+    settings = variant(
         tiny,
         data=f"folder:{pictures}",
         model=replace(tiny.model, inference="conjugate"),
-        sampling=replace(tiny.sampling, train_memory=None, evaluation_memory=None),
+        sampling=replace(tiny.sampling),
         way=2,
         steps=STEPS,
         validation=ValidationSettings(every=STEPS, episodes=5),

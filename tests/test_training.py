@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from run_helpers import assert_same_run, power_cut_at, rows, signal_at, train_run
-from tiny import RecordedProgress
+from tiny import RecordedProgress, variant
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.errors import RunError
 from vsm.evaluation.calibration import Calibration
@@ -52,7 +52,7 @@ FILES = ("model.safetensors", "memory.safetensors", "calibration.json", "resume.
 def test_a_run_leaves_a_directory_that_loads(
     method: Method, tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
-    settings = replace(tiny_settings, method=method)
+    settings = variant(tiny_settings, method=method)
     run = train_run(settings, tmp_path / "run")
     assert run.settings() == settings
     trained = load(run.path)
@@ -73,7 +73,7 @@ def test_a_run_leaves_a_directory_that_loads(
 def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     method: Method, tiny_settings: RunSettings, tmp_path: Path
 ) -> None:
-    settings = replace(tiny_settings, method=method, steps=8)
+    settings = variant(tiny_settings, method=method, steps=8)
     if method == "mann":
         settings = replace(settings, mann=MannSettings(slots=16, width=8, controller_units=16))
     train_run(settings, tmp_path / "whole")
@@ -91,7 +91,7 @@ def test_a_refreshed_memory_holds_features_as_they_are_at_test(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
     memory = replace(tiny_settings.memory, refresh_steps=3)
-    run = train_run(replace(tiny_settings, memory=memory), tmp_path / "run")
+    run = train_run(variant(tiny_settings, memory=memory), tmp_path / "run")
     trained = load(run.path)
     model, stored = trained.model, trained.state
     assert isinstance(stored, SlotMemory)
@@ -127,7 +127,7 @@ def test_a_refreshed_memory_holds_features_as_they_are_at_test(
 def test_refreshing_leaves_the_run_as_it_was(tiny_settings: RunSettings, tmp_path: Path) -> None:
     train_run(tiny_settings, tmp_path / "plain")
     memory = replace(tiny_settings.memory, refresh_steps=2)
-    train_run(replace(tiny_settings, memory=memory), tmp_path / "refreshed")
+    train_run(variant(tiny_settings, memory=memory), tmp_path / "refreshed")
     losses = [
         [row["loss"] for row in rows(tmp_path / name) if "loss" in row]
         for name in ("plain", "refreshed")
@@ -169,7 +169,7 @@ def test_signal_handlers_are_put_back(tiny_settings: RunSettings, tmp_path: Path
 def test_a_crash_after_a_checkpoint_repeats_the_lost_steps_exactly(
     tiny_settings: RunSettings, tmp_path: Path
 ) -> None:
-    settings = replace(tiny_settings, steps=14)
+    settings = variant(tiny_settings, steps=14)
     train_run(settings, tmp_path / "whole")
     with pytest.raises(OSError, match="power cut"):
         # The last checkpoint is of step 10, and so is the last log line.
@@ -194,7 +194,7 @@ def test_a_finished_run_goes_on_to_a_better_model_and_is_calibrated_anew(
     stopped: bool, tiny_settings: RunSettings, tmp_path: Path
 ) -> None:
     quick = OptimizerSettings(learning_rate=5e-3, schedule="constant")
-    settings = replace(tiny_settings, tasks=4, steps=3, optimizer=quick)
+    settings = variant(tiny_settings, tasks=4, steps=3, optimizer=quick)
     run = train_run(settings, tmp_path / "run")
     before = run.calibration.read_text()
     longer = replace(settings, steps=24)
@@ -237,7 +237,7 @@ def test_training_lowers_the_loss(
     method: Method, tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:
     quick = OptimizerSettings(learning_rate=5e-3)
-    settings = replace(tiny_settings, method=method, tasks=4, steps=25, optimizer=quick)
+    settings = variant(tiny_settings, method=method, tasks=4, steps=25, optimizer=quick)
     _, _, measured = step_through(settings, tiny_dataset, 25)
     losses = [row["cross_entropy"] for row in measured]
     assert sum(losses[-5:]) / 5 < 0.6 * losses[0]
@@ -246,7 +246,7 @@ def test_training_lowers_the_loss(
 def test_the_attention_vector_receives_gradient_and_moves(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:
-    settings = replace(tiny_settings, model=replace(tiny_settings.model, residual=False))
+    settings = variant(tiny_settings, model=replace(tiny_settings.model, residual=False))
     start = FewShotModel(settings, tiny_dataset.image_shape).consolidation
     model, _, measured = step_through(settings, tiny_dataset, 8)
     assert measured[0]["attention_gradient_norm"] == 0  # nothing was pending
@@ -259,7 +259,7 @@ def test_the_attention_vector_receives_gradient_and_moves(
 def test_without_delayed_gradient_the_attention_vector_stays_as_it_began(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:
-    settings = replace(
+    settings = variant(
         tiny_settings,
         model=replace(tiny_settings.model, residual=False),
         memory=replace(tiny_settings.memory, delayed_gradient=False),
@@ -277,7 +277,7 @@ def test_without_delayed_gradient_the_attention_vector_stays_as_it_began(
 def test_what_writes_a_kanerva_memory_learns(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:
-    settings = replace(tiny_settings, method="kanerva")
+    settings = variant(tiny_settings, method="kanerva")
     start = dict(FewShotModel(settings, tiny_dataset.image_shape).named_parameters())
     model, _, _ = step_through(settings, tiny_dataset, 3)
     machine = {k: v for k, v in model.named_parameters() if ".machine." in k}
@@ -290,7 +290,7 @@ def test_what_writes_a_kanerva_memory_learns(
 def test_a_step_recalls_what_the_previous_steps_saw_and_nothing_of_its_own_queries(
     method: Method, tiny_settings: RunSettings
 ) -> None:
-    settings = replace(tiny_settings, method=method)
+    settings = variant(tiny_settings, method=method)
 
     def recollected(step: int = 0, changed: slice = slice(0, 0)) -> list[torch.Tensor]:
         """Return m of two steps, with other features at ``changed`` [K + Q] of one of them."""
@@ -324,7 +324,7 @@ def test_a_step_recalls_what_the_previous_steps_saw_and_nothing_of_its_own_queri
 def test_observations_wait_one_step_before_they_reach_the_memory(
     method: Method, tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:
-    tiny_settings = replace(tiny_settings, method=method)
+    tiny_settings = variant(tiny_settings, method=method)
     _, state, measured = step_through(tiny_settings, tiny_dataset, 1)
     assert state.memory is not None
     assert len(state.memory) == 0
@@ -358,7 +358,7 @@ def test_training_hides_the_slots_that_the_mask_names(
     tiny_dataset: ImageDataset,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = replace(tiny_settings, memory=MemorySettings(mask=mask))  # type: ignore[arg-type]
+    settings = variant(tiny_settings, memory=MemorySettings(mask=mask))  # type: ignore[arg-type]
     seen: list[tuple[SlotMemory, torch.Tensor]] = []
     forward = VariationalRecall.forward
 
@@ -382,14 +382,14 @@ def test_training_hides_the_slots_that_the_mask_names(
 
 
 def test_capacity_bounds_the_memory(tiny_settings: RunSettings, tiny_dataset: ImageDataset) -> None:
-    settings = replace(tiny_settings, memory=MemorySettings(capacity=4))
+    settings = variant(tiny_settings, memory=MemorySettings(capacity=4))
     _, state, _ = step_through(settings, tiny_dataset, 6)
     assert state.memory is not None
     assert len(state.memory) == 4
 
 
 def test_every_term_is_logged(tiny_settings: RunSettings, tmp_path: Path) -> None:
-    train_run(replace(tiny_settings, steps=10), tmp_path / "run")
+    train_run(variant(tiny_settings, steps=10), tmp_path / "run")
     logged = rows(tmp_path / "run")
     step = next(row for row in logged if "loss" in row)
     assert {
@@ -407,7 +407,7 @@ def test_every_term_is_logged(tiny_settings: RunSettings, tmp_path: Path) -> Non
 def test_the_best_validated_model_is_kept(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
-    train_run(replace(tiny_settings, steps=15), tmp_path / "run")
+    train_run(variant(tiny_settings, steps=15), tmp_path / "run")
     seen = [(row["step"], row["validation"]) for row in rows(tmp_path / "run") if "loss" not in row]
     assert [step for step, _ in seen] == [3, 6, 9, 12, 15]
     best = max(score["accuracy"] for _, score in seen)
@@ -426,7 +426,7 @@ def test_the_last_state_loads_with_pending_observations_applied(
     method: Method, tiny_settings: RunSettings, tiny_dataset: ImageDataset, tmp_path: Path
 ) -> None:
     train_run(
-        replace(tiny_settings, method=method, steps=3), tmp_path / "run"
+        variant(tiny_settings, method=method, steps=3), tmp_path / "run"
     )  # validated once, at the last step
     checkpoints: tuple[Checkpoint, ...] = ("best", "last")
     best, last = (load(tmp_path / "run", checkpoint=which) for which in checkpoints)
@@ -447,7 +447,7 @@ def test_a_run_that_was_cut_off_between_its_two_files_is_to_be_resumed(
     run = RunDirectory(tmp_path / "run")
     run.create(tiny_settings)
     for step, seed in ((3, 0), (6, 1)):
-        model = FewShotModel(replace(tiny_settings, seed=seed), tiny_dataset.image_shape)
+        model = FewShotModel(variant(tiny_settings, seed=seed), tiny_dataset.image_shape)
         save_best(run, model, model.empty_memory(), step, tiny_dataset)
         monkeypatch.setattr("vsm.runs.trained_model.save_tensors", lambda *_: None)
     with pytest.raises(RunError, match=r"of step 3 but .* of step 6; .* resume it with --resume"):
@@ -458,7 +458,7 @@ def test_an_exchanged_memory_and_a_damaged_file_are_named(
     tiny_settings: RunSettings, tmp_path: Path
 ) -> None:
     run = train_run(tiny_settings, tmp_path / "run")
-    other = train_run(replace(tiny_settings, method="kanerva"), tmp_path / "other")
+    other = train_run(variant(tiny_settings, method="kanerva"), tmp_path / "other")
     metadata = load_tensors(run.memory)[1]
     save_tensors(run.memory, load_tensors(other.memory)[0], metadata | {"class_names": []})
     with pytest.raises(RunError, match="does not hold a memory of the method vsm; was it exch"):
@@ -500,7 +500,7 @@ def test_warm_up_rises_linearly() -> None:
 def test_clipping_bounds_the_gradient(
     tiny_settings: RunSettings, tiny_dataset: ImageDataset
 ) -> None:
-    settings = replace(tiny_settings, optimizer=OptimizerSettings(clip_norm=1e-3))
+    settings = variant(tiny_settings, optimizer=OptimizerSettings(clip_norm=1e-3))
     model, _, measured = step_through(settings, tiny_dataset, 2)
     assert measured[-1]["gradient_norm"] > 1e-3
     norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
@@ -512,7 +512,7 @@ def test_training_images_are_augmented_and_test_images_never(
 ) -> None:
     seeds: list[int] = []
 
-    tiny_settings = replace(tiny_settings, augment_affine=0.1)
+    tiny_settings = variant(tiny_settings, augment_affine=0.1)
 
     def augment(
         self: ImageDataset,
@@ -531,6 +531,6 @@ def test_training_images_are_augmented_and_test_images_never(
     assert len(set(seeds)) == 3 * tiny_settings.tasks  # every task of every step anew
     sampler = EpisodeSampler(tiny_dataset, "test", 3, 1, 2)
     evaluate(model, state.memory, sampler, 2, seed=0)
-    without = replace(tiny_settings, augment=False, augment_affine=0.0)
+    without = variant(tiny_settings, augment=False, augment_affine=0.0)
     step_through(without, tiny_dataset, 2)
     assert len(seeds) == 3 * tiny_settings.tasks

@@ -1,6 +1,7 @@
 """Data and settings so small that a run takes seconds, for tests and the processes they start."""
 
 from itertools import chain
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -8,7 +9,14 @@ import numpy as np
 from vsm.data import SPLITS, ImageDataset, PixelNormalization, glyphs
 from vsm.data.dataset import ClassLists
 from vsm.data.store import Preparation
-from vsm.settings import ModelSettings, RunSettings, SamplingSettings, ValidationSettings
+from vsm.settings import (
+    ModelSettings,
+    RunSettings,
+    SamplingSettings,
+    ValidationSettings,
+    effective_settings,
+    flatten_parts,
+)
 from vsm.system.progress import Progress
 
 
@@ -70,6 +78,11 @@ def make_settings() -> RunSettings:
         sampling=SamplingSettings(5, 4, 5, 4),
         validation=ValidationSettings(every=3, episodes=5),
     )
+
+
+def variant(settings: RunSettings, **parts: Any) -> RunSettings:
+    """As ``dataclasses.replace``, where settings that then have no effect get their defaults."""
+    return effective_settings(RunSettings, flatten_parts(vars(settings) | parts))
 
 
 class RecordedProgress(Progress):

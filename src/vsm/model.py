@@ -194,8 +194,10 @@ class FewShotModel(nn.Module):
         In evaluation no KL is taken over the J components, and L < J prototypes come from L
         distinct ones; samples of m that no prototype would use are not drawn.
         """
-        num_memories = self.settings.sampling.num_memories(self.training)
-        return num_memories if self.training else min(num_memories, self.num_prototype_samples)
+        sampling = self.settings.sampling
+        if self.training:
+            return sampling.train_memory
+        return min(sampling.evaluation_memory, self.num_prototype_samples)
 
 
 def _inference_for(

@@ -50,7 +50,7 @@ def objective(
             kl_z = prototype_kl_monte_carlo(mixture, posterior.prototypes, prior).mean()
     if posterior.recollection is not None:
         kl_m = posterior.recollection.divergence.mean()
-    total = entropy + settings.beta_z * kl_z + settings.kl_m_weight * kl_m / queries_per_class
+    total = entropy + settings.beta_z * kl_z + settings.beta_m * kl_m / queries_per_class
     return ObjectiveTerms(total, entropy, kl_z, kl_m)
 
 

@@ -1,13 +1,16 @@
 """Every setting of a run, typed; the line under a field is its ``--help``.
 
-Nothing here imports torch, so that the command line answers at once. Letters in brackets are the
-paper's symbols.
+A setting that has an effect only where another one has certain values says so beside its default.
+Giving it elsewhere is an error. Nothing here imports torch, so that the command line answers at
+once. Letters in brackets are the paper's symbols.
 """
 
-from dataclasses import dataclass, field
-from operator import attrgetter
-from types import UnionType
-from typing import Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
+from typing import get_type_hints as type_hints
 
 from vsm.errors import SettingsError
 
@@ -19,7 +22,7 @@ RecallKind = Literal["soft", "mixture", "gumbel"]
 BACKBONE_NAMES = ("conv4", "resnet12", "wrn28_10")
 FROZEN_ENCODERS = ("efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2")
 ENCODER_KINDS = ("hf", "timm", "onnx")
-"""Whose encoders others publish: ``hf:NAME``, ``timm:NAME``, ``onnx:FILE``."""
+"""Sources of published encoders: ``hf:NAME``, ``timm:NAME``, ``onnx:FILE``."""
 
 BaselineName = Literal[
     "simpleshot",
@@ -35,71 +38,303 @@ BaselineName = Literal[
 BASELINE_NAMES: tuple[BaselineName, ...] = get_args(BaselineName)
 
 LARGEST_NUMBER, LARGEST_WIDTH = 2**31 - 1, 65_536
+"""Of counts, and of layers and memories, whose size in memory may grow with the square."""
 LARGEST_SHIFT = 32
-WIDTHS = ("channels", "hidden_units", "slots", "width", "reads", "controller_units")
-"""Sizes of layers and memories, by whose square memory is asked for."""
 
-NETWORK_SETTINGS = (
-    "sampling.train_memory",
-    "sampling.evaluation_memory",
-    "objective.beta_m",
-    "memory.recall",
-    "memory.gumbel_temperature",
+AnySettings = TypeVar("AnySettings")
+
+
+class Condition(NamedTuple):
+    """Where a setting has an effect: where ``name`` has one of ``values``, or none of them."""
+
+    name: str
+    values: tuple[object, ...]
+    excluded: bool = False
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """Whether the setting has an effect among ``values``, by dotted names."""
+        return (values[self.name] in self.values) != self.excluded
+
+    def describe(self) -> str:
+        """Return the condition as a part of ``--help``."""
+        if self.name == "data":
+            return "only for images"
+        if self.excluded and self.values == (None,):
+            return f"only with {self.name}"
+        return f"{'not' if self.excluded else 'only'} with {self.name} {self._choices()}"
+
+    def refusal(self, name: str, values: Mapping[str, Any]) -> str:
+        """Say why setting ``name`` has no effect among ``values``, and what to do."""
+        if self.name == "data":
+            return f"{name}: has no effect on stored features; leave it out"
+        if self.excluded and self.values == (None,):
+            cause, remedy = f"without {self.name}", f"set --{self.name}"
+        else:
+            cause = f"with {self.name} {_shown(values[self.name])}"
+            choices = f"another --{self.name}" if self.excluded else f"--{self.name}"
+            remedy = f"use {choices}" if self.excluded else f"use {choices} {self._choices()}"
+        return f"{name}: has no effect {cause}; leave it out, or {remedy}"
+
+    def _choices(self) -> str:
+        *some, last = map(_shown, self.values)
+        return f"{', '.join(some)} or {last}" if some else last
+
+
+def only_with(name: str, *values: object) -> Condition:
+    """Return the condition that the setting ``name`` has one of ``values``."""
+    return Condition(name, values)
+
+
+def not_with(name: str, *values: object) -> Condition:
+    """Return the condition that the setting ``name`` has none of ``values``."""
+    return Condition(name, values, excluded=True)
+
+
+ON_IMAGES = only_with("data", "images")  # see _context
+BUILT_IN_BACKBONE = only_with("model.backbone", *BACKBONE_NAMES)
+TRAINED_BACKBONE = only_with("freeze_backbone", False)
+AUGMENTED = only_with("augment", True)
+VARIATIONAL = (not_with("method", "protonet"), not_with("model.inference", "gaussian"))
+LATENT = (only_with("method", "vsm", "kanerva"), only_with("model.inference", "network"))
+GAUSSIAN, NOT_GAUSSIAN = (
+    only_with("model.inference", "gaussian"),
+    not_with("model.inference", "gaussian"),
 )
-"""What has an effect only where the latent memory m is drawn; refused with other inferences."""
+MEMORY = (only_with("method", "rote", "transformed", "vsm", "kanerva"), NOT_GAUSSIAN)
+SLOT_METHOD = only_with("method", "rote", "transformed", "vsm")
+SLOTS = (SLOT_METHOD, NOT_GAUSSIAN)
+ADDRESSED = (*SLOTS, not_with("memory.control", "uniform"))
+SCALED = (*ADDRESSED, not_with("memory.top_k", 1))
+ATTENTION = only_with("memory.update", "attention")
+
+
+def setting(
+    default: Any,
+    *conditions: Condition,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """Declare a field of settings: where it has an effect, and the range of its values."""
+    limits = _Limits(above, least, most)
+    return field(default=default, metadata={"conditions": conditions, "limits": limits})
+
+
+def section(kind: type, *conditions: Condition) -> Any:
+    """Declare settings of their own, all of which have an effect under ``conditions`` only."""
+    return field(default_factory=kind, metadata={"conditions": conditions})
+
+
+class _Limits(NamedTuple):
+    above: float | None = None
+    least: float | None = None
+    most: float | None = None
+
+    def check(self, name: str, value: Any) -> None:
+        low = self.least if self.above is None else self.above
+        if low is None:
+            return
+        is_low = not (value >= low if self.above is None else value > low)  # nor is NaN
+        if self.most is not None and (is_low or not value <= self.most):
+            begin = "[" if self.above is None else "("
+            raise SettingsError(
+                f"{name}: must lie in {begin}{low:,}, {self.most:,}], got {_shown(value)}"
+            )
+        if is_low:
+            least = "not be negative" if low == 0 else f"be at least {low}"
+            expected = least if self.above is None else f"be greater than {low}"
+            raise SettingsError(f"{name}: must {expected}, got {value}")
+        if isinstance(value, int) and value > LARGEST_NUMBER:
+            raise SettingsError(f"{name}: must be at most {LARGEST_NUMBER:,}, got more")
 
 
 @dataclass(frozen=True)
-class ModelSettings:
+class Settings:
+    """Checks every value: choices among words, and the range of numbers."""
+
+    def __post_init__(self) -> None:
+        types = _types(cast(type, type(self)))
+        for one in fields(cast(Any, self)):
+            value, kinds = getattr(self, one.name), types[one.name]
+            choices = [c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)]
+            if choices and value not in choices and not (value is None and NoneType in kinds):
+                known = ", ".join(map(str, choices))
+                raise SettingsError(f"{one.name}: expected one of {known}, got {value!r}")
+            if value is not None and "limits" in one.metadata:
+                one.metadata["limits"].check(one.name, value)
+
+
+@cache
+def _types(kind: type) -> dict[str, tuple[Any, ...]]:
+    """Return the types that each field may have."""
+    return {
+        name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        for name, hint in type_hints(kind).items()
+    }
+
+
+def _shown(value: object) -> str:
+    """Return a value as it is written on a command line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def flatten(settings: object) -> dict[str, Any]:
+    """Return the values of settings by their dotted names."""
+    return flatten_parts(vars(settings))
+
+
+def flatten_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by dotted names, where some are sections of settings."""
+    values: dict[str, Any] = {}
+    for name, value in parts.items():
+        if is_dataclass(value):
+            values |= {f"{name}.{inner}": part for inner, part in flatten(value).items()}
+        else:
+            values[name] = value
+    return values
+
+
+class _Declared(NamedTuple):
+    default: Any
+    conditions: tuple[Condition, ...]
+
+
+@cache
+def _declared(kind: type) -> dict[str, _Declared]:
+    """Return the default of each setting and where it has an effect, by dotted names."""
+    found: dict[str, _Declared] = {}
+    types = type_hints(kind)
+    for one in fields(cast(Any, kind)):
+        own = one.metadata.get("conditions", ())
+        if is_dataclass(types[one.name]):
+            for name, (default, more) in _declared(cast(type, types[one.name])).items():
+                found[f"{one.name}.{name}"] = _Declared(default, (*own, *more))
+        else:
+            found[one.name] = _Declared(one.default, own)
+    return found
+
+
+def default_values(kind: type) -> dict[str, Any]:
+    """Return the defaults of settings by dotted names."""
+    return {name: one.default for name, one in _declared(kind).items()}
+
+
+def describe_conditions(kind: type) -> dict[str, str]:
+    """Return where settings have an effect, by dotted names, for ``--help``."""
+    every = _declared(kind).items()
+    return {name: "; ".join(c.describe() for c in one.conditions) for name, one in every}
+
+
+def _context(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that conditions are about.
+
+    Method mann always uses the network. Inputs are stored features or images; a Gaussian memory of
+    stored features may be that of an encoder, which has settings as any other.
+    """
+    context = dict(values)
+    if context.get("method") == "mann":
+        context["model.inference"] = "network"
+    is_encoded = context.get("model.inference") == "gaussian"
+    is_stored = str(context.get("data")).startswith("features:") and not is_encoded
+    return context | {"data": "features" if is_stored else "images"}
+
+
+def effective_names(settings: object) -> list[str]:
+    """Return the dotted names of the settings that have an effect, whatever their values."""
+    context = _context(flatten(settings))
+    every = _declared(cast(type, type(settings))).items()
+    return [name for name, one in every if all(c.holds(context) for c in one.conditions)]
+
+
+def _refusals(kind: type, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield every setting that has no effect and not its default, and an error message."""
+    context = _context(values)
+    for name, (default, needed) in _declared(kind).items():
+        broken = next((one for one in needed if not one.holds(context)), None)
+        if broken is not None and values[name] != default:
+            yield name, broken.refusal(name, context)
+
+
+def require_effect(settings: object) -> None:
+    """Refuse settings that have no effect, unless they have their default values."""
+    for _, refusal in _refusals(type(settings), flatten(settings)):
+        raise SettingsError(refusal)
+
+
+def effective_settings(
+    kind: type[AnySettings], values: Mapping[str, Any], given: Collection[str] = ()
+) -> AnySettings:
+    """Build settings from values by dotted names that may be meant for several methods.
+
+    What has no effect gets its default, except for the names in ``given``, which are refused.
+    """
+    values, usual = dict(values), default_values(kind)
+    while ineffective := dict(_refusals(kind, values)):
+        for name, refusal in ineffective.items():
+            if name in given:
+                raise SettingsError(refusal)
+            values[name] = usual[name]
+    return _build(kind, values)
+
+
+def _build(kind: type[AnySettings], values: Mapping[str, Any]) -> AnySettings:
+    parts: dict[str, Any] = {}
+    for name, hint in type_hints(kind).items():
+        if is_dataclass(hint):
+            prefix = f"{name}."
+            inner = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+            parts[name] = _build(cast(type, hint), inner)
+        else:
+            parts[name] = values[name]
+    return kind(**parts)
+
+
+@dataclass(frozen=True)
+class ModelSettings(Settings):
     """The network around the memory."""
 
-    backbone: str = "conv4"
+    backbone: str = setting("conv4", ON_IMAGES)
     """Feature extractor: conv4, resnet12, wrn28_10, or your own as module:attribute; with gaussian
     inference also efficientnet-lite0, -lite1 or -lite2, hf:NAME, timm:NAME or onnx:FILE."""
-    channels: int = 64
+    channels: int = setting(64, ON_IMAGES, BUILT_IN_BACKBONE, above=0, most=LARGEST_WIDTH)
     """Width of the backbone; 64 is the published one (conv4: channels of every convolution)."""
-    keep_probability: float = 1.0
+    keep_probability: float = setting(
+        1.0, ON_IMAGES, BUILT_IN_BACKBONE, TRAINED_BACKBONE, above=0.0, most=1.0
+    )
     """Chance to survive dropout (the paper's conv4: 0.9 Omniglot, 0.5 others; resnet12: 0.9)."""
-    hidden_units: int = 256
+    hidden_units: int = setting(256, *VARIATIONAL, above=0, most=LARGEST_WIDTH)
     """Width of the hidden layers of the inference and prior networks."""
-    inference: Inference = "conjugate"
+    inference: Inference = setting("conjugate", not_with("method", "protonet", "mann"))
     """Prototypes by Bayes' rule (gaussian: read of class statistics that `vsm memory learn` keeps;
     conjugate: from recalled slots, learned in training), or from the paper's network."""
-    residual: bool = True
+    residual: bool = setting(True, *VARIATIONAL)
     """Networks add to their input and start as the identity; the paper's do not."""
-    initial_log_variance: float = -3.0
+    initial_log_variance: float = setting(-3.0, *VARIATIONAL, least=-9.0, most=9.0)
     """Where log-variances start; 0 leaves the default initialization."""
-    mirror: bool = False
+    mirror: bool = setting(False, ON_IMAGES)
     """Average the features of an image and of its mirror image; twice the work of the backbone."""
-    shift: int = 0
+    shift: int = setting(0, ON_IMAGES, least=0, most=LARGEST_SHIFT)
     """Average also those of the image moved by so many pixels up, down, left and right; five times
     the work, ten times with mirror images; 0 moves nothing."""
     adapter: Literal["none", "linear"] = "none"
     """Linear map of the features that starts as the identity and is trained; for fixed features."""
     normalize_features: bool = False
     """Scale every feature vector to length one, after the adapter."""
-    synchronize_batch_norm: bool = True
+    synchronize_batch_norm: bool = setting(True, ON_IMAGES, TRAINED_BACKBONE)
     """Batch norm of the full batch where several processes share it, as one process has it."""
-    distance: Literal["squared_euclidean", "cosine"] = "squared_euclidean"
+    distance: Literal["squared_euclidean", "cosine"] = setting("squared_euclidean", NOT_GAUSSIAN)
     """d of Eq. 1 between a query's features and a prototype."""
-    temperature: float = 1.0
+    temperature: float = setting(1.0, NOT_GAUSSIAN, above=0)
     """Distances are divided by this before the softmax."""
-    learn_temperature: bool = False
+    learn_temperature: bool = setting(False, NOT_GAUSSIAN)
     """Train the temperature with the other parameters."""
 
     def __post_init__(self) -> None:
-        _check(self, positive="channels hidden_units temperature")
+        super().__post_init__()
         if not self.is_frozen_encoder:
             _check_backbone(self.backbone)
-        _check_interval(self, "shift", 0, LARGEST_SHIFT)
-        _check_interval(self, "initial_log_variance", -9.0, 9.0)
-        _check_interval(self, "keep_probability", open_below=True)
-        if self.inference != "network" and not self.residual:
-            raise SettingsError(
-                "residual: conjugate inference needs memories in the space of the features, which "
-                "networks that add to their input give; got false, which goes with "
-                "--model.inference network"
-            )
 
     @property
     def views(self) -> tuple[bool, int]:
@@ -113,319 +348,246 @@ class ModelSettings:
 
     @property
     def is_frozen_encoder(self) -> bool:
-        """Whether the backbone was trained by others, and its weights are kept elsewhere."""
+        """Whether the backbone is a published encoder, whose weights are kept elsewhere."""
         return is_frozen_encoder(self.backbone)
 
 
 @dataclass(frozen=True)
-class MemorySettings:
+class MemorySettings(Settings):
     """How the memory is addressed, recalled, updated and bounded."""
 
-    recall: RecallKind | None = None
-    """How the network draws m: soft (one Gaussian), mixture (ancestral), gumbel; unset: soft."""
-    soft_variance: Literal["moment_matched", "averaged"] = "moment_matched"
+    recall: RecallKind = setting(
+        "soft", only_with("method", "vsm"), only_with("model.inference", "network")
+    )
+    """How the network draws m: soft (one Gaussian), mixture (ancestral), gumbel."""
+    soft_variance: Literal["moment_matched", "averaged"] = setting(
+        "moment_matched",
+        only_with("method", "vsm"),
+        NOT_GAUSSIAN,
+        only_with("memory.recall", "soft"),
+        only_with("memory.strength", None),
+        not_with("memory.top_k", 1),
+    )
     """Variance of soft recall: the mixture's, or the plain average of the slots' variances."""
-    gumbel_temperature: float | None = None
-    """Temperature of the relaxed one-hot weights of Gumbel recall; unset: 0.5."""
-    addressing: Literal["cosine", "dot"] = "cosine"
+    gumbel_temperature: float = setting(0.5, only_with("memory.recall", "gumbel"), above=0)
+    """Temperature of the relaxed one-hot weights of Gumbel recall."""
+    addressing: Literal["cosine", "dot"] = setting("cosine", *ADDRESSED)
     """Similarity g of Eq. 9 between a slot and the support mean."""
-    center_addressing: bool = True
+    center_addressing: bool = setting(True, *ADDRESSED)
     """Compare relative to the mean of visible slots; post-ReLU features share a common part."""
-    addressing_scale: float | None = None
+    addressing_scale: float | None = setting(None, *SCALED, above=0)
     """Factor on the similarity before the softmax; unset: 30 for cosine, 1 for dot."""
-    learn_addressing_scale: bool = True
+    learn_addressing_scale: bool = setting(True, *SCALED)
     """Train that factor with the other parameters."""
-    top_k: int | None = None
+    top_k: int | None = setting(None, *SLOTS, above=0)
     """Address only the k most similar slots."""
-    control: Literal["none", "uniform", "permuted"] = "none"
+    control: Literal["none", "uniform", "permuted"] = setting("none", *SLOTS)
     """For comparisons: address all slots alike, or give each slot the weight of another."""
-    update: Literal["attention", "mean"] = "attention"
+    update: Literal["attention", "mean"] = setting("attention", *SLOTS)
     """New content of a slot: graph attention over its samples (Eqs. 11-12), or their mean."""
-    update_activation: Literal["identity", "softmax", "relu", "tanh"] = "identity"
+    update_activation: Literal["identity", "softmax", "relu", "tanh"] = setting(
+        "identity", *SLOTS, ATTENTION
+    )
     """σ of Eq. 12; softmax, the paper's example, leaves little to address (paper-literal)."""
-    attention_scale: float = 1.0
+    attention_scale: float = setting(1.0, *SLOTS, ATTENTION, above=0)
     """Factor on the logits of Eq. 11. Where features have length one, logits are below that of
     w, and their softmax is almost the mean; 30 makes them as sharp as addressing is."""
-    delayed_gradient: bool = True
+    delayed_gradient: bool = setting(True, *MEMORY, ATTENTION)
     """Teach what updates the memory by the next step's loss; false: it stays as it began."""
-    retention: float = 0.7
+    retention: float = setting(0.7, *SLOTS, least=0.0, most=1.0)
     """α of Eq. 13: how much old content stays (the paper: 0.7 for 1-shot, 0.8 for 5-shot)."""
-    strength: float | None = None
+    strength: float | None = setting(
+        None, *MEMORY, only_with("model.inference", "conjugate"), least=0
+    )
     """Support images that a recollection counts for in conjugate inference (κ); unset: learned."""
-    mask: Literal["none", "own", "task"] = "task"
+    mask: Literal["none", "own", "task"] = setting("task", SLOT_METHOD)
     """Slots hidden from a class in training: none, its own, or those of its entire task."""
-    refresh_steps: int = 0
+    refresh_steps: int = setting(0, *MEMORY, least=0)
     """Before a validation, rebuild the memory from so many steps of episodes, seen as at test."""
-    capacity: int | None = None
+    capacity: int | None = setting(None, *SLOTS, above=0)
     """Largest number of slots; unset: one for every class ever seen."""
-    capacity_policy: Literal["first_come", "least_recently_updated"] = "first_come"
+    capacity_policy: Literal["first_come", "least_recently_updated"] = setting(
+        "first_come", *SLOTS, not_with("memory.capacity", None)
+    )
     """When full: ignore new classes, or drop the slot whose last update is the oldest."""
-
-    def __post_init__(self) -> None:
-        _check(
-            self,
-            positive="gumbel_temperature addressing_scale attention_scale top_k capacity",
-            not_negative="refresh_steps strength",
-        )
-        _check_interval(self, "retention")
-
-    @property
-    def makes_distributions(self) -> bool:
-        """Whether updated slots sum to one, which features do not."""
-        return self.update == "attention" and self.update_activation == "softmax"
-
-    @property
-    def recall_kind(self) -> RecallKind:
-        """``recall``, or its default."""
-        return self.recall or "soft"
-
-    @property
-    def gumbel_softmax_temperature(self) -> float:
-        """``gumbel_temperature``, or its default."""
-        return 0.5 if self.gumbel_temperature is None else self.gumbel_temperature
 
 
 @dataclass(frozen=True)
-class GaussianSettings:
+class GaussianSettings(Settings):
     """How class statistics are read with gaussian inference; unset: chosen by likelihood."""
 
     normalization: Normalization | None = None
     """Of features: none (un), to length one (l2n), or that, less the center, and again (cl2n)."""
-    epsilon: float | None = None
+    epsilon: float | None = setting(None, above=0)
     """ε: mean variance within classes that is added in all directions; inf: nothing but that."""
-    beta: float | None = None
+    beta: float | None = setting(None, least=0)
     """β: covariance within classes, of the size of that between, added to it; inf: only that."""
-    rho: float | None = None
+    rho: float | None = setting(None, least=0.0, most=1.0)
     """ρ: how far the expected prototype of a class lies towards what it recalls, 0 to 1."""
-    addressing_scale: float | None = None
+    addressing_scale: float | None = setting(None, not_with("gaussian.rho", 0.0), above=0)
     """Factor on the cosines by which it recalls."""
     exact_forgetting: bool = False
     """Keep every class's scatter apart, so that forgetting a class undoes all that it taught."""
-    refresh_every: int = 100
+    refresh_every: int = setting(100, above=0)
     """In training: steps after which statistics are taken anew of the features that have changed.
     """
 
-    def __post_init__(self) -> None:
-        _check(self, positive="epsilon addressing_scale refresh_every", not_negative="beta")
-        if self.rho is not None:
-            _check_interval(self, "rho")
-
 
 @dataclass(frozen=True)
-class MannSettings:
+class MannSettings(Settings):
     """The short-term memory of method mann; sizes are those of Santoro et al. (2016)."""
 
-    slots: int = 128
+    slots: int = setting(128, above=0, most=LARGEST_WIDTH)
     """Places of the memory."""
-    width: int = 40
+    width: int = setting(40, above=0, most=LARGEST_WIDTH)
     """Numbers that a place holds."""
-    reads: int = 4
+    reads: int = setting(4, above=0, most=LARGEST_WIDTH)
     """Heads; each reads, and writes to a place of its own."""
-    controller_units: int = 200
+    controller_units: int = setting(200, above=0, most=LARGEST_WIDTH)
     """Width of the recurrent controller."""
-    usage_decay: float = 0.99
+    usage_decay: float = setting(0.99, least=0.0, most=1.0)
     """γ: how much of a place's usage is left after every image shown."""
 
     def __post_init__(self) -> None:
-        _check(self, positive="slots width reads controller_units")
-        _check_interval(self, "usage_decay")
+        super().__post_init__()
         if self.reads > self.slots:
             raise SettingsError(f"reads: must not exceed slots ({self.slots}), got {self.reads}")
 
 
 @dataclass(frozen=True)
-class KanervaSettings:
+class KanervaSettings(Settings):
     """The Gaussian memory of method kanerva."""
 
-    slots: int = 32
+    slots: int = setting(32, above=0, most=LARGEST_WIDTH)
     """Rows of the memory, each with an address of its own."""
-    retention: float = 0.99
+    retention: float = setting(0.99, least=0.0, most=1.0)
     """How much weight old evidence keeps at every step; 1 is Bayes' rule without forgetting."""
 
-    def __post_init__(self) -> None:
-        _check(self, positive="slots")
-        _check_interval(self, "retention")
-
 
 @dataclass(frozen=True)
-class SamplingSettings:
+class SamplingSettings(Settings):
     """Monte Carlo samples, separately for training and for evaluation."""
 
-    train_memory: int | None = None
-    """Memories m that the network draws for a class in training (J); unset: 150."""
-    train_prototypes: int = 100
+    train_memory: int = setting(150, *LATENT, above=0)
+    """Memories m that the network draws for a class in training (J)."""
+    train_prototypes: int = setting(100, *VARIATIONAL, above=0)
     """Prototypes z drawn for a class in training (L)."""
-    evaluation_memory: int | None = None
-    """J at validation and test; unset: 150."""
-    evaluation_prototypes: int = 100
+    evaluation_memory: int = setting(150, *LATENT, above=0)
+    """J at validation and test."""
+    evaluation_prototypes: int = setting(100, *VARIATIONAL, above=0)
     """L at validation and test."""
 
-    def __post_init__(self) -> None:
-        _check(self, positive=" ".join(vars(self)))
-
-    def num_memories(self, training: bool) -> int:
-        """J, or its default."""
-        return (self.train_memory if training else self.evaluation_memory) or 150
-
 
 @dataclass(frozen=True)
-class ObjectiveSettings:
+class ObjectiveSettings(Settings):
     """Weights and estimators of Eq. 14."""
 
-    beta_z: float = 1e-3
+    beta_z: float = setting(1e-3, *VARIATIONAL, least=0)
     """Weight of the KL of the prototypes (its KL is summed over features)."""
-    beta_m: float | None = None
-    """Weight of the KL of the network's latent memory m; unset: 1e-3."""
-    kl: Literal["bound", "monte_carlo"] = "bound"
+    beta_m: float = setting(1e-3, *LATENT, least=0)
+    """Weight of the KL of the network's latent memory m."""
+    kl: Literal["bound", "monte_carlo"] = setting("bound", *VARIATIONAL)
     """KL of a mixture: the convexity bound, or an unbiased Monte Carlo estimate."""
-    likelihood: Literal["mean_of_logs", "log_of_mean"] = "mean_of_logs"
+    likelihood: Literal["mean_of_logs", "log_of_mean"] = setting(
+        "mean_of_logs", *VARIATIONAL, not_with("sampling.train_prototypes", 1)
+    )
     """Average over prototype samples outside the log as in Eq. 14, or inside it."""
-
-    def __post_init__(self) -> None:
-        _check(self, not_negative="beta_z beta_m")
-
-    @property
-    def kl_m_weight(self) -> float:
-        """``beta_m``, or its default."""
-        return 1e-3 if self.beta_m is None else self.beta_m
 
 
 @dataclass(frozen=True)
-class OptimizerSettings:
+class OptimizerSettings(Settings):
     """Adam and its schedule."""
 
-    learning_rate: float = 1e-3
+    learning_rate: float = setting(1e-3, above=0)
     """Step size (the paper: 2.5e-4 for 1-shot, 1e-4 for 5-shot)."""
     schedule: Literal["constant", "cosine", "step"] = "cosine"
     """Learning rate over the run: constant as in the paper, cosine to zero, or halved in steps."""
-    warmup_steps: int = 0
+    warmup_steps: int = setting(0, least=0)
     """Steps over which the learning rate rises linearly from zero."""
-    halve_every: int = 2000
+    halve_every: int = setting(2000, only_with("optimizer.schedule", "step"), above=0)
     """Steps between halvings of the `step` schedule."""
-    weight_decay: float = 0.0
+    weight_decay: float = setting(0.0, least=0)
     """Decoupled weight decay (AdamW)."""
-    clip_norm: float | None = None
+    clip_norm: float | None = setting(None, above=0)
     """Largest norm of the gradient; unset: no clipping."""
 
-    def __post_init__(self) -> None:
-        positive = "learning_rate halve_every clip_norm"
-        _check(self, positive, not_negative="warmup_steps weight_decay")
-
 
 @dataclass(frozen=True)
-class ValidationSettings:
+class ValidationSettings(Settings):
     """Validation while training; the best model by it is kept."""
 
-    every: int = 500
+    every: int = setting(500, above=0)
     """Steps between validations; the last step is always validated."""
-    episodes: int = 400
+    episodes: int = setting(400, least=2)
     """Episodes of each validation."""
-
-    def __post_init__(self) -> None:
-        _check(self, positive="every")
-        _check_episodes(self.episodes)
 
 
 @dataclass(frozen=True)
-class RunSettings:
+class RunSettings(Settings):
     """All that defines a training run; written to config.yaml in its directory."""
 
     data: str = "glyphs"
     """Dataset by name (see `vsm data list`), folder:PATH, or features:PATH."""
     method: Method = "vsm"
     """protonet (means), vpn (no memory), or a memory: rote, transformed, vsm, mann, kanerva."""
-    way: int = 5
+    way: int = setting(5, above=0)
     """Classes of an episode (N)."""
-    shot: int = 1
+    shot: int = setting(1, above=0)
     """Support images per class (K)."""
-    queries: int = 15
+    queries: int = setting(15, above=0)
     """Query images per class (Q) in training and validation."""
-    augment: bool = True
+    augment: bool = setting(True, ON_IMAGES, TRAINED_BACKBONE)
     """Vary training images by the dataset's preset (crop, mirror, colors; characters: nothing)."""
-    augment_colors: bool = True
+    augment_colors: bool = setting(True, ON_IMAGES, TRAINED_BACKBONE, AUGMENTED)
     """With augment, vary brightness, contrast and saturation too; false: leave colors alone."""
-    augment_affine: float = 0.0
+    augment_affine: float = setting(
+        0.0, ON_IMAGES, TRAINED_BACKBONE, AUGMENTED, least=0.0, most=0.5
+    )
     """With augment, rotate, scale, shear and move images too, by random affine maps: how far from
     the identity, e.g. 0.15; 0: not at all."""
-    tasks: int = 8
+    tasks: int = setting(8, above=0)
     """Episodes of one training step (T)."""
-    steps: int = 2000
+    steps: int = setting(2000, above=0)
     """Training steps."""
     seed: int = 0
     """The one seed from which all randomness is derived."""
-    checkpoint_every: int = 100
+    checkpoint_every: int = setting(100, above=0)
     """Steps between saves of the state from which --resume continues."""
-    init: str | None = None
+    init: str | None = setting(None, ON_IMAGES)
     """Directory of `vsm pretrain` or `vsm train` whose backbone the run begins with."""
-    freeze_backbone: bool = False
+    freeze_backbone: bool = setting(False, ON_IMAGES, NOT_GAUSSIAN)
     """Keep that backbone as it is; features are computed once and the rest trains in seconds."""
-    model: ModelSettings = field(default_factory=ModelSettings)
-    memory: MemorySettings = field(default_factory=MemorySettings)
-    gaussian: GaussianSettings = field(default_factory=GaussianSettings)
-    mann: MannSettings = field(default_factory=MannSettings)
-    kanerva: KanervaSettings = field(default_factory=KanervaSettings)
-    sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    validation: ValidationSettings = field(default_factory=ValidationSettings)
+    model: ModelSettings = section(ModelSettings)
+    memory: MemorySettings = section(MemorySettings)
+    gaussian: GaussianSettings = section(GaussianSettings, GAUSSIAN)
+    mann: MannSettings = section(MannSettings, only_with("method", "mann"))
+    kanerva: KanervaSettings = section(KanervaSettings, only_with("method", "kanerva"))
+    sampling: SamplingSettings = section(SamplingSettings)
+    objective: ObjectiveSettings = section(ObjectiveSettings)
+    optimizer: OptimizerSettings = section(OptimizerSettings)
+    validation: ValidationSettings = section(ValidationSettings)
 
     def __post_init__(self) -> None:
-        _check_affine(self)
-        _check(self, positive="way shot queries tasks steps checkpoint_every")
-        if self.augment_affine and (self.freeze_backbone or self.data.startswith("features:")):
-            raise SettingsError(
-                "augment_affine: has no effect where images are features already, as stored ones "
-                "and those of a frozen backbone are; leave it out"
-            )
+        super().__post_init__()
+        require_effect(self)
         if self.freeze_backbone and self.init is None:
             raise SettingsError(
                 "freeze_backbone: only a trained backbone is worth keeping; name one with --init"
             )
-        if self.inference != "network":
-            for name in NETWORK_SETTINGS:
-                if attrgetter(name)(self) is not None:
-                    raise SettingsError(
-                        f"{name}: has no effect with model.inference {self.inference}, which "
-                        "integrates m out; leave it out (null), or use --model.inference network"
-                    )
-        if self.inference != "conjugate" and self.memory.strength is not None:
-            cause, way_out = f"model.inference {self.inference}", "use --model.inference conjugate"
-            if self.method == "mann":
-                cause, way_out = "method mann, which always uses the network", "use another method"
+        if self.inference == "gaussian" and self.method != "vsm":
             raise SettingsError(
-                f"memory.strength: has no effect with {cause}; leave it out (null), or {way_out}"
+                f"model.inference: gaussian reads the memory of method vsm, got {self.method}"
             )
-        self._check_gaussian()
-        if self.inference == "conjugate" and self.memory.makes_distributions:
+        if self.inference == "conjugate" and not self.model.residual:
+            raise SettingsError(
+                "model.residual: conjugate inference needs memories in the space of the features, "
+                "which residual networks give; use true, or --model.inference network"
+            )
+        if self.inference == "conjugate" and self.memory.update_activation == "softmax":
             raise SettingsError(
                 "memory.update_activation: softmax makes slots of features that sum to one, which "
                 "conjugate inference cannot average with features; use identity or tanh, or "
                 "--model.inference network"
-            )
-        kind = self.memory.recall_kind
-        if self.memory.gumbel_temperature is not None and kind != "gumbel":
-            raise SettingsError(
-                f"memory.gumbel_temperature: has no effect with memory.recall {kind}; leave it out "
-                "(null), or use --memory.recall gumbel"
-            )
-
-    def _check_gaussian(self) -> None:
-        """Refuse what has no effect with gaussian inference, and its own settings without it."""
-        if self.inference != "gaussian":
-            if self.gaussian != GaussianSettings():
-                raise SettingsError(
-                    f"gaussian: has no effect with model.inference {self.inference}; leave it out, "
-                    "or use vsm memory learn"
-                )
-            return
-        if self.method != "vsm":
-            raise SettingsError(
-                f"inference: gaussian reads the memory of the method vsm, got {self.method}"
-            )
-        if self.memory != MemorySettings():
-            raise SettingsError(
-                "memory: has no effect with model.inference gaussian, whose settings are those of "
-                "gaussian; leave it out"
             )
 
     @property
@@ -440,66 +602,56 @@ class RunSettings:
 
 
 @dataclass(frozen=True)
-class BaselineSettings:
+class BaselineSettings(Settings):
     """Hyper-parameters of the simple classifiers that a run's features are also measured with."""
 
-    temperature: float = 1.0
+    temperature: float = setting(1.0, above=0)
     """Nearest centroids and neighbors: distances are divided by this, with the ProtoNet adapter by
     a tenth of it, before the softmax; changes no decision."""
-    inverse_penalty: float = 1.0
+    inverse_penalty: float = setting(1.0, above=0)
     """Logistic regression: C of scikit-learn, the weight of the loss against the penalty; the one
     that is tuned chooses its own."""
-    tolerance: float = 1e-5
+    tolerance: float = setting(1e-5, above=0)
     """Logistic regression: largest entry of the mean loss's gradient at which it has converged."""
-    max_iterations: int = 1000
+    max_iterations: int = setting(1000, above=0)
     """Logistic regression: steps of L-BFGS at most."""
-    power: float = 0.5
+    power: float = setting(0.5, above=0)
     """Calibration: λ of Tukey's ladder of powers."""
     transform_base: bool = True
     """Calibration: transform base classes too; the authors' code transforms the episode alone."""
-    nearest_classes: int = 2
+    nearest_classes: int = setting(2, above=0)
     """Calibration: base classes that lend their statistics to a support image (k)."""
-    dispersion: float = 0.21
+    dispersion: float = setting(0.21, least=0)
     """Calibration: α, added to every entry of the covariance."""
-    samples: int = 750
+    samples: int = setting(750, above=0)
     """Calibration: features drawn for a class, shared evenly by its support images."""
-    adapter_steps: int = 600
+    adapter_steps: int = setting(600, least=0)
     """ProtoNet adapter: training steps of 8 tasks each; 0 leaves features as they are."""
-    adapter_learning_rate: float = 1e-3
+    adapter_learning_rate: float = setting(1e-3, above=0)
     """ProtoNet adapter: first learning rate of Adam, which falls to zero as a cosine."""
-
-    def __post_init__(self) -> None:
-        others = (
-            "temperature inverse_penalty tolerance max_iterations power nearest_classes samples "
-            "adapter_learning_rate"
-        )
-        _check(self, positive=others, not_negative="dispersion adapter_steps")
 
 
 @dataclass(frozen=True)
-class OneCycleSettings:
+class OneCycleSettings(Settings):
     """Stochastic gradient descent whose learning rate rises once and falls once."""
 
-    learning_rate: float = 0.1
+    learning_rate: float = setting(0.1, above=0)
     """Highest learning rate, reached when the warm-up ends."""
-    warmup_share: float = 0.3
+    warmup_share: float = setting(0.3, least=0.0, most=1.0)
     """Share of all steps over which the learning rate rises."""
-    initial_divisor: float = 25.0
+    initial_divisor: float = setting(25.0, above=0)
     """The first learning rate is the highest divided by this."""
-    final_divisor: float = 1e4
+    final_divisor: float = setting(1e4, above=0)
     """The last learning rate is the first divided by this."""
-    momentum: float = 0.9
+    momentum: float = setting(0.9, least=0.0, most=1.0)
     """Share of the previous direction that every step keeps."""
     nesterov: bool = True
     """Look ahead along the momentum (Nesterov); needs momentum above 0."""
-    weight_decay: float = 5e-4
+    weight_decay: float = setting(5e-4, least=0)
     """Weight decay, coupled to the gradient as plain SGD has it."""
 
     def __post_init__(self) -> None:
-        positive = "learning_rate initial_divisor final_divisor"
-        _check(self, positive, not_negative="weight_decay")
-        _check_interval(self, "warmup_share")
-        _check_interval(self, "momentum")
+        super().__post_init__()
         if self.nesterov and self.momentum == 0:
             raise SettingsError(
                 "nesterov: needs momentum above 0, got momentum 0; set nesterov to false"
@@ -507,41 +659,34 @@ class OneCycleSettings:
 
 
 @dataclass(frozen=True)
-class DistillationSettings:
+class DistillationSettings(Settings):
     """Learn from the scores of a finished pre-training as well (born-again networks)."""
 
     teacher: str | None = None
     """Directory of `vsm pretrain` on the same data, of any backbone; unset: none."""
-    weight: float = 0.5
+    weight: float = setting(0.5, not_with("distillation.teacher", None), least=0.0, most=1.0)
     """α: weight of the teacher's probabilities; that of the labels is 1 - α."""
-    temperature: float = 4.0
+    temperature: float = setting(4.0, not_with("distillation.teacher", None), above=0)
     """T: scores of both are divided by this before the softmax."""
-
-    def __post_init__(self) -> None:
-        _check(self, positive="temperature")
-        _check_interval(self, "weight")
 
 
 @dataclass(frozen=True)
-class FewShotValidationSettings:
+class FewShotValidationSettings(Settings):
     """Nearest prototypes of unseen classes while pre-training; the best backbone is kept."""
 
-    every: int = 5
+    every: int = setting(5, above=0)
     """Epochs between validations; the last epoch is always validated."""
-    episodes: int = 600
+    episodes: int = setting(600, least=2)
     """Episodes of each validation, for each number of support images."""
-    way: int = 5
+    way: int = setting(5, least=2)
     """Classes of an episode; fewer where the split has fewer."""
     shots: tuple[int, ...] = (1, 5)
     """Support images per class; the best backbone has the highest mean accuracy over them."""
-    queries: int = 15
+    queries: int = setting(15, above=0)
     """Query images per class."""
 
     def __post_init__(self) -> None:
-        _check(self, positive="every queries")
-        _check_episodes(self.episodes)
-        if self.way < 2:
-            raise SettingsError(f"way: a choice needs at least 2 classes, got {self.way}")
+        super().__post_init__()
         if not self.shots or min(self.shots) < 1 or len(set(self.shots)) < len(self.shots):
             raise SettingsError(
                 f"shots: expected different numbers of at least 1, got {list(self.shots)}"
@@ -549,69 +694,65 @@ class FewShotValidationSettings:
 
 
 @dataclass(frozen=True)
-class PretrainSettings:
+class PretrainSettings(Settings):
     """All that defines a pre-training; written to config.yaml in its directory."""
 
     data: str = "glyphs"
     """Dataset by name (see `vsm data list`), or folder:PATH; all its training classes are used."""
     backbone: str = "conv4"
     """Feature extractor: conv4, resnet12, wrn28_10, or your own as module:attribute."""
-    channels: int = 64
+    channels: int = setting(64, only_with("backbone", *BACKBONE_NAMES), above=0, most=LARGEST_WIDTH)
     """Width of the backbone; 64 is the published one (conv4: channels of every convolution)."""
-    keep_probability: float = 1.0
+    keep_probability: float = setting(
+        1.0, only_with("backbone", *BACKBONE_NAMES), above=0.0, most=1.0
+    )
     """Chance to survive dropout in the backbone."""
-    epochs: int = 60
+    epochs: int = setting(60, above=0)
     """Passes over all training images."""
-    batch_size: int = 128
+    batch_size: int = setting(128, least=2)
     """Images of one step; the rest of an epoch that fills no batch is left out of it."""
-    label_smoothing: float = 0.1
+    label_smoothing: float = setting(0.1, least=0.0, most=1.0)
     """Share of the target that is spread evenly over all classes."""
     augment: bool = True
     """Vary training images by the dataset's preset (crop, mirror, colors; characters: nothing)."""
-    augment_colors: bool = True
+    augment_colors: bool = setting(True, AUGMENTED)
     """With augment, vary brightness, contrast and saturation too; false: leave colors alone."""
-    augment_affine: float = 0.0
+    augment_affine: float = setting(0.0, AUGMENTED, least=0.0, most=0.5)
     """With augment, rotate, scale, shear and move images too, by random affine maps: how far from
     the identity, e.g. 0.15; 0: not at all."""
     seed: int = 0
     """The one seed from which all randomness is derived."""
-    checkpoint_every: int = 200
+    checkpoint_every: int = setting(200, above=0)
     """Steps between saves of the state from which --resume continues."""
-    distillation: DistillationSettings = field(default_factory=DistillationSettings)
-    optimizer: OneCycleSettings = field(default_factory=OneCycleSettings)
-    validation: FewShotValidationSettings = field(default_factory=FewShotValidationSettings)
+    distillation: DistillationSettings = section(DistillationSettings)
+    optimizer: OneCycleSettings = section(OneCycleSettings)
+    validation: FewShotValidationSettings = section(FewShotValidationSettings)
 
     def __post_init__(self) -> None:
-        _check_affine(self)
-        _check(self, positive="channels epochs checkpoint_every")
+        super().__post_init__()
         _check_backbone(self.backbone)
-        _check_interval(self, "keep_probability", open_below=True)
-        _check_interval(self, "label_smoothing")
-        if self.batch_size < 2:
-            raise SettingsError(
-                f"batch_size: batch norm needs at least 2 images, got {self.batch_size}"
-            )
+        require_effect(self)
 
 
 @dataclass(frozen=True)
-class SlurmSettings:
+class SlurmSettings(Settings):
     """What to ask a scheduler for; belongs to the machine and is not stored with a run."""
 
-    nodes: int = 1
+    nodes: int = setting(1, above=0)
     """Machines."""
-    processes_per_node: int = 1
+    processes_per_node: int = setting(1, above=0)
     """Processes on each machine, which share the tasks of a step."""
-    gpus_per_node: int = 0
+    gpus_per_node: int = setting(0, least=0)
     """GPUs on each machine, one for each of its processes; 0 computes on CPUs."""
-    cpus_per_process: int = 2
+    cpus_per_process: int = setting(2, above=0)
     """CPU cores of a process."""
-    memory_gb: float | None = None
+    memory_gb: float | None = setting(None, above=0)
     """Memory of a machine; unset: the cluster's default."""
-    hours: float = 24.0
+    hours: float = setting(24.0, above=0)
     """Longest time before the job is put back into the queue and resumed."""
-    restarts: int = 20
+    restarts: int = setting(20, least=0)
     """How often that may happen."""
-    warning_seconds: int = 120
+    warning_seconds: int = setting(120, least=0)
     """Time before the limit at which the job saves its state."""
     partition: str | None = None
     """Queue; unset: the cluster's default."""
@@ -623,8 +764,7 @@ class SlurmSettings:
     """Features that machines must have."""
 
     def __post_init__(self) -> None:
-        positive = "nodes processes_per_node cpus_per_process memory_gb hours"
-        _check(self, positive, not_negative="gpus_per_node restarts warning_seconds")
+        super().__post_init__()
         if 0 < self.gpus_per_node < self.processes_per_node:
             raise SettingsError(
                 f"gpus_per_node: {self.processes_per_node} processes of a machine need as many "
@@ -638,7 +778,7 @@ class SlurmSettings:
 
 
 def is_frozen_encoder(backbone: str) -> bool:
-    """Tell whether it is one that others trained and that is used as it is."""
+    """Whether ``backbone`` is a published encoder that is used as it is."""
     kind, colon, name = backbone.partition(":")
     return backbone in FROZEN_ENCODERS or (kind in ENCODER_KINDS and bool(colon and name))
 
@@ -646,52 +786,6 @@ def is_frozen_encoder(backbone: str) -> bool:
 def own_code(backbone: str) -> str | None:
     """Return ``backbone`` if it is the user's own code ``module:attribute``; else None."""
     return backbone if ":" in backbone and not is_frozen_encoder(backbone) else None
-
-
-def _check(settings: object, positive: str = "", not_negative: str = "") -> None:
-    """Check every choice among words, and the numbers that are named; None passes."""
-    for name, kind in get_type_hints(type(settings)).items():
-        value = getattr(settings, name)
-        is_optional = get_origin(kind) in (Union, UnionType)
-        choice = get_args(kind)[0] if is_optional and value is not None else kind
-        if get_origin(choice) is Literal and value not in get_args(choice):
-            known = ", ".join(map(str, get_args(choice)))
-            raise SettingsError(f"{name}: expected one of {known}, got {value!r}")
-    for name in positive.split():
-        if (value := getattr(settings, name)) is not None and not value > 0:  # nor is NaN
-            raise SettingsError(f"{name}: must be greater than 0, got {value}")
-    for name in not_negative.split():
-        if (value := getattr(settings, name)) is not None and not value >= 0:
-            raise SettingsError(f"{name}: must not be negative, got {value}")
-    for name in (*positive.split(), *not_negative.split()):
-        if isinstance(value := getattr(settings, name), int) and value > LARGEST_NUMBER:
-            raise SettingsError(f"{name}: must be at most {LARGEST_NUMBER:,}, got more")
-    for name in WIDTHS:
-        if (value := getattr(settings, name, 0)) > LARGEST_WIDTH:
-            raise SettingsError(f"{name}: must be at most {LARGEST_WIDTH:,}, got {value:,}")
-
-
-def _check_interval(
-    settings: object, name: str, low: float = 0.0, high: float = 1.0, open_below: bool = False
-) -> None:
-    value = getattr(settings, name)
-    if not low <= value <= high or (open_below and value == low):
-        raise SettingsError(
-            f"{name}: must lie in {'(' if open_below else '['}{low}, {high}], got {value}"
-        )
-
-
-def _check_affine(settings: RunSettings | PretrainSettings) -> None:
-    _check_interval(settings, "augment_affine", high=0.5)  # beyond, maps may fold
-    if settings.augment_affine and not settings.augment:
-        raise SettingsError(
-            "augment_affine: has no effect with augment false; leave it out, or give --augment true"
-        )
-
-
-def _check_episodes(episodes: int) -> None:
-    if episodes < 2:
-        raise SettingsError(f"episodes: an interval needs at least 2, got {episodes}")
 
 
 def _check_backbone(backbone: str) -> None:

@@ -147,10 +147,10 @@ def _train(
 
 
 def _require_trainable(settings: RunSettings) -> None:
-    if settings.inference == "gaussian" and (settings.init is None or settings.freeze_backbone):
+    if settings.inference == "gaussian" and settings.init is None:
         raise SettingsError(
-            "inference: gaussian trains a backbone that is good already; name one with --init and "
-            "do not freeze it, or learn a memory of features as they are with vsm memory learn"
+            "model.inference: gaussian trains a backbone that is good already; name one with "
+            "--init, or learn a memory of features as they are with vsm memory learn"
         )
 
 

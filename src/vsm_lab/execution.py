@@ -56,7 +56,8 @@ def execute(root: Path, job: Job) -> None:
 
 
 def _pretrain(store: JobStore, job: Job) -> Outcome:
-    settings, placement = pretrain_settings(job, *_paths_before(store, job)), _placement(job)
+    teacher = next(iter(_paths_before(store, job)), None)
+    settings, placement = pretrain_settings(job, teacher), _placement(job)
     finished = pretrain(settings, store.run_folder(job), resume=True, placement=placement)
     answers = validated_answers(finished, placement)
     return {**_best(finished, "epoch", "mean_accuracy"), "answers": answers}

@@ -6,15 +6,21 @@ is no part of the name: where it is stored, how often it is saved, which plan as
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from vsm.errors import SettingsError
 from vsm.runs.configuration import AnyDataclass, AnySettings
-from vsm.settings import PretrainSettings, RunSettings, is_frozen_encoder
+from vsm.settings import (
+    PretrainSettings,
+    RunSettings,
+    effective_settings,
+    flatten,
+    is_frozen_encoder,
+)
 
 VIEWS = ("mirror", "shift", "with_adapter")
 """Arguments of ``open_encoder`` that a job of learning a memory may have."""
@@ -121,6 +127,8 @@ def _training_job(
     values = asdict(settings)
     options = {"checkpoint_every": values.pop("checkpoint_every"), **options}
     values.pop("init", None)  # the job before it counts
+    if isinstance(settings, PretrainSettings):
+        values["distillation"]["teacher"] = None  # and so with a teacher
     if not settings.augment_affine:  # so that results from before this setting keep their names
         values.pop("augment_affine")
     after = () if before is None else (before,)
@@ -179,10 +187,10 @@ def run_settings(job: Job, init: str = "pre-trained") -> RunSettings:
     return _settings(RunSettings, job, init=init if job.after else None)
 
 
-def pretrain_settings(job: Job, teacher: str | None = None) -> PretrainSettings:
+def pretrain_settings(job: Job, teacher: str | None) -> PretrainSettings:
     """Return the settings of a ``pretrain`` job; ``teacher`` is the directory of its teacher."""
-    settings = _settings(PretrainSettings, job)
-    return replace(settings, distillation=replace(settings.distillation, teacher=teacher))
+    taught = {**job.recipe["settings"]["distillation"], "teacher": teacher}
+    return _settings(PretrainSettings, job, distillation=taught)
 
 
 def _settings(kind: type[AnySettings], job: Job, **more: Any) -> AnySettings:
@@ -207,7 +215,7 @@ def describe(settings: RunSettings) -> str:
     if model.backbone != usual.model.backbone:
         parts.append(f"backbone {model.backbone}")
     if settings.uses_memory and settings.inference == "network":
-        parts.append(f"recall {memory.recall_kind}")
+        parts.append(f"recall {memory.recall}")
     if settings.uses_memory:
         parts.append(f"α {memory.retention}")
     return (
@@ -216,23 +224,22 @@ def describe(settings: RunSettings) -> str:
     )
 
 
-def with_changes(settings: AnyDataclass, changes: Changes, prefix: str = "") -> AnyDataclass:
-    """Return ``settings`` with the values that dotted names give, checked when all are in place.
+def with_changes(
+    settings: AnyDataclass, changes: Changes, given: Collection[str] = ()
+) -> AnyDataclass:
+    """Return ``settings`` with the values that dotted names give.
+
+    What then has no effect gets its default, except for the names in ``given``, which are refused.
 
     Raises:
         SettingsError: if there is no such setting, or a value is not valid.
     """
-    known = [one.name for one in fields(settings)] if is_dataclass(settings) else []
-    parts: dict[str, dict[str, Any]] = {}
-    for name, value in changes.items():
-        first, _, rest = name.partition(".")
-        if first not in known:
+    values = flatten(settings)
+    for name in changes:
+        if name not in values:
+            section = name.rpartition(".")[0]
+            known = [one for one in values if one.rpartition(".")[0] == section]
             raise SettingsError(
-                f"unknown setting {prefix}{name}; known there: {', '.join(known) or 'none'}"
+                f"unknown setting {name}; known there: {', '.join(known) or 'none'}"
             )
-        parts.setdefault(first, {})[rest] = value
-    values = {}
-    for name, part in parts.items():
-        nested = getattr(settings, name)
-        values[name] = part[""] if "" in part else with_changes(nested, part, f"{prefix}{name}.")
-    return replace(settings, **values)
+    return effective_settings(type(settings), values | dict(changes), given)

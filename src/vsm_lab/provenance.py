@@ -5,7 +5,6 @@ import json
 import platform
 import shlex
 import subprocess
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import pairwise
@@ -22,6 +21,8 @@ from vsm.settings import (
     ModelSettings,
     PretrainSettings,
     RunSettings,
+    default_values,
+    flatten,
     is_frozen_encoder,
     own_code,
 )
@@ -225,19 +226,10 @@ def logged_seconds(path: Path) -> float | None:
 
 def command(name: str, settings: RunSettings | PretrainSettings, output: str | None = None) -> str:
     """Return a command for a shell with all settings that differ from their defaults."""
-    usual = dict(_options(asdict(type(settings)())))
-    words = ["vsm", name]
-    for option, value in _options(asdict(settings)):
+    words, usual = ["vsm", name], default_values(type(settings))
+    for option, value in flatten(settings).items():
         if value != usual[option]:
             word = value if isinstance(value, str) else json.dumps(value)
             word = "inf" if value == inf else word
             words += [f"--{option.replace('_', '-')}", word]
     return shlex.join(words if output is None else [*words, "--output", output])
-
-
-def _options(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _options(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

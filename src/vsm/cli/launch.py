@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, cast, get_type_hints
+from typing import Literal, cast, get_type_hints
 
 import jsonargparse
 
@@ -15,7 +15,7 @@ from vsm.errors import SettingsError
 from vsm.runs.configuration import (
     PRESETS,
     AnySettings,
-    instantiate,
+    flat_values,
     preset_paths,
     read_sections,
     read_settings,
@@ -28,7 +28,15 @@ from vsm.runs.directory import (
     require_made_by,
 )
 from vsm.runs.shipped import is_shipped
-from vsm.settings import PretrainSettings, RunSettings, SlurmSettings
+from vsm.settings import (
+    PretrainSettings,
+    RunSettings,
+    SlurmSettings,
+    default_values,
+    describe_conditions,
+    effective_settings,
+    flatten,
+)
 
 
 def add_run_arguments(parser: jsonargparse.ArgumentParser, kind: type[AnySettings]) -> None:
@@ -49,6 +57,9 @@ def add_run_arguments(parser: jsonargparse.ArgumentParser, kind: type[AnySetting
         "--json", action="store_true", help="Print one JSON object when done, and no progress."
     )
     parser.add_class_arguments(kind)
+    for action in parser._actions:  # argparse offers no other way to its help
+        if conditions := describe_conditions(kind).get(action.dest):
+            action.help = f"{action.help} [{conditions}]"
 
 
 def add_launcher_arguments(parser: jsonargparse.ArgumentParser, purpose: str) -> None:
@@ -63,11 +74,14 @@ def parse_run(
     arguments: Sequence[str],
     kind: type[AnySettings],
     command: str,
+    presets: Path = PRESETS,
 ) -> tuple[jsonargparse.Namespace, AnySettings]:
     """Parse the words after ``command``, make way in the output, return arguments and settings."""
     arguments = with_bare_switches(arguments, kind)
     _check_files(arguments, kind)
+    own, arguments = arguments, with_preset(arguments, presets)
     parsed = parser.parse_args(arguments)
+    given = _given_names(parser, own, kind)
     if parsed.resume and parsed.overwrite:
         raise SettingsError("--resume and --overwrite contradict each other; give one of them")
     stored = parsed.output / CONFIG_NAME
@@ -76,7 +90,8 @@ def parse_run(
     if resumed:
         begun = read_settings(kind, stored)
         parsed = parser.parse_args(["--config", str(stored), *arguments])
-    settings = _findable(instantiate(kind, parsed))
+    settings = effective_settings(kind, flat_values(kind, parsed), given)
+    settings = _findable(settings)
     if resumed:
         _refuse_changes(settings, begun, parsed.output)
     submits = parsed.get("launcher", "none") != "none"  # then the job makes way itself
@@ -84,6 +99,16 @@ def parse_run(
         with Directory(parsed.output).locked():
             stored.unlink()
     return parsed, settings
+
+
+def _given_names(
+    parser: jsonargparse.ArgumentParser, words: Sequence[str], kind: type[AnySettings]
+) -> set[str]:
+    """Return the settings that a user gave, and no preset, other than by their defaults."""
+    own = [word for before, word in pairwise(["", *words]) if "--preset" not in (before, word)]
+    own = [word for word in own if not word.startswith("--preset=")]
+    values, usual = flat_values(kind, parser.parse_args(own)), default_values(kind)
+    return {name for name, value in values.items() if value != usual[name]}
 
 
 def _check_files(words: Sequence[str], kind: type[AnySettings]) -> None:
@@ -176,8 +201,8 @@ def _check_output(output: Path, resume: bool, command: str) -> None:
 
 def _refuse_changes(settings: AnySettings, before: AnySettings, output: Path) -> None:
     """Keep the settings of a resumed run, but for ``steps`` where no schedule depends on them."""
-    stored = _flat(asdict(before))
-    for key, value in _flat(asdict(settings)).items():
+    stored = flatten(before)
+    for key, value in flatten(settings).items():
         may_change = (
             key == "steps"
             and isinstance(settings, RunSettings)
@@ -188,12 +213,3 @@ def _refuse_changes(settings: AnySettings, before: AnySettings, output: Path) ->
                 f"{key}: the run in {output} was begun with {stored[key]!r}, got {value!r}; "
                 "leave it out to resume, or choose another --output"
             )
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= (
-            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-    return flat

@@ -7,12 +7,7 @@ from typing import Any
 
 import jsonargparse
 
-from vsm.cli.launch import (
-    add_run_arguments,
-    parse_run,
-    require_trusted_backbone,
-    with_preset,
-)
+from vsm.cli.launch import add_run_arguments, parse_run, require_trusted_backbone
 from vsm.cli.output import ProgressBar, print_json, print_table, say
 from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.runs.configuration import PRETRAINING_PRESETS, preset_names
@@ -29,9 +24,9 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Pre-train a backbone."""
-    words = with_preset(arguments, PRETRAINING_PRESETS)
-    parsed, settings = parse_run(parser, words, PretrainSettings, "pretrain")
-    require_trusted_backbone(own_code(settings.backbone), words, "--backbone")
+    presets = PRETRAINING_PRESETS
+    parsed, settings = parse_run(parser, arguments, PretrainSettings, "pretrain", presets)
+    require_trusted_backbone(own_code(settings.backbone), arguments, "--backbone")
 
     from vsm.pretraining.loop import pretrain
 

@@ -10,7 +10,6 @@ from vsm.cli.launch import (
     add_run_arguments,
     parse_run,
     require_trusted_backbone,
-    with_preset,
 )
 from vsm.cli.output import ProgressBar, print_json, say
 from vsm.cli.processes import add_placement_arguments, prepare_placement
@@ -47,7 +46,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Train."""
-    words = with_preset(_with_full_names(arguments))
+    words = _with_full_names(arguments)
     parsed, settings = parse_run(parser, words, RunSettings, "train")
     if parsed.backbone is not None:
         raise SettingsError("backbone: in a settings file it belongs to model, as model.backbone")

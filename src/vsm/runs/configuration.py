@@ -10,7 +10,13 @@ import jsonargparse
 import yaml
 
 from vsm.errors import DocumentError, SettingsError
-from vsm.settings import PretrainSettings, RunSettings
+from vsm.settings import (
+    PretrainSettings,
+    RunSettings,
+    effective_names,
+    effective_settings,
+    flatten_parts,
+)
 from vsm.system.documents import read_mapping, shortened, with_digest_line
 
 if TYPE_CHECKING:
@@ -24,15 +30,15 @@ PRETRAINING_PRESETS = PRESETS / "pretraining"
 
 
 def preset_names(folder: Path = PRESETS) -> str:
-    """Return the names of the shipped presets, to be read by people."""
+    """Return the names of the shipped presets as one text."""
     return ", ".join(sorted(preset.stem for preset in folder.glob("*.yaml")))
 
 
 def preset_paths(name: str, folder: Path = PRESETS) -> list[Path]:
-    """Return the files of a shipped preset, general before special, or say which there are.
+    """Return the files of a shipped preset, the general one first.
 
     A preset ``paper-…`` is a cell of the paper's tables, or its literal reading; it adds to what
-    ``paper`` says of all.
+    ``paper`` sets for all.
     """
     path = folder / f"{name}.yaml"
     if not path.is_file():
@@ -41,9 +47,22 @@ def preset_paths(name: str, folder: Path = PRESETS) -> list[Path]:
 
 
 def settings_to_yaml(settings: RunSettings | PretrainSettings) -> str:
-    """Return the settings as YAML, in the order of their declaration, and a digest of that."""
-    text = yaml.safe_dump(dataclasses.asdict(settings), sort_keys=False, allow_unicode=True)
-    return with_digest_line(text)
+    """Return the settings that have an effect as YAML, and a digest of that."""
+    names = set(effective_names(settings))
+    values = _chosen(dataclasses.asdict(settings), names)
+    return with_digest_line(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+
+def _chosen(values: dict[str, Any], names: set[str], prefix: str = "") -> dict[str, Any]:
+    """Return the settings with these dotted names, in the order of their declaration."""
+    chosen: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            if part := _chosen(value, names, f"{prefix}{name}."):
+                chosen[name] = part
+        elif prefix + name in names:
+            chosen[name] = value
+    return chosen
 
 
 def settings_from_files(*paths: Path) -> RunSettings:
@@ -52,7 +71,10 @@ def settings_from_files(*paths: Path) -> RunSettings:
 
 
 def read_settings(kind: type[AnyDataclass], *paths: Path) -> AnyDataclass:
-    """Read settings of one kind from YAML files; later files override earlier ones."""
+    """Read settings of one kind from YAML files; later files override earlier ones.
+
+    The files are presets and those of runs: what has no effect is ignored.
+    """
     parsed = None
     for path in paths:
         parsed = _parsed(kind, read_sections(kind, path), path, parsed)
@@ -70,15 +92,17 @@ def read_sections(kind: type, path: Path, verify: bool = True) -> dict[str, Any]
         values = read_mapping(path, verify)
     except DocumentError as error:
         raise SettingsError(str(error)) from error
-    require_sections(kind, values, path)
-    return values
+    return require_sections(kind, values, path)
 
 
-def require_sections(kind: type, values: Any, source: Path) -> None:
-    """Refuse nested plain values that are no mappings where settings have sections."""
+def require_sections(kind: type, values: Any, source: Path) -> dict[str, Any]:
+    """Refuse nested plain values that are no mappings where settings have sections.
+
+    Null stands for a default, and is left out of what is returned.
+    """
     if not isinstance(values, dict):
         raise SettingsError(f"{source}: expected a mapping of settings, got {_shown(values)}")
-    types = get_type_hints(kind)
+    types, given = get_type_hints(kind), {}
     for name, value in values.items():
         if not isinstance(name, str) or name.startswith("__"):
             raise SettingsError(f"{source}: expected names of settings, got {_shown(name)}")
@@ -88,7 +112,10 @@ def require_sections(kind: type, values: Any, source: Path) -> None:
                     f"{source}: {name} has settings of its own, as in '{name}: {{…}}', got "
                     f"{_shown(value)}"
                 )
-            require_sections(types[name], value, source)
+            given[name] = require_sections(types[name], value, source)
+        elif value is not None:
+            given[name] = value
+    return given
 
 
 def _parsed(
@@ -116,18 +143,22 @@ def _reader(kind: type) -> jsonargparse.ArgumentParser:
 
 def check_settings(kind: type[AnyDataclass], values: Any, source: Path) -> AnyDataclass:
     """Check the nested plain values of settings of one kind, as stored in ``source``."""
-    require_sections(kind, values, source)
-    return instantiate(kind, _parsed(kind, values, source))
+    given = require_sections(kind, values, source)
+    return instantiate(kind, _parsed(kind, given, source))
 
 
 def instantiate(kind: type[AnyDataclass], parsed: jsonargparse.Namespace) -> AnyDataclass:
     """Turn a parsed namespace into settings, checking every value."""
+    return effective_settings(kind, flat_values(kind, parsed))
+
+
+def flat_values(kind: type, parsed: jsonargparse.Namespace) -> dict[str, Any]:
+    """Return the values of a parsed namespace by dotted names, checking every section."""
     values, types = parsed.as_dict(), get_type_hints(kind)
-    return kind(
-        **{
-            field.name: types[field.name](**values[field.name])
-            if dataclasses.is_dataclass(types[field.name])
-            else values[field.name]
-            for field in dataclasses.fields(kind)
-        }
-    )
+    parts = {
+        field.name: types[field.name](**values[field.name])
+        if dataclasses.is_dataclass(types[field.name])
+        else values[field.name]
+        for field in dataclasses.fields(kind)
+    }
+    return flatten_parts(parts)

@@ -30,15 +30,13 @@ from vsm.seeding import generator, normal, uniform
 from vsm.settings import (
     Inference,
     Method,
-    ModelSettings,
-    OptimizerSettings,
     PretrainSettings,
     RunSettings,
-    SamplingSettings,
 )
 from vsm.system.devices import Precision, choose_placement
 from vsm_lab.benchmarking.suite import Sizes
 from vsm_lab.benchmarking.timing import Benchmark
+from vsm_lab.jobs import with_changes
 
 NUM_BATCHES = 8  # different classes in as many steps
 EVALUATION_DATA, EVALUATION_SEED = "glyphs", 0  # the reference's episodes are the first of the same
@@ -50,18 +48,22 @@ def build_model(
     inference: Inference = "network",
     image_shape: tuple[int, int, int] | None = None,
 ) -> FewShotModel:
-    """Build a model with default settings; only the network samples memories."""
-    num_memories = sizes.memory_samples if inference == "network" else None
-    samples = (num_memories, sizes.prototype_samples)
-    settings = RunSettings(
-        method=method,
-        way=sizes.way,
-        shot=sizes.shot,
-        queries=sizes.queries,
-        model=ModelSettings(inference=inference, channels=sizes.channels),
-        sampling=SamplingSettings(*samples, *samples),
-        optimizer=OptimizerSettings(schedule="constant"),
-    )
+    """Build a model with default settings but for these sizes, as far as the method has them."""
+    memories, prototypes = sizes.memory_samples, sizes.prototype_samples
+    changes = {
+        "method": method,
+        "way": sizes.way,
+        "shot": sizes.shot,
+        "queries": sizes.queries,
+        "model.inference": inference,
+        "model.channels": sizes.channels,
+        "sampling.train_memory": memories,
+        "sampling.train_prototypes": prototypes,
+        "sampling.evaluation_memory": memories,
+        "sampling.evaluation_prototypes": prototypes,
+        "optimizer.schedule": "constant",
+    }
+    settings = with_changes(RunSettings(), changes)
     return FewShotModel(settings, image_shape or sizes.image_shape)
 
 

@@ -11,6 +11,7 @@ from vsm.cli.output import ProgressBar, console, need_matplotlib, print_json, pr
 from vsm.errors import RunError
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.settings import GaussianSettings, Method
+from vsm_lab.jobs import with_changes
 
 METHODS_SHOWN: tuple[Method, ...] = ("protonet", "vpn", "vsm")
 LEARNED = "gaussian"  # the memory that is learned of the features of the last method
@@ -33,8 +34,6 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     parsed = parser.parse_args(arguments)
     need_matplotlib("the report")
 
-    from dataclasses import replace
-
     from vsm.cli.compare import print_comparison
     from vsm.data import open_images
     from vsm.evaluation.protocol import EpisodeProtocol
@@ -51,12 +50,14 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         raise RunError(f"output: {parsed.output} is a file; choose another --output")
     if parsed.output.exists():
         _clear(parsed.output, parsed.overwrite)
-    base = replace(settings_from_files(*preset_paths("demo")), seed=parsed.seed)
-    base = base if parsed.steps is None else replace(base, steps=parsed.steps)
+    base = with_changes(settings_from_files(*preset_paths("demo")), {"seed": parsed.seed})
+    base = base if parsed.steps is None else with_changes(base, {"steps": parsed.steps})
     paths = [parsed.output / method for method in METHODS_SHOWN]
     for method, path in zip(METHODS_SHOWN, paths, strict=True):
         with ProgressBar(quiet=parsed.json) as bar:
-            last = train(replace(base, method=method), path, progress=bar, learn_memory=False)
+            last = train(
+                with_changes(base, {"method": method}), path, progress=bar, learn_memory=False
+            )
     paths.append(parsed.output / LEARNED)
     dataset = open_images(base.data)
     last.encoder.source = str(paths[-2])

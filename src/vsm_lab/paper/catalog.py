@@ -191,7 +191,7 @@ class Budget:
         }
         if table.backbone != "conv4":
             setting["model.keep_probability"] = 1.0  # the paper's dropout is of its shallow network
-        return with_changes(_base(self.file, column), {**setting, **row.changes})
+        return with_changes(_base(self.file, column), {**setting, **row.changes}, row.changes)
 
     def narrow(self, backbone: str) -> str:
         """Say that a backbone is narrower than the published one, if it is."""

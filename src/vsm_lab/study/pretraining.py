@@ -31,7 +31,10 @@ class PretrainingPlan:
         changes = {**self.asked.changes, **self.asked.rows[label]}
         teacher = changes.pop("teacher", None)
         before = None if teacher is None else self.job(teacher, seed)
-        settings = with_changes(PretrainSettings(data=self.asked.data, seed=seed), changes)
+        if teacher is not None:
+            changes["distillation.teacher"] = teacher
+        base = PretrainSettings(data=self.asked.data, seed=seed)
+        settings = with_changes(base, changes, given=self.asked.rows[label])
         own = own_code(settings.backbone)
         if own is not None and own not in self._backbones:
             raise SettingsError(

@@ -171,7 +171,7 @@ class StudyPlan:
         changes = {key: value for key, value in row.items() if key not in ("encoder", *views)}
         model = ModelSettings(inference="gaussian")
         base = RunSettings(data=self.asked.data, init=name, seed=seed, model=model)
-        settings = with_changes(base, changes)
+        settings = with_changes(base, changes, given=changes)
         return Model(learn_job(settings, self._checksum, before, self._options, **views), settings)
 
     def _trained(self, row: Mapping[str, Any], seed: int) -> Model:
@@ -179,7 +179,7 @@ class StudyPlan:
         changes = {"data": self.asked.data, **self.asked.changes, **row, "seed": seed}
         if isinstance(changes.get("init"), str):
             changes["init"] = changes["init"].format(seed=seed)
-        settings = with_changes(base, changes)
+        settings = with_changes(base, changes, given=row)
         own, before = settings.model.own_backbone, None
         if own is not None and own not in self._backbones:
             raise SettingsError(

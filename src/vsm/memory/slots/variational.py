@@ -28,9 +28,9 @@ class VariationalRecall(SlotRecall):
     def __init__(self, num_features: int, run: RunSettings) -> None:
         super().__init__(num_features, run)
         self.network = GaussianNetwork(num_features, run.model)  # ψ, shared by prior and posterior
-        self.kind = run.memory.recall_kind
+        self.kind = run.memory.recall
         self.soft_variance = run.memory.soft_variance
-        self.gumbel_temperature = run.memory.gumbel_softmax_temperature
+        self.gumbel_temperature = run.memory.gumbel_temperature
         self.kl = run.objective.kl
 
     def forward(
