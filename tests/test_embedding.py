@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,17 +115,16 @@ def test_a_cache_that_is_damaged_or_cannot_be_written_is_done_without(
 def test_a_cache_on_a_full_disk_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connected = EmbeddingCache._connected
+    connect = EmbeddingCache._connect
 
-    def without_room(cache: EmbeddingCache) -> sqlite3.Connection | None:
-        database = connected(cache)
-        assert database is not None
+    def without_room(cache: EmbeddingCache) -> sqlite3.Connection:
+        database = connect(cache)
         database.execute("PRAGMA max_page_count = 4")  # SQLite says that the disk is full
         return database
 
     cache = EmbeddingCache(tmp_path / "cache.sqlite")
     cache.put({b"kept": np.ones(3, np.float32)})
-    monkeypatch.setattr(EmbeddingCache, "_connected", without_room)
+    monkeypatch.setattr(EmbeddingCache, "_connect", without_room)
     cache.put({bytes([n]): np.zeros(1280, np.float32) for n in range(50)})
     assert cache.problem is not None
     assert "full" in cache.problem
@@ -146,8 +146,7 @@ def test_a_feature_whose_bits_changed_in_the_cache_is_not_believed(tmp_path: Pat
     cache = EmbeddingCache(tmp_path / "cache.sqlite")
     cache.put({b"a": np.ones(3, np.float32), b"b": np.zeros(3, np.float32)})
     assert cache.get([b"a", b"b", b"c"]).keys() == {b"a", b"b"}
-    with cache._open() as database:
-        assert database is not None
+    with closing(sqlite3.connect(cache.path)) as database, database:
         database.execute("UPDATE features SET feature = zeroblob(12) WHERE key = ?", (b"a",))
     assert cache.get([b"a", b"b"]).keys() == {b"b"}
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 import vsm
 from vsm.cli import main
 from vsm.data.preprocessing import Preprocessing
+from vsm.encoders.custom import custom_preprocessing
 from vsm.encoders.embedding import open_data
 from vsm.encoders.pretrained import (
     load_pretrained,
-    own_preprocessing,
     parse_image_processor,
     pretrained_preprocessing,
 )
@@ -205,7 +205,7 @@ def test_impossible_configurations_are_refused(
     if processor is not None:
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
     with pytest.raises(BackboneError, match=message) as told:
-        pretrained_preprocessing(f"hf:{tmp_path}")
+        pretrained_preprocessing(f"hf:{tmp_path}", nn.Identity())
     assert "\n" not in str(told.value)
 
 
@@ -296,13 +296,11 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     (tmp_path / "a.onnx").write_bytes(b"")
     for name, wanted in (
         ("hf:any", r"needs transformers.*\[encoders\]"),
-        ("timm:any", "timm cannot be imported.*torchvision"),
+        ("timm:any", "needs timm.*cannot be imported.*torchvision"),
         (f"onnx:{tmp_path / 'a.onnx'}", r"needs onnxruntime.*\[export\]"),
     ):
         with pytest.raises(BackboneError, match=wanted):
             load_pretrained(name)
-        with pytest.raises(BackboneError, match=wanted):
-            pretrained_preprocessing(name)
 
 
 def graph(path: Path, batch: int | str = "batch", metadata: dict[str, str] | None = None) -> Any:
@@ -344,7 +342,7 @@ def test_a_graph_of_onnx(batch: int | str, tmp_path: Path) -> None:
 def test_onnx_takes_the_configuration_beside_it(pictures: Path, tmp_path: Path) -> None:
     path = tmp_path / "encoder.onnx"
     graph(path)
-    with pytest.raises(BackboneError, match="does not say how it wants images"):
+    with pytest.raises(BackboneError, match="does not describe its preprocessing"):
         open_encoder(f"onnx:{path}", "features:x")
     stated = {"size": 10, "do_center_crop": True, "crop_size": 8, "image_mean": [0.5] * 3}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({**stated, "image_std": [2] * 3}))
@@ -357,7 +355,8 @@ def test_onnx_takes_the_configuration_beside_it(pictures: Path, tmp_path: Path) 
 def test_an_encoder_that_vsm_exported_says_so_itself(tmp_path: Path) -> None:
     stated = {"kind": "vsm encoder", "input_shape": "[3, 8, 8]", "input_ink": "as it is"}
     graph(tmp_path / "a.onnx", metadata={**stated, "input_crop": "0.5"})
-    wanted = pretrained_preprocessing(f"onnx:{tmp_path / 'a.onnx'}")
+    name = f"onnx:{tmp_path / 'a.onnx'}"
+    wanted = pretrained_preprocessing(name, load_pretrained(name))
     assert wanted == Preprocessing(8, 3, crop=0.5, mean=PLAIN["mean"], std=PLAIN["std"])
 
 
@@ -459,6 +458,6 @@ def test_the_users_own_network_without_training(
     expected = pixels.mean((2, 3)) * torch.tensor([1.0, 2.0, 3.0])
     torch.testing.assert_close(trained.embed(files), expected)
     with pytest.raises(BackboneError, match=r"preprocessing: expected a dictionary with side"):
-        own_preprocessing("own_encoder_module:wrong")
+        custom_preprocessing("own_encoder_module:wrong")
     encoder = open_encoder("own_encoder_module:plain", f"folder:{pictures}")
     assert encoder.preprocessing is None  # as the data have them

@@ -1,11 +1,16 @@
 """Images to features: the networks, ours and others', and the :class:`Encoder` around them."""
 
-from vsm.encoders.backbones import BACKBONES, Backbone, BuiltInBackbone, build_backbone
+from vsm.encoders.backbones import (
+    BACKBONES,
+    Backbone,
+    BuiltInBackbone,
+    FrozenEncoder,
+    build_backbone,
+)
 from vsm.encoders.conv4 import Conv4
 from vsm.encoders.custom import CustomBackbone
 from vsm.encoders.efficientnet_lite import EfficientNetLite
 from vsm.encoders.encoder import Encoder, EncoderIdentity, evaluation_mode
-from vsm.encoders.frozen import FrozenEncoder
 from vsm.encoders.resnet12 import ResNet12
 from vsm.encoders.wrn28_10 import WideResNet
 

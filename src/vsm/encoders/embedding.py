@@ -1,7 +1,7 @@
-"""Images of any data, embedded by any encoder, and never twice.
+"""Embedding the images of any data with any encoder, each image once.
 
-Features are kept on disk by the content of their image, in one SQLite file for each encoder and
-way of preparing images. A cache that cannot be read or written is not used.
+Features are cached on disk by the content of their image, in one SQLite file for each encoder and
+preprocessing. A cache that cannot be read or written is not used.
 """
 
 import hashlib
@@ -9,10 +9,11 @@ import os
 import sqlite3
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,17 +32,17 @@ from vsm.system.devices import send
 from vsm.system.distributed import SINGLE_PROCESS, Processes
 from vsm.system.progress import NULL_PROGRESS, Progress
 
-NUMBERS_IN_MEMORY = 1 << 26  # of features, 256 MB; more are kept in a file
+NUMBERS_IN_MEMORY = 1 << 26  # of features, 256 MB; larger arrays are kept in a file
 Features = npt.NDArray[np.float32]
-Decoder = Callable[[Sequence[int], Sequence[bytes]], Tensor]
-"""From positions and contents of images to their pixels uint8 ``[B, C, H, W]``."""
+Result = TypeVar("Result")
 
 
 class EmbeddingCache:
-    """Features by the digest of their image; some may be lost, but none are ever exchanged.
+    """Features by the digest of their image, in an SQLite file.
 
-    Args:
-        path: of the SQLite file; it is created if missing, and replaced if damaged.
+    Attributes:
+        path: the file; it is created if missing, and replaced if it is not a database.
+        problem: the first error; the cache is not used after it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,72 +50,68 @@ class EmbeddingCache:
         self.problem: str | None = None
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, Features]:
-        """Return the features of those ``keys`` that are stored."""
-        found: dict[bytes, Features] = {}
-        with self._open() as database:
-            if database is None:
-                return found
-            for key in keys:
-                row = database.execute(
-                    "SELECT feature, checksum FROM features WHERE key = ?", (key,)
-                ).fetchone()
-                if row is not None and zlib.crc32(row[0]) == row[1]:
-                    found[key] = np.frombuffer(row[0], np.float32)
-        return found
+        """Return the features of those ``keys`` that are stored and intact."""
+        query = "SELECT key, feature, checksum FROM features WHERE key = ?"
+        rows = self._run(lambda file: [row for key in keys for row in file.execute(query, (key,))])
+        return {
+            key: np.frombuffer(feature, np.float32)
+            for key, feature, checksum in rows or ()
+            if zlib.crc32(feature) == checksum
+        }
 
     def put(self, features: dict[bytes, Features]) -> None:
         """Store features."""
         rows = [(key, one.tobytes(), zlib.crc32(one.tobytes())) for key, one in features.items()]
-        with self._open() as database:
-            if database is not None:
-                database.executemany("INSERT OR REPLACE INTO features VALUES (?, ?, ?)", rows)
+        statement = "INSERT OR REPLACE INTO features VALUES (?, ?, ?)"
+        self._run(lambda file: file.executemany(statement, rows))
 
-    @contextmanager
-    def _open(self) -> "Iterator[sqlite3.Connection | None]":
-        """Yield the database, or None if it cannot be used."""
-        database = None if self.problem is not None else self._connected()
-        try:
-            if database is None:
-                yield None
-                return
-            with database:
-                yield database
-        except sqlite3.Error as error:
-            self.problem = str(error)
-        finally:
-            if database is not None:
-                database.close()
-
-    def _connected(self) -> sqlite3.Connection | None:
-        """Open the file; replace one that is not a database."""
-        for attempt in range(2):
-            database = None
+    def _run(self, action: Callable[[sqlite3.Connection], Result]) -> Result | None:
+        """Run ``action`` in a transaction; return None if the cache cannot be used."""
+        if self.problem is None:
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                database = sqlite3.connect(self.path, timeout=30)
-                database.execute(
-                    "CREATE TABLE IF NOT EXISTS features (key BLOB PRIMARY KEY, feature BLOB, "
-                    "checksum INTEGER) WITHOUT ROWID"
-                )
-                return database
+                with closing(self._connect()) as database, database:
+                    return action(database)
             except (OSError, sqlite3.Error) as error:
                 self.problem = str(error)
-                if database is not None:
-                    database.close()
-                if attempt or type(error) is not sqlite3.DatabaseError:
-                    break
-                self.path.unlink(missing_ok=True)
-                self.problem = None
         return None
+
+    def _connect(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        create = (
+            "CREATE TABLE IF NOT EXISTS features (key BLOB PRIMARY KEY, feature BLOB, "
+            "checksum INTEGER) WITHOUT ROWID"
+        )
+        database = sqlite3.connect(self.path, timeout=30)
+        try:
+            database.execute(create)
+        except sqlite3.Error as error:
+            database.close()
+            if type(error) is not sqlite3.DatabaseError:
+                raise
+            self.path.unlink(missing_ok=True)  # not a database
+            database = sqlite3.connect(self.path, timeout=30)
+            database.execute(create)
+        return database
 
 
 def cache_of(encoder: Encoder) -> EmbeddingCache:
-    """Return the cache of an encoder's features, which also depend on how images are prepared."""
+    """Return the cache for the features of an encoder with its preprocessing."""
     assert encoder.preprocessing is not None
-    described = (encoder.fingerprint, encoder.settings.views, str(encoder.placement.precision))
-    key = repr((described, encoder.preprocessing.as_dict()))
+    identity = (encoder.fingerprint, encoder.settings.views, str(encoder.placement.precision))
+    key = repr((identity, encoder.preprocessing.as_dict()))
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     return EmbeddingCache(data_root() / "embeddings" / f"{digest}.sqlite")
+
+
+def embed_files(
+    encoder: Encoder, files: Sequence[Path], progress: Progress = NULL_PROGRESS
+) -> Tensor:
+    """Embed image files ``[n, D]`` as :meth:`Encoder.embed_images` does, using the cache."""
+    if encoder.preprocessing is None:
+        raise DataError(f"model: it takes features of {encoder.data}, not images; use another")
+    encoded = torch.from_numpy(encode_files(encoder, files, progress))
+    with torch.no_grad():
+        return encoder.adapt(encoded.to(encoder.placement.device))
 
 
 def encode_files(
@@ -123,30 +120,19 @@ def encode_files(
     progress: Progress = NULL_PROGRESS,
     processes: Processes = SINGLE_PROCESS,
 ) -> Features:
-    """Encode image files ``[n, D]``, before the adapter; rows that other processes own are zero."""
-    assert encoder.preprocessing is not None
+    """Encode image files ``[n, D]``, before the adapter; rows of other processes are zero."""
     form = encoder.preprocessing
+    assert form is not None
 
-    def decode(places: Sequence[int], contents: Sequence[bytes]) -> Tensor:
-        given = range(len(places))
-        parts = decode_all(given, contents.__getitem__, form, lambda n: str(files[places[n]]))
-        return torch.from_numpy(np.concatenate(list(parts))).permute(0, 3, 1, 2)
+    def decode(ids: Sequence[int], contents: Sequence[bytes]) -> Tensor:
+        numbers = range(len(ids))
+        batches = decode_all(numbers, contents.__getitem__, form, lambda n: str(files[ids[n]]))
+        return torch.from_numpy(np.concatenate(list(batches))).permute(0, 3, 1, 2)
 
-    features = _room_for(len(files), encoder.num_features)
-    places = processes.owned(torch.arange(len(files)), len(files)).nonzero().flatten()
-    _encode(encoder, places, lambda n: read_file(files[n]), decode, features, progress)
+    features = _zeros(len(files), encoder.num_features)
+    ids = processes.owned(torch.arange(len(files)), len(files)).nonzero().flatten()
+    _encode(encoder, ids, lambda n: read_file(files[n]), decode, features, progress)
     return features
-
-
-def embed_files(
-    encoder: Encoder, files: Sequence[Path], progress: Progress = NULL_PROGRESS
-) -> Tensor:
-    """Embed image files as :meth:`Encoder.embed_images` does, but never twice: ``[n, D]``."""
-    if encoder.preprocessing is None:
-        raise DataError(f"model: it takes features of {encoder.data}, not images; use another")
-    encoded = torch.from_numpy(encode_files(encoder, files, progress))
-    with torch.no_grad():
-        return encoder.adapt(encoded.to(encoder.placement.device))
 
 
 def encode_dataset(
@@ -156,36 +142,34 @@ def encode_dataset(
     progress: Progress = NULL_PROGRESS,
     processes: Processes = SINGLE_PROCESS,
 ) -> FeatureDataset:
-    """Encode the images of a dataset, of any size; its classes and splits stay.
+    """Encode the images of a dataset before the adapter, keeping its classes and splits.
 
     Args:
-        encoder: makes the features, before its adapter.
+        encoder: computes the features.
         dataset: holds the images.
-        splits: which images to encode, the rows of others being NaN so that nothing can be learned
-            from them; None: all.
+        splits: which images to encode; the rows of others are NaN, so that nothing can be learned
+            from them. None means all.
         progress: counts images.
-        processes: each encodes a share of the images, and the rows of the others are zero.
+        processes: each encodes a share of the images; the rows of others are zero.
     """
     preprocessing, count = encoder.preprocessing, dataset.num_samples
     assert preprocessing is not None
     is_prepared = Preprocessing.of(dataset) == preprocessing
 
-    def content(place: int) -> bytes:
-        image = np.ascontiguousarray(dataset.images[place])
+    def read(image_id: int) -> bytes:
+        image = np.ascontiguousarray(dataset.images[image_id])
         return b"%r" % (image.shape,) + image.tobytes()
 
-    def decode(places: Sequence[int], _: Sequence[bytes]) -> Tensor:
+    def decode(ids: Sequence[int], _: Sequence[bytes]) -> Tensor:
         if is_prepared:
-            return dataset.load(np.asarray(places))
-        return preprocessing.pixels([np.ascontiguousarray(dataset.images[n]) for n in places])
+            return dataset.load(np.asarray(ids))
+        return preprocessing.pixels([np.ascontiguousarray(dataset.images[n]) for n in ids])
 
-    features = _room_for(count, encoder.num_features)
-    places = torch.arange(count)
+    features, ids = _zeros(count, encoder.num_features), torch.arange(count)
     if splits is not None:
         features[:] = np.nan
-        places = torch.from_numpy(np.concatenate([dataset.split_ids(split) for split in splits]))
-    places = places[processes.owned(places, count)]
-    _encode(encoder, places, content, decode, features, progress)
+        ids = torch.from_numpy(np.concatenate([dataset.split_ids(split) for split in splits]))
+    _encode(encoder, ids[processes.owned(ids, count)], read, decode, features, progress)
     return FeatureDataset(
         name=dataset.name,
         class_names=dataset.class_names,
@@ -199,21 +183,25 @@ def encode_dataset(
 @torch.no_grad()
 def _encode(
     encoder: Encoder,
-    places: Tensor,
-    content: Callable[[int], bytes],
-    decode: Decoder,
+    ids: Tensor,
+    read: Callable[[int], bytes],
+    decode: Callable[[Sequence[int], Sequence[bytes]], Tensor],
     features: Features,
     progress: Progress,
 ) -> None:
-    """Write the features of the images at ``places``; what was encoded before is looked up."""
+    """Write the features of the images ``ids`` into ``features``, using the cache.
+
+    ``read`` returns the content of an image, and ``decode`` makes pixels uint8 ``[B, C, H, W]`` of
+    ids and contents.
+    """
     assert encoder.preprocessing is not None
     cache = cache_of(encoder)
-    for part in places.split(encoder.batch_size):
+    for part in ids.split(encoder.batch_size):
         batch = part.tolist()
-        contents = [content(place) for place in batch]
-        keys = [hashlib.sha256(one).digest() for one in contents]
+        contents = [read(image_id) for image_id in batch]
+        keys = [hashlib.sha256(content).digest() for content in contents]
         known = {
-            key: one for key, one in cache.get(keys).items() if one.shape == features.shape[1:]
+            key: row for key, row in cache.get(keys).items() if row.shape == features.shape[1:]
         }
         missing = {key: n for n, key in enumerate(keys) if key not in known}
         if missing:
@@ -230,17 +218,17 @@ def _encode(
             fresh = dict(zip(missing, rows.numpy(), strict=True))
             cache.put(fresh)
             known |= fresh
-        for place, key in zip(batch, keys, strict=True):
-            features[place] = known[key]
+        for image_id, key in zip(batch, keys, strict=True):
+            features[image_id] = known[key]
         progress.advance(len(batch))
     if cache.problem is not None:
         progress.message(
-            f"the cache {cache.path} was not used ({cache.problem}); delete it if that goes on"
+            f"the cache {cache.path} was not used ({cache.problem}); delete it if this persists"
         )
 
 
-def _room_for(count: int, width: int) -> Features:
-    """Return zeros ``[count, width]``, in memory, or in a temporary file if they are many."""
+def _zeros(count: int, width: int) -> Features:
+    """Return zeros ``[count, width]``, in memory or, if they are many, in a temporary file."""
     if count * width <= NUMBERS_IN_MEMORY:
         return np.zeros((count, width), np.float32)
     data_root().mkdir(parents=True, exist_ok=True)
@@ -263,14 +251,14 @@ def open_data(
     progress: Progress = NULL_PROGRESS,
     processes: Processes = SINGLE_PROCESS,
 ) -> Dataset:
-    """Open ``data`` for an encoder; images unlike those that it was trained on are encoded.
+    """Open ``data`` for an encoder; images that are not its inputs as they are are encoded.
 
     Args:
-        encoder: its preprocessing becomes that of ``data`` if it has none.
-        data: ``folder:PATH``, whose files are read as they are, or another dataset by name.
+        encoder: gets the preprocessing of ``data`` if it has none.
+        data: ``folder:PATH``, whose files are embedded one by one, or another dataset by name.
         merge_splits: put the classes of all splits into one, ``all``.
         progress: counts images that are encoded.
-        processes: each encodes a share of the images, and the rows of the others are zero.
+        processes: each encodes a share of the images; the rows of others are zero.
     """
     is_own = data == encoder.data and not encoder.settings.is_frozen_encoder
     if encoder.preprocessing is None or is_own:
@@ -278,33 +266,27 @@ def open_data(
         if encoder.preprocessing in (None, Preprocessing.of(dataset)):
             encoder.require_inputs_of(dataset)
             encoder.preprocessing = Preprocessing.of(dataset)
-            return _merged(dataset) if merge_splits else dataset
+            return _merge_splits(dataset) if merge_splits else dataset
     if data.startswith(FEATURES_PREFIX):
         raise DataError(f"data: images are needed here, but {data} holds features of an encoder")
     if data.startswith(FOLDER_PREFIX):
-        return _encoded_folder(encoder, data, merge_splits, progress, processes)
+        path = Path(data.removeprefix(FOLDER_PREFIX)).expanduser()
+        lists, files = folder.list_classes(path, merge_splits)
+        images = [file for listed in files.values() for file in listed]
+        progress.start("embed", len(images) // processes.count)
+        return FeatureDataset(
+            name=f"folder:{path.resolve().name}",
+            origin=f"{path.resolve()}: {len(images):,} images of {len(files):,} classes",
+            features=encode_files(encoder, images, progress, processes),
+            **class_index({name: len(listed) for name, listed in files.items()}, lists),
+        )
     dataset = open_dataset(data)
     assert isinstance(dataset, ImageDataset)
     progress.start("embed", dataset.num_samples // processes.count)
     encoded = encode_dataset(encoder, dataset, None, progress, processes)
-    return _merged(encoded) if merge_splits else encoded
+    return _merge_splits(encoded) if merge_splits else encoded
 
 
-def _merged(dataset: Dataset) -> Dataset:
-    found = [dataset.classes(one) for one in SPLITS if one in dataset.splits]
-    return replace(dataset, splits={"all": np.concatenate(found)})
-
-
-def _encoded_folder(
-    encoder: Encoder, data: str, merge_splits: bool, progress: Progress, processes: Processes
-) -> FeatureDataset:
-    path = Path(data.removeprefix(FOLDER_PREFIX)).expanduser()
-    lists, files = folder.list_classes(path, merge_splits)
-    images = [file for found in files.values() for file in found]
-    progress.start("embed", len(images) // processes.count)
-    return FeatureDataset(
-        name=f"folder:{path.resolve().name}",
-        origin=f"{path.resolve()}: {len(images):,} images of {len(files):,} classes",
-        features=encode_files(encoder, images, progress, processes),
-        **class_index({name: len(found) for name, found in files.items()}, lists),
-    )
+def _merge_splits(dataset: Dataset) -> Dataset:
+    classes = [dataset.classes(split) for split in SPLITS if split in dataset.splits]
+    return replace(dataset, splits={"all": np.concatenate(classes)})

@@ -15,9 +15,8 @@ from torch.nn import functional as F
 
 from vsm.data import Dataset, FeatureDataset, ImageDataset
 from vsm.data.preprocessing import Preprocessing, as_features, as_list
-from vsm.encoders.backbones import Backbone, build_backbone, frozen_preprocessing
-from vsm.encoders.efficientnet_lite import VARIANTS
-from vsm.encoders.pretrained import load_pretrained
+from vsm.encoders.backbones import Backbone, build_backbone
+from vsm.encoders.pretrained import load_pretrained, pretrained_preprocessing
 from vsm.encoders.views import views
 from vsm.errors import RunError, SettingsError
 from vsm.seeding import Randomness
@@ -347,8 +346,8 @@ class Encoder:
 def open_frozen(name: str) -> Encoder:
     """Open an encoder that others trained and that is used as it is; its network is built once."""
     settings = ModelSettings(backbone=name)
-    network = None if name in VARIANTS else load_pretrained(name)
-    preprocessing = frozen_preprocessing(name, network)
+    network = load_pretrained(name)
+    preprocessing = pretrained_preprocessing(name, network)
     shape = preprocessing.input_shape
     backbone = build_backbone(settings, shape, network)
     return Encoder(settings, shape, None, preprocessing, name, backbone)

@@ -15,8 +15,8 @@ from torch import Tensor
 from vsm.data import open_dataset
 from vsm.data.preprocessing import Preprocessing
 from vsm.encoders import Encoder, EncoderIdentity
+from vsm.encoders.custom import custom_preprocessing
 from vsm.encoders.encoder import open_frozen
-from vsm.encoders.pretrained import own_preprocessing
 from vsm.errors import RunError
 from vsm.evaluation.calibration import Calibration
 from vsm.memory.codec import decode_memory
@@ -231,7 +231,7 @@ def _open_encoder(source: str, data: str, backbone: str | None) -> Encoder:
     if is_frozen_encoder(name):
         return open_frozen(name)
     if own_code(name) is not None:
-        wanted = own_preprocessing(name)
+        wanted = custom_preprocessing(name)
         shape = open_dataset(data).input_shape if wanted is None else wanted.input_shape
         return Encoder(ModelSettings(backbone=name), shape, None, wanted, name)
     path = find_run(source)
