@@ -17,7 +17,6 @@ from vsm.data import Dataset, FeatureDataset, ImageDataset
 from vsm.data.preprocessing import Preprocessing, as_features, as_list
 from vsm.encoders.backbones import Backbone, build_backbone
 from vsm.encoders.pretrained import load_pretrained, pretrained_preprocessing
-from vsm.encoders.views import views
 from vsm.errors import RunError, SettingsError
 from vsm.seeding import Randomness
 from vsm.settings import ModelSettings
@@ -351,6 +350,24 @@ def open_frozen(name: str) -> Encoder:
     shape = preprocessing.input_shape
     backbone = build_backbone(settings, shape, network)
     return Encoder(settings, shape, None, preprocessing, name, backbone)
+
+
+def views(images: Tensor, mirror: bool, shift: int) -> Iterator[Tensor]:
+    """Yield the views of ``images [B, C, H, W]`` whose features are averaged, themselves first.
+
+    ``shift`` adds copies moved by so many pixels up, down, left and right, with the border
+    repeated, and ``mirror`` the mirror image of every view. Added views are channels-last.
+    """
+    moved = [images]
+    if shift:
+        *_, height, width = images.shape
+        padded = F.pad(images, [shift] * 4, mode="replicate")
+        for top, left in ((0, shift), (2 * shift, shift), (shift, 0), (shift, 2 * shift)):
+            moved.append(padded[..., top : top + height, left : left + width])
+    for number, view in enumerate(moved):
+        yield view.contiguous(memory_format=torch.channels_last) if number else view
+        if mirror:
+            yield view.flip(-1).contiguous(memory_format=torch.channels_last)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What several backbones are made of: convolutions, dropping, widths and initialization."""
+"""Building blocks of backbones: convolutions, dropout and initialization."""
 
 from typing import Any
 
@@ -8,23 +8,25 @@ from torch.nn import functional as F
 
 from vsm.seeding import Randomness, bernoulli, uniform
 
+SMALL_MAP = 16  # pixels of the largest map whose patches are unfolded
+
 
 def scaled_width(width: int, channels: int) -> int:
-    """Return a published width made narrower or wider by ``channels / 64``, at least 1."""
+    """Scale a published width by ``channels / 64``, to at least 1."""
     return max(1, round(width * channels / 64))
 
 
 def convolution3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
-    """Make a convolution that keeps the size but for its stride; a batch norm brings the bias."""
+    """Return a convolution without bias, for a batch norm to follow."""
     return nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
 
 
 class SmallMapConv2d(nn.Conv2d):
     """A 3×3 convolution of stride 1 that multiplies unfolded patches where that is faster.
 
-    The same function as ``nn.Conv2d``, with the same parameters and state. CPUs compute in bfloat16
-    by tiles of 16 rows, of which a row of a small map fills a fraction; the patches of all maps
-    fill them (docs/design/speed.md). In single precision nothing is gained.
+    It computes what ``nn.Conv2d`` does, from the same parameters. CPUs compute in bfloat16 by tiles
+    of 16 rows: a row of a small map fills a fraction of a tile, the patches of all maps fill it
+    (docs/design/speed.md). In single precision nothing is gained.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
@@ -41,13 +43,8 @@ class SmallMapConv2d(nn.Conv2d):
         return unfolded_convolution(hidden.to(precision), self.weight.to(precision))
 
 
-SMALL_MAP = 16
-"""Pixels of the largest map whose patches are unfolded."""
-
-
 def unfolded_convolution(hidden: Tensor, weight: Tensor) -> Tensor:
     """Convolve ``hidden [B, C, H, W]`` with 3×3 kernels ``[O, C, 3, 3]``: ``[B, O, H, W]``."""
-    # torch's stubs leave apply without types.
     convolved: Tensor = _UnfoldedConvolution.apply(hidden, weight)  # type: ignore[no-untyped-call]
     return convolved
 
@@ -69,15 +66,15 @@ class _UnfoldedConvolution(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
         hidden, weight = ctx.saved_tensors
         [gradient] = gradients
-        before = of_weight = None
-        if ctx.needs_input_grad[0]:  # the kernel turned by 180°, from outputs to inputs
-            turned = weight.permute(2, 3, 0, 1).flip(0, 1).reshape(-1, weight.shape[1])  # [9·O, C]
-            before = _fold(_patches(gradient) @ turned, hidden)
+        hidden_gradient = weight_gradient = None
+        if ctx.needs_input_grad[0]:  # convolve with the kernel rotated by 180°
+            rotated = weight.permute(2, 3, 0, 1).flip(0, 1).reshape(-1, weight.shape[1])  # [9·O, C]
+            hidden_gradient = _fold(_patches(gradient) @ rotated, hidden)
         if ctx.needs_input_grad[1]:
             pixels = gradient.permute(0, 2, 3, 1).reshape(-1, len(weight))
             product = pixels.T @ _patches(hidden)  # [O, 9·C]
-            of_weight = product.view(len(weight), 3, 3, -1).permute(0, 3, 1, 2)
-        return before, of_weight
+            weight_gradient = product.view(len(weight), 3, 3, -1).permute(0, 3, 1, 2)
+        return hidden_gradient, weight_gradient
 
 
 def _patches(hidden: Tensor) -> Tensor:
@@ -87,7 +84,7 @@ def _patches(hidden: Tensor) -> Tensor:
 
 
 def _fold(pixels: Tensor, like: Tensor) -> Tensor:
-    """Make maps, channels-last, of pixels ``[B·H·W, C]``."""
+    """Arrange pixels ``[B·H·W, C]`` as channels-last maps ``[B, C, H, W]``."""
     batch, _, height, width = like.shape
     return pixels.view(batch, height, width, pixels.shape[-1]).permute(0, 3, 1, 2)
 
@@ -95,10 +92,9 @@ def _fold(pixels: Tensor, like: Tensor) -> Tensor:
 class SubsampledConv2d(nn.Conv2d):
     """A 1×1 convolution that takes every s-th pixel first and then convolves with stride 1.
 
-    The same function as ``nn.Conv2d`` with stride s, with the same parameters and state. oneDNN's
-    weight gradient of a strided 1×1 convolution of channels-last images writes past its buffer
-    where there are fewer input channels than a vector holds (docs/design/speed.md); with
-    stride 1 that code is never reached.
+    It computes what ``nn.Conv2d`` does with stride s, from the same parameters. oneDNN's weight
+    gradient of a strided 1×1 convolution of channels-last images writes past its buffer if there
+    are fewer input channels than a vector holds (docs/design/speed.md); stride 1 avoids that code.
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -125,33 +121,26 @@ def subsample_strided_1x1(network: nn.Module) -> None:
 
 
 def initialize_convolutions(network: nn.Module) -> None:
-    """Draw every convolution's weights from N(0, 2 / fan-out), as the deep networks' authors do."""
+    """Draw every convolution's weights from N(0, 2 / fan-out)."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 def drop(hidden: Tensor, keep_probability: float, random: Randomness | None) -> Tensor:
-    """Set single activations to zero and scale the others, so that the mean stays.
-
-    Args:
-        hidden: any shape; its memory layout is kept.
-        keep_probability: chance of each activation to survive; at 1 nothing is drawn.
-        random: source of the pattern; needed if anything is dropped.
-    """
+    """Apply dropout from ``random``, which is needed unless ``keep_probability`` is 1."""
     if keep_probability == 1:
         return hidden
     return hidden * survivors(hidden, keep_probability, random) / keep_probability
 
 
 def survivors(hidden: Tensor, keep_probability: float, random: Randomness | None) -> Tensor:
-    """Return ones where an activation survives and zeros elsewhere, laid out as ``hidden`` is."""
-    source = _required(random)
+    """Return ones where an activation survives and zeros elsewhere, in the layout of ``hidden``."""
+    source, shape = _required(random), hidden.shape
     if hidden.dim() == 4 and hidden.is_contiguous(memory_format=torch.channels_last):
-        batch, channels, height, width = hidden.shape
-        kept = bernoulli(source, keep_probability, batch, height, width, channels)
+        kept = bernoulli(source, keep_probability, shape[0], *shape[2:], shape[1])
         return kept.movedim(-1, 1).to(hidden)
-    return bernoulli(source, keep_probability, *hidden.shape).to(hidden)
+    return bernoulli(source, keep_probability, *shape).to(hidden)
 
 
 def drop_blocks(
@@ -159,13 +148,13 @@ def drop_blocks(
 ) -> Tensor:
     """DropBlock (Ghiasi et al. 2018): set squares of each channel's map to zero, scale the rest.
 
-    The scale is one over the share that is kept on average, where the authors count what was kept
-    in this batch. So an image's features do not depend on the pattern of its neighbors, and a
-    batch may be split among processes.
+    The scale is one over the expected share of survivors, where the authors count the survivors in
+    the batch. So an image's features do not depend on the pattern of its neighbors, and a batch
+    may be split among processes.
 
     Args:
         hidden: maps ``[B, C, H, W]``; their memory layout is kept.
-        keep_probability: share of activations to survive, but for squares that overlap; at 1
+        keep_probability: share of activations to survive, not counting overlaps of squares; at 1
             nothing is drawn.
         block_size: side of a square; smaller maps are dropped entirely.
         random: source of the pattern; needed if anything is dropped.
@@ -178,17 +167,12 @@ def drop_blocks(
     rate = (1 - keep_probability) * height * width / (side**2 * corners[0] * corners[1])
     seeds = (uniform(_required(random), batch, channels, *corners) < rate).to(hidden)
     dropped = F.max_pool2d(F.pad(seeds, [side - 1] * 4), side, stride=1)  # [B, C, H, W]
-    return hidden * (1 - dropped) / _expected_share(height, width, side, rate)
-
-
-def _expected_share(height: int, width: int, side: int, rate: float) -> float:
-    """Return the share of a map that no square covers, on average."""
 
     def coverings(size: int) -> list[int]:  # how many squares can cover each position of one axis
         return [min(i, size - side) - max(0, i - side + 1) + 1 for i in range(size)]
 
     shares = [(1 - rate) ** (i * j) for i in coverings(height) for j in coverings(width)]
-    return sum(shares) / len(shares)
+    return hidden * (1 - dropped) / (sum(shares) / len(shares))
 
 
 def _required(random: Randomness | None) -> Randomness:
