@@ -127,7 +127,7 @@ def test_it_names_what_labeled_photographs_show() -> None:
     assert right / total > 0.8
 
 
-def test_inputs_are_the_middle_of_a_picture_as_x_minus_127_over_128() -> None:
+def test_inputs_are_the_center_of_an_image_as_x_minus_127_over_128() -> None:
     prepared = EfficientNetLite(LITE0).preprocessing
     pixels = np.zeros((256, 512, 3), np.uint8)
     pixels[16:240, 144:368] = (127, 255, 0)  # the middle square of 224 pixels, of a side of 256

@@ -1,4 +1,4 @@
-"""Any model on any pictures: embedded as the model wants them, and never twice."""
+"""Any model on any images: embedded as the model wants them, and never twice."""
 
 import json
 import sqlite3
@@ -25,9 +25,9 @@ CLASSES, EACH = 6, 4
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Photographs of other sizes than any model's: colored noise, a color for each class."""
-    folder, random = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    folder, random = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     for number in range(CLASSES):
         (folder / f"class{number}").mkdir()
         color = random.integers(60, 196, 3)
@@ -49,7 +49,7 @@ def trained() -> TrainedModel:
 
 
 class Counting:
-    """Counts the pictures that pass a backbone."""
+    """Counts the images that pass a backbone."""
 
     def __init__(self, trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -63,30 +63,30 @@ class Counting:
 
 
 def test_features_are_those_of_each_file_and_are_computed_once(
-    pictures: Path, trained: TrainedModel, monkeypatch: pytest.MonkeyPatch
+    image_folder: Path, trained: TrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counting = Counting(trained, monkeypatch)
-    first = open_data(trained.encoder, f"folder:{pictures}")
+    first = open_data(trained.encoder, f"folder:{image_folder}")
     assert counting.count == CLASSES * EACH
-    again = open_data(trained.encoder, f"folder:{pictures}")
+    again = open_data(trained.encoder, f"folder:{image_folder}")
     assert counting.count == CLASSES * EACH
     assert isinstance(first, vsm.FeatureDataset)
     assert isinstance(again, vsm.FeatureDataset)
     assert np.array_equal(first.features, again.features)
     assert first.class_names == again.class_names
-    files = [file for found in list_classes(pictures)[1].values() for file in found]
+    files = [file for found in list_classes(image_folder)[1].values() for file in found]
     adapted = trained.encoder.adapt(torch.from_numpy(first.features))
     torch.testing.assert_close(adapted, trained.embed(files), rtol=1e-4, atol=1e-5)
 
 
-def test_a_changed_picture_and_another_way_of_preparing_are_embedded_anew(
-    pictures: Path, trained: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_changed_image_and_another_way_of_preparing_are_embedded_anew(
+    image_folder: Path, trained: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "it.png"
-    file.write_bytes((pictures / "class0" / "0.png").read_bytes())
+    file.write_bytes((image_folder / "class0" / "0.png").read_bytes())
     before = encode_files(trained.encoder, [file])
     counting = Counting(trained, monkeypatch)
-    file.write_bytes((pictures / "class1" / "0.png").read_bytes())
+    file.write_bytes((image_folder / "class1" / "0.png").read_bytes())
     assert not np.array_equal(encode_files(trained.encoder, [file]), before)
     assert counting.count == 1
     assert trained.preprocessing is not None
@@ -97,9 +97,9 @@ def test_a_changed_picture_and_another_way_of_preparing_are_embedded_anew(
 
 
 def test_a_cache_that_is_damaged_or_cannot_be_written_is_done_without(
-    pictures: Path, trained: TrainedModel, tmp_path: Path
+    image_folder: Path, trained: TrainedModel, tmp_path: Path
 ) -> None:
-    files = sorted((pictures / "class0").iterdir())
+    files = sorted((image_folder / "class0").iterdir())
     expected = encode_files(trained.encoder, files)
     path = cache_of(trained.encoder)
     for damage in (b"no database at all" * 100, b""):
@@ -133,11 +133,11 @@ def test_a_cache_on_a_full_disk_is_done_without(
     assert list(again.get([b"kept", bytes([0])])) == [b"kept"]  # all of a part or nothing
 
 
-def test_a_picture_that_vanishes_while_its_folder_is_read_is_named(
-    trained: TrainedModel, pictures: Path, tmp_path: Path
+def test_an_image_that_vanishes_while_its_folder_is_read_is_named(
+    trained: TrainedModel, image_folder: Path, tmp_path: Path
 ) -> None:
     files = [tmp_path / "there.png", tmp_path / "gone.png"]
-    files[0].write_bytes((pictures / "class0" / "0.png").read_bytes())
+    files[0].write_bytes((image_folder / "class0" / "0.png").read_bytes())
     with pytest.raises(DataError, match=r"gone\.png: cannot be read"):
         encode_files(trained.encoder, files)
 
@@ -151,18 +151,18 @@ def test_a_feature_whose_bits_changed_in_the_cache_is_not_believed(tmp_path: Pat
     assert cache.get([b"a", b"b"]).keys() == {b"b"}
 
 
-def test_an_encoder_that_gives_nan_and_a_picture_that_cannot_be_read_are_named(
-    pictures: Path, trained: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_encoder_that_gives_nan_and_an_image_that_cannot_be_read_are_named(
+    image_folder: Path, trained: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = tmp_path / "bad.png"
-    bad.write_bytes(b"no picture")
+    bad.write_bytes(b"no image")
     with pytest.raises(DataError, match=r"bad\.png: unreadable"):
         encode_files(trained.encoder, [bad])
     monkeypatch.setattr(
         Encoder, "encode", lambda model, inputs: torch.full((len(inputs), 256), torch.nan)
     )
     with pytest.raises(RunError, match="encoder: it gives NaN"):
-        encode_files(trained.encoder, sorted((pictures / "class0").iterdir()))
+        encode_files(trained.encoder, sorted((image_folder / "class0").iterdir()))
 
 
 def test_stored_images_of_another_size_are_scaled_to_the_models(
@@ -183,26 +183,26 @@ def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def test_any_model_is_measured_and_compared_on_any_folder(
-    pictures: Path, capsys: pytest.CaptureFixture[str]
+    image_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     episodes = ["--way", "3", "--shot", "1", "--queries", "2", "--episodes", "20", "--json"]
-    data = ["--data", f"folder:{pictures}", "--split", "all"]
+    data = ["--data", f"folder:{image_folder}", "--split", "all"]
     assert main(["evaluate", "cifar-fs-vsm", *data, *episodes]) == 0
     assert printed(capsys)["accuracy"] > 0.5
     words = ["--baselines", "cosine,simpleshot_l2n", *data, *episodes]
     assert main(["compare", "cifar-fs-vsm", *words]) == 0
     compared = printed(capsys)
     assert len(compared["differences"]) == 3
-    assert compared["runs"][0]["data"] == f"folder:{pictures}"
+    assert compared["runs"][0]["data"] == f"folder:{image_folder}"
     assert main(["evaluate", "cifar-fs-vsm", "--memory-slots", "3", *data, *episodes]) == 2
     assert "exact_forgetting" in capsys.readouterr().err
 
 
 def test_a_memory_of_all_classes_of_a_folder_is_learned_with_another_models_encoder(
-    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(tmp_path / "run")
-    words = ["--data", f"folder:{pictures}", "--encoder", "cifar-fs-vsm", "--output", run]
+    words = ["--data", f"folder:{image_folder}", "--encoder", "cifar-fs-vsm", "--output", run]
     assert main(["memory", "learn", *words, "--split", "all", "--json"]) == 0
     assert printed(capsys)["num_slots"] == CLASSES
     loaded = vsm.load(run)
@@ -212,8 +212,8 @@ def test_a_memory_of_all_classes_of_a_folder_is_learned_with_another_models_enco
     assert printed(capsys)["memory_slots"] == CLASSES
 
 
-def test_a_folder_is_split_from_another_seed_by_name(pictures: Path) -> None:
-    splits = [list_classes(Path(f"{pictures}{mark}"))[0] for mark in ("", "#0", "#1", "#2")]
+def test_a_folder_is_split_from_another_seed_by_name(image_folder: Path) -> None:
+    splits = [list_classes(Path(f"{image_folder}{mark}"))[0] for mark in ("", "#0", "#1", "#2")]
     assert splits[0] == splits[1]
     assert splits[2] != splits[0] or splits[3] != splits[0]
     names = sorted(splits[0]["train"] + splits[0]["validation"] + splits[0]["test"])

@@ -99,10 +99,10 @@ def images() -> Tensor:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def image_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Six classes of colored noise, and a cache of our own."""
     monkeypatch.setenv("VSM_DATA", str(tmp_path / "data"))
-    folder, random = tmp_path / "pictures", np.random.default_rng(0)
+    folder, random = tmp_path / "images", np.random.default_rng(0)
     for number in range(6):
         (folder / f"class{number}").mkdir(parents=True)
         color = random.integers(60, 196, 3)
@@ -131,15 +131,15 @@ def test_features_are_those_of_the_model_itself(kind: str, tmp_path: Path, image
     assert features.shape == (3, 12 if kind == "clip" else 16)
 
 
-def test_pictures_are_prepared_as_the_configuration_says() -> None:
+def test_images_are_prepared_as_the_configuration_says() -> None:
     """Against Pillow: scaled until the shorter side is 32, and the middle 28×28 of it."""
     random = np.random.default_rng(0)
-    picture = Image.fromarray(random.integers(0, 256, (64, 96, 3), np.uint8))
+    image = Image.fromarray(random.integers(0, 256, (64, 96, 3), np.uint8))
     prepared = Preprocessing.from_dict(
         {"channels": 3, "ink": False, **parse_image_processor(PROCESSOR, {})}
     )
-    ours = prepared.normalize(prepared.pixels([picture]))[0]
-    scaled = np.asarray(picture.resize((48, 32), Image.Resampling.BICUBIC), np.float64)
+    ours = prepared.normalize(prepared.pixels([image]))[0]
+    scaled = np.asarray(image.resize((48, 32), Image.Resampling.BICUBIC), np.float64)
     middle = scaled[2:30, 10:38] / 255
     constants = [np.asarray(PROCESSOR[key]) for key in ("image_mean", "image_std")]
     expected = (middle - constants[0]) / constants[1]
@@ -209,11 +209,11 @@ def test_impossible_configurations_are_refused(
     assert "\n" not in str(told.value)
 
 
-def test_a_memory_of_its_features_from_pictures_to_answers(
-    dinov2: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_memory_of_its_features_from_images_to_answers(
+    dinov2: Path, image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    learn = ["memory", "learn", "--encoder", f"hf:{dinov2}", "--data", f"folder:{pictures}"]
+    learn = ["memory", "learn", "--encoder", f"hf:{dinov2}", "--data", f"folder:{image_folder}"]
     assert main([*learn, "--split", "all", "--output", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_features"] == 16
     assert not any(tmp_path.joinpath("run").rglob("*backbone*"))
@@ -221,14 +221,14 @@ def test_a_memory_of_its_features_from_pictures_to_answers(
     assert trained.preprocessing is not None
     assert trained.preprocessing.input_shape == (3, SIDE, SIDE)
     assert sum(weight.numel() for weight in trained.model.parameters()) == 1  # the temperature
-    files = sorted(pictures.rglob("*.png"))
+    files = sorted(image_folder.rglob("*.png"))
     features = trained.embed(files)
     network = load_pretrained(f"hf:{dinov2}")
     pixels = trained.preprocessing.normalize(trained.preprocessing.pixels(files))
     with torch.no_grad():
         torch.testing.assert_close(features, network(pixels))
-    classify = ["classify", "--model", str(run), "--support", str(pictures)]
-    assert main([*classify, "--query", str(pictures / "class0"), "--json"]) == 0
+    classify = ["classify", "--model", str(run), "--support", str(image_folder)]
+    assert main([*classify, "--query", str(image_folder / "class0"), "--json"]) == 0
     answers = json.loads(capsys.readouterr().out)["answers"]
     assert len(answers) == 4
 
@@ -240,10 +240,10 @@ def test_mirrored_views_are_averaged(dinov2: Path, images: Tensor) -> None:
         torch.testing.assert_close(models[1].embed(images), plain)
 
 
-def test_other_weights_under_the_same_name_are_refused(pictures: Path, tmp_path: Path) -> None:
+def test_other_weights_under_the_same_name_are_refused(image_folder: Path, tmp_path: Path) -> None:
     encoder, run = tmp_path / "encoder", tmp_path / "run"
     saved("dinov2", encoder)
-    learn = ["memory", "learn", "--encoder", f"hf:{encoder}", "--data", f"folder:{pictures}"]
+    learn = ["memory", "learn", "--encoder", f"hf:{encoder}", "--data", f"folder:{image_folder}"]
     assert main([*learn, "--split", "all", "--output", str(run), "--json"]) == 0
     moved = tmp_path / "moved"
     encoder.rename(moved)
@@ -333,13 +333,13 @@ def graph(path: Path, batch: int | str = "batch", metadata: dict[str, str] | Non
 def test_a_graph_of_onnx(batch: int | str, tmp_path: Path) -> None:
     path = tmp_path / "encoder.onnx"
     weights = graph(path, batch)
-    pictures = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    features = load_pretrained(f"onnx:{path}")(pictures)
-    expected = pictures.numpy().mean((2, 3)) @ weights
+    images = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    features = load_pretrained(f"onnx:{path}")(images)
+    expected = images.numpy().mean((2, 3)) @ weights
     np.testing.assert_allclose(features.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_onnx_takes_the_configuration_beside_it(pictures: Path, tmp_path: Path) -> None:
+def test_onnx_takes_the_configuration_beside_it(image_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "encoder.onnx"
     graph(path)
     with pytest.raises(BackboneError, match="does not describe its preprocessing"):
@@ -348,7 +348,7 @@ def test_onnx_takes_the_configuration_beside_it(pictures: Path, tmp_path: Path) 
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({**stated, "image_std": [2] * 3}))
     encoder = open_encoder(f"onnx:{path}", "features:x")
     assert encoder.preprocessing == Preprocessing(8, 3, crop=0.8, mean=(0.5,) * 3, std=(2.0,) * 3)
-    dataset = open_data(encoder, f"folder:{pictures}", merge_splits=True)
+    dataset = open_data(encoder, f"folder:{image_folder}", merge_splits=True)
     assert dataset.input_shape == (5,)
 
 
@@ -442,22 +442,22 @@ def plain(image_shape):
 
 
 def test_the_users_own_network_without_training(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own_encoder_module.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     name = "own_encoder_module:means"
-    learn = ["memory", "learn", "--encoder", name, "--data", f"folder:{pictures}"]
+    learn = ["memory", "learn", "--encoder", name, "--data", f"folder:{image_folder}"]
     assert main([*learn, "--split", "all", "--output", "run", "--json"]) == 0
     with pytest.raises(RunError, match="code that is not part of vsm"):
         vsm.load("run")
     trained = vsm.load("run", backbone=name)
     assert trained.preprocessing == Preprocessing(12, 3, mean=(0.5,) * 3, std=(0.1,) * 3)
-    files = sorted(pictures.rglob("*.png"))[:2]
+    files = sorted(image_folder.rglob("*.png"))[:2]
     pixels = trained.preprocessing.normalize(trained.preprocessing.pixels(files))
     expected = pixels.mean((2, 3)) * torch.tensor([1.0, 2.0, 3.0])
     torch.testing.assert_close(trained.embed(files), expected)
     with pytest.raises(BackboneError, match=r"preprocessing: expected a dictionary with side"):
         custom_preprocessing("own_encoder_module:wrong")
-    encoder = open_encoder("own_encoder_module:plain", f"folder:{pictures}")
+    encoder = open_encoder("own_encoder_module:plain", f"folder:{image_folder}")
     assert encoder.preprocessing is None  # as the data have them

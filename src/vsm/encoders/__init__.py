@@ -1,4 +1,4 @@
-"""Images to features: the networks, ours and others', and the :class:`Encoder` around them."""
+"""From images to features: backbones, pretrained networks, and the :class:`Encoder`."""
 
 from vsm.encoders.backbones import (
     BACKBONES,

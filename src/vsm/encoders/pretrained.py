@@ -26,6 +26,12 @@ CONFIGURATION = "preprocessor_config.json"
 RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
 FEATURE_OUTPUTS = ("features", "image_embeds", "pooler_output", "last_hidden_state")
 PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
+REMEDIES = {
+    "transformers": 'pip install "variational-semantic-memory[encoders]"',
+    "onnxruntime": 'pip install "variational-semantic-memory[export]"',
+    "timm": "install timm and the torchvision build that matches your torch, or use an encoder of "
+    "transformers, hf:NAME, which needs neither",
+}
 
 
 def load_pretrained(name: str) -> nn.Module:
@@ -37,7 +43,7 @@ def load_pretrained(name: str) -> nn.Module:
         if kind == "hf":
             network = _load_hugging_face(source)
         elif kind == "timm":
-            network = _import_timm().create_model(source, pretrained=True, num_classes=0).float()
+            network = _import("timm").create_model(source, pretrained=True, num_classes=0).float()
         else:
             network = OnnxNetwork(Path(source).expanduser())
         return network.eval()
@@ -80,24 +86,20 @@ def _naming(name: str) -> Iterator[None]:
         raise BackboneError(f"encoder: {name}: {describe_error(error)}") from error
 
 
-def _import(package: str, remedy: str) -> Any:
+def _import(package: str) -> Any:
     """Import an optional package."""
     try:
         return importlib.import_module(package)
     except Exception as error:  # a torchvision of another build raises RuntimeError
         problem = f"needs {package}, which cannot be imported ({describe_error(error)})"
-        raise BackboneError(f"encoder: {problem}; {remedy}") from error
+        raise BackboneError(f"encoder: {problem}; {REMEDIES[package]}") from error
 
 
 # Hugging Face
 
 
-def _import_transformers() -> Any:
-    return _import("transformers", 'pip install "variational-semantic-memory[encoders]"')
-
-
 def _load_hugging_face(source: str) -> nn.Module:
-    transformers = _import_transformers()
+    transformers = _import("transformers")
     name, _, revision = source.partition("@")
     with _quiet(transformers.utils.logging):
         model, report = transformers.AutoModel.from_pretrained(
@@ -158,7 +160,7 @@ class HuggingFaceNetwork(nn.Module):
 
 
 def _hugging_face_preprocessing(source: str) -> dict[str, Any]:
-    cached_file = _import_transformers().utils.cached_file
+    cached_file = _import("transformers").utils.cached_file
     name, _, revision = source.partition("@")
 
     def read(file: str) -> dict[str, Any]:
@@ -236,17 +238,8 @@ def _side(size: Any, name: str) -> int | None:
 # timm
 
 
-def _import_timm() -> Any:
-    remedy = (
-        "install timm and the torchvision build that matches your torch, or use an encoder of "
-        "transformers, hf:NAME, which needs neither"
-    )
-    _import("timm.data", remedy)
-    return _import("timm", remedy)
-
-
 def _timm_preprocessing(network: nn.Module) -> dict[str, Any]:
-    config = _import_timm().data.resolve_model_data_config(network)
+    config = _import("timm").data.resolve_model_data_config(network)
     channels, height, width = config["input_size"]
     side = _side({"height": height, "width": width}, "input_size")
     fields = {"channels": channels, "side": side, "mean": config["mean"], "std": config["std"]}
@@ -274,8 +267,7 @@ class OnnxNetwork(nn.Module):
         super().__init__()
         if not path.is_file():
             raise BackboneError(f"encoder: there is no file {path}; give onnx:FILE")
-        remedy = 'pip install "variational-semantic-memory[export]"'
-        onnxruntime = _import("onnxruntime", remedy)
+        onnxruntime = _import("onnxruntime")
         self.path = path
         self.digest = hashlib.sha256(path.read_bytes()).digest()
         options = onnxruntime.SessionOptions()
