@@ -195,6 +195,7 @@ def test_pixels_of_another_scale_are_scaled() -> None:
         ({"size": 8, "image_mean": [0.5], "image_std": [0.5]}, "expected 1 or 3 channels"),
         ({"size": 8, "image_mean": [0, 0, 0], "image_std": [1, 0, 1]}, "standard dev"),
         ({"size": "large"}, "hf:"),
+        ([3], "expected a JSON object"),
         (None, "no preprocessor_config.json"),
     ],
 )

@@ -160,34 +160,21 @@ class HuggingFaceNetwork(nn.Module):
 
 
 def _hugging_face_preprocessing(source: str) -> dict[str, Any]:
-    cached_file = _import("transformers").utils.cached_file
+    transformers = _import("transformers")
     name, _, revision = source.partition("@")
-
-    def read(file: str) -> dict[str, Any]:
-        options = {"revision": revision or "main", "_raise_exceptions_for_missing_entries": False}
-        path = cached_file(name, file, **options)
-        return {} if path is None else _read_json(Path(path))
-
-    processor = read(CONFIGURATION) or read("processor_config.json").get("image_processor")
-    if not processor:
+    options = {"revision": revision or "main"}
+    try:
+        processor, _ = transformers.ImageProcessingMixin.get_image_processor_dict(name, **options)
+    except OSError as error:
         raise BackboneError(
-            f"encoder: hf:{source} has no {CONFIGURATION}, which describes its preprocessing; add "
-            "one"
-        )
-    config = read("config.json")
+            f"encoder: hf:{source} has no {CONFIGURATION} that can be read, which describes its "
+            f"preprocessing; add one ({describe_error(error)})"
+        ) from error
+    config, _ = transformers.PretrainedConfig.get_config_dict(name, **options)
     return parse_image_processor(processor, {**config, **config.get("vision_config", {})})
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_bytes())
-    if not isinstance(content, dict):
-        raise BackboneError(f"encoder: {path}: expected a JSON object; correct the file")
-    return content
-
-
-def parse_image_processor(
-    processor: Mapping[str, Any], config: Mapping[str, Any]
-) -> dict[str, Any]:
+def parse_image_processor(processor: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """Translate an image processor of ``transformers`` into the fields of a ``Preprocessing``.
 
     We crop before resizing; up to rounding, that equals resizing before cropping.
@@ -196,6 +183,10 @@ def parse_image_processor(
         processor: content of ``preprocessor_config.json``.
         config: the model's configuration, which may have an ``image_size``.
     """
+    if not isinstance(processor, Mapping):
+        raise BackboneError(
+            f"encoder: {CONFIGURATION}: expected a JSON object, got {processor!r:.50}; correct it"
+        )
     size = processor.get("size")
     crop_size = _side(processor.get("crop_size"), "crop_size")
     edge = size if isinstance(size, int) else (size or {}).get("shortest_edge")
@@ -317,4 +308,5 @@ def _onnx_preprocessing(network: OnnxNetwork) -> dict[str, Any]:
             f'{CONFIGURATION} beside it: {{"size": {{"height": 224, "width": 224}}, "image_mean": '
             '[0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}'
         )
-    return parse_image_processor(_read_json(path), {"image_size": network.input_shape[2]})
+    image_size = network.input_shape[2]
+    return parse_image_processor(json.loads(path.read_bytes()), {"image_size": image_size})
