@@ -81,9 +81,9 @@ def tiny_settings() -> RunSettings:
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder of 30 classes of 20 small, noisy pictures, as ``--data`` takes it."""
-    folder = tmp_path_factory.mktemp("pictures")
+def image_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of 30 classes of 20 small, noisy images, as ``--data`` takes it."""
+    folder = tmp_path_factory.mktemp("images")
     random = np.random.default_rng(0)
     for number in range(30):
         pattern = random.integers(0, 200, (16, 16))

@@ -4,7 +4,7 @@ A block of Python, or of commands for the shell (a block without a language is o
 stands, in the order of its page, in a folder of the page's own. A comment right before the block
 can say otherwise:
 
-    <!-- block: shrunk: why -->   trained for two steps on a few built-in pictures
+    <!-- block: shrunk: why -->   trained for two steps on a few built-in images
     <!-- block: parsed: why -->   all arguments are checked and settings are built; no more
     <!-- block: file: name -->    written to that file, for the blocks after it
     <!-- block: output -->        what the block before it prints, but for the numbers

@@ -174,10 +174,10 @@ def test_every_row_has_one_owner() -> None:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Eight classes of colored noise, and a cache of our own."""
     monkeypatch.setenv("VSM_DATA", str(tmp_path / "data"))
-    folder, random = tmp_path / "pictures", np.random.default_rng(0)
+    folder, random = tmp_path / "images", np.random.default_rng(0)
     for number in range(8):
         (folder / f"class{number}").mkdir(parents=True)
         color = random.integers(120, 136, 3)
@@ -196,10 +196,10 @@ def held(run: Path) -> tuple[dict[str, Tensor], Any]:
 
 @pytest.mark.parametrize("numbers", [1 << 26, 30 * 256])
 def test_two_processes_learn_the_memory_of_one(
-    numbers: int, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    numbers: int, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Real processes, with room for all features and for about half of them."""
-    learn = ["memory", "learn", "--encoder", "cifar-fs-vsm", "--data", f"folder:{pictures}"]
+    learn = ["memory", "learn", "--encoder", "cifar-fs-vsm", "--data", f"folder:{images}"]
     learn += ["--split", "all", "--json", "--output"]
     for module, name in ((learning, "NUMBERS_AT_ONCE"), (embedding, "NUMBERS_IN_MEMORY")):
         monkeypatch.setattr(module, name, numbers)
@@ -214,10 +214,10 @@ def test_two_processes_learn_the_memory_of_one(
 
 
 def test_many_features_are_kept_in_a_file(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = vsm.load("cifar-fs-vsm")
-    files = sorted(pictures.rglob("*.png"))
+    files = sorted(images.rglob("*.png"))
     small = embedding.encode_files(trained.encoder, files)
     monkeypatch.setattr(embedding, "NUMBERS_IN_MEMORY", 100)
     large = embedding.encode_files(trained.encoder, files)
@@ -234,7 +234,7 @@ def test_many_features_are_kept_in_a_file(
 
 
 def test_a_killed_embedding_goes_on_where_it_was(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in the second part: what the first part embedded is not embedded again."""
     monkeypatch.setattr("vsm.encoders.encoder.LARGEST_BATCH", 8)
@@ -250,7 +250,7 @@ def test_a_killed_embedding_goes_on_where_it_was(
 
     trained = vsm.load("cifar-fs-vsm")
     monkeypatch.setattr(Encoder, "encode", counted)
-    files = sorted(pictures.rglob("*.png"))
+    files = sorted(images.rglob("*.png"))
     with pytest.raises(KeyboardInterrupt):
         embedding.encode_files(trained.encoder, files)
     embedding.encode_files(trained.encoder, files)
@@ -258,8 +258,8 @@ def test_a_killed_embedding_goes_on_where_it_was(
 
 
 def test_the_answer_is_written_by_the_first_process_alone(
-    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    learn = ["memory", "learn", "--encoder", "cifar-fs-vsm", "--data", f"folder:{pictures}"]
+    learn = ["memory", "learn", "--encoder", "cifar-fs-vsm", "--data", f"folder:{images}"]
     assert main([*learn, "--output", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_slots"] > 0

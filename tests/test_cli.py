@@ -313,7 +313,7 @@ def test_ctrl_c_saves_and_exits_130(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("few_read_settings")
-def test_the_demo_writes_a_report_with_every_picture(
+def test_the_demo_writes_a_report_with_every_image(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     narrow = tmp_path / "narrow.yaml"
@@ -371,7 +371,7 @@ def test_baseline_memories_are_evaluated_and_compared(
 
 
 def draw_folder(root: Path, num_classes: int) -> None:
-    """Class folders of small gray pictures, each class a stripe of its own."""
+    """Class folders of small gray images, each class a stripe of its own."""
     for c in range(num_classes):
         folder = root / f"class{c:02d}"
         folder.mkdir(parents=True)
@@ -381,13 +381,13 @@ def draw_folder(root: Path, num_classes: int) -> None:
             Image.fromarray(pixels).save(folder / f"{i}.png")
 
 
-def test_a_folder_of_pictures_trains_and_evaluates_from_anywhere(
+def test_a_folder_of_images_trains_and_evaluates_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    draw_folder(tmp_path / "pictures", 25)
+    draw_folder(tmp_path / "images", 25)
     monkeypatch.chdir(tmp_path)
     episode = ["--way", "2", "--shot", "1", "--queries", "2"]
-    arguments = ["train", "--data", "folder:pictures", "--output", "run", "--steps", "4"]
+    arguments = ["train", "--data", "folder:images", "--output", "run", "--steps", "4"]
     assert main([*arguments, *TINY, *episode, "--json"]) == 0
     capsys.readouterr()
     monkeypatch.chdir("/")
@@ -398,8 +398,8 @@ def test_a_folder_of_pictures_trains_and_evaluates_from_anywhere(
 def test_data_is_listed_prepared_and_described(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    draw_folder(tmp_path / "pictures", 10)
-    assert main(["data", "prepare", "folder", "--from", str(tmp_path / "pictures"), "--json"]) == 0
+    draw_folder(tmp_path / "images", 10)
+    assert main(["data", "prepare", "folder", "--from", str(tmp_path / "images"), "--json"]) == 0
     prepared = one_json_object(capsys.readouterr().out)
     assert prepared["classes"] == 10
     assert prepared["image_shape"] == [1, 28, 28]

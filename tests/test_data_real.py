@@ -1,4 +1,4 @@
-"""The real files, where they are present: counts, classes, pictures, and the published splits."""
+"""The real files, where they are present: counts, classes, images, and the published splits."""
 
 import csv
 import hashlib

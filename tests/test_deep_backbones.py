@@ -41,7 +41,7 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def pictures(size: int = 32, num_images: int = 3) -> Tensor:
+def images(size: int = 32, num_images: int = 3) -> Tensor:
     return torch.randn(num_images, 3, size, size, generator=seeded(5))
 
 
@@ -109,7 +109,7 @@ def test_wrn_28_10_is_28_layers_deep() -> None:
 def test_resnet12_computes_what_its_authors_write() -> None:
     backbone = build("resnet12").eval()
     blocks: Any = backbone.blocks
-    hidden = pictures()
+    hidden = images()
     for block in blocks:
         shortcut = block.shortcut(hidden)
         for index, convolution in enumerate(block.convolutions):
@@ -117,14 +117,14 @@ def test_resnet12_computes_what_its_authors_write() -> None:
             hidden = F.leaky_relu(hidden, 0.1) if index < 2 else hidden
         hidden = F.max_pool2d(F.leaky_relu(hidden + shortcut, 0.1), 2)
     expected = F.adaptive_avg_pool2d(hidden, 1).flatten(1)
-    torch.testing.assert_close(backbone(pictures()), expected)
+    torch.testing.assert_close(backbone(images()), expected)
 
 
 def test_wrn_28_10_computes_what_its_authors_write() -> None:
     backbone = build("wrn28_10").eval()
     assert isinstance(backbone, WideResNet)
     blocks: Any = backbone.blocks
-    hidden = backbone.stem(pictures())
+    hidden = backbone.stem(images())
     for index, block in enumerate(blocks):
         active = block.first_norm(hidden).relu()
         residual = block.second(block.second_norm(block.first(active)).relu())
@@ -132,7 +132,7 @@ def test_wrn_28_10_computes_what_its_authors_write() -> None:
             hidden = F.conv2d(active, block.shortcut.weight, stride=2 if index else 1)
         hidden = residual + hidden
     expected = F.adaptive_avg_pool2d(backbone.norm(hidden).relu(), 1).flatten(1)
-    torch.testing.assert_close(backbone(pictures()), expected)
+    torch.testing.assert_close(backbone(images()), expected)
     assert expected.min() >= 0
 
 
@@ -164,7 +164,7 @@ def test_channels_scale_all_widths(name: str) -> None:
 def test_features_do_not_depend_on_the_memory_layout(name: str, keep_probability: float) -> None:
     backbone = build(name, keep_probability=keep_probability)
     layouts = (torch.contiguous_format, torch.channels_last)
-    one, two = (backbone(pictures().contiguous(memory_format=m), seeded(0)) for m in layouts)
+    one, two = (backbone(images().contiguous(memory_format=m), seeded(0)) for m in layouts)
     torch.testing.assert_close(one, two)
 
 
@@ -191,12 +191,12 @@ def test_every_convolution_gets_and_has_the_channels_last_layout(
 def test_what_is_dropped_comes_from_the_generator_alone(name: str) -> None:
     backbone = build(name, keep_probability=0.6)
     before = torch.get_rng_state()
-    one, two, three = (backbone(pictures(), seeded(seed)) for seed in (1, 1, 2))
+    one, two, three = (backbone(images(), seeded(seed)) for seed in (1, 1, 2))
     assert torch.equal(one, two)
     assert not torch.equal(one, three)
     assert torch.equal(before, torch.get_rng_state())
     with pytest.raises(ValueError, match="random: dropout needs a generator"):
-        backbone(pictures())
+        backbone(images())
 
 
 @pytest.mark.parametrize("name", BACKBONES)
@@ -204,16 +204,16 @@ def test_nothing_is_dropped_in_evaluation_or_with_keep_probability_one(name: str
     dropping, keeping = build(name, keep_probability=0.6).eval(), build(name)
     random = seeded(0)
     state = random.get_state()
-    keeping(pictures(), random)
+    keeping(images(), random)
     keeping.load_state_dict(dropping.state_dict())
-    assert torch.equal(dropping(pictures(), random), keeping.eval()(pictures()))
+    assert torch.equal(dropping(images(), random), keeping.eval()(images()))
     assert torch.equal(state, random.get_state())
 
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_every_parameter_gets_a_gradient(name: str) -> None:
     backbone = build(name, keep_probability=0.9)
-    backbone(pictures(), seeded(0)).square().sum().backward()
+    backbone(images(), seeded(0)).square().sum().backward()
     for key, parameter in backbone.named_parameters():
         assert parameter.grad is not None, key
         assert parameter.grad.isfinite().all(), key
@@ -282,7 +282,7 @@ def test_what_survives_is_scaled_the_same_whatever_was_dropped() -> None:
 
 
 def test_dropping_keeps_the_memory_layout() -> None:
-    hidden = pictures(10).contiguous(memory_format=torch.channels_last)
+    hidden = images(10).contiguous(memory_format=torch.channels_last)
     for dropped in (drop(hidden, 0.5, seeded(0)), drop_blocks(hidden, 0.5, 5, seeded(0))):
         assert dropped.is_contiguous(memory_format=torch.channels_last)
 

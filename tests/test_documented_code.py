@@ -48,8 +48,8 @@ SHRUNK = {
 }
 """What is added to commands of shrunk blocks; trainings are shrunk by their settings."""
 OBJECTS = ("anchor", "bow", "crown", "drum", "eel")
-WITH_PICTURES = ("README.md", "docs/classifier.md")
-"""Pages that presume folders of pictures, `support` and `query`."""
+WITH_FOLDERS = ("README.md", "docs/classifier.md")
+"""Pages that presume folders of images, `support` and `query`."""
 WITH_ALL_GLYPHS = ("docs/tutorial-practitioners.md",)
 TRAINED = {
     "README.md": {"runs/demo/vsm": "shipped"},
@@ -66,11 +66,11 @@ class Reached(Exception):  # noqa: N818 - nothing went wrong
 
 @dataclass
 class Reader:
-    """Somebody who types what a page says, in the page's order, in a folder with pictures."""
+    """Somebody who types what a page says, in the page's order, in a folder with images."""
 
     patch: pytest.MonkeyPatch
     capture: pytest.CaptureFixture[str]
-    pictures: str
+    image_folder: str
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "documentation"})
     printed: str = ""
 
@@ -91,7 +91,7 @@ class Reader:
     def _run(self, block: Block) -> None:
         with self.patch.context() as patch:
             if block.mark == "shrunk":
-                shrink_trainings(patch, self.pictures)
+                shrink_trainings(patch, self.image_folder)
             if block.language == "python":
                 exec(compile(block.code, block.place, "exec"), self.names)
                 return
@@ -138,17 +138,17 @@ def dashes_to_underscores(words: list[str]) -> list[str]:
     ]
 
 
-def shrink_trainings(patch: pytest.MonkeyPatch, pictures: str) -> None:
+def shrink_trainings(patch: pytest.MonkeyPatch, image_folder: str) -> None:
     """Let every training take seconds, from Python and from the command line."""
     train, pretrain = vsm.train, vsm.pretrain
 
     def train_briefly(settings: RunSettings, *rest: Any, **named: Any) -> vsm.TrainedModel:
         named["learn_memory"] = False
-        return train(smaller(settings, pictures), *rest[:5], **named)
+        return train(smaller(settings, image_folder), *rest[:5], **named)
 
     def pretrain_briefly(settings: PretrainSettings, *rest: Any, **named: Any) -> Any:
         few = FewShotValidationSettings(1, 4, 5, (1,), 2)
-        small = replace(settings, data=pictures, channels=4, epochs=1, validation=few)
+        small = replace(settings, data=image_folder, channels=4, epochs=1, validation=few)
         return pretrain(replace(small, batch_size=32), *rest, **named)
 
     patch.setattr("vsm.training.train", train_briefly)
@@ -157,7 +157,7 @@ def shrink_trainings(patch: pytest.MonkeyPatch, pictures: str) -> None:
         patch.setattr(vsm, name, brief, raising=False)
 
 
-def smaller(settings: RunSettings, pictures: str) -> RunSettings:
+def smaller(settings: RunSettings, image_folder: str) -> RunSettings:
     """Return settings of the same kind of run that takes seconds."""
     channels = 4
     if settings.init is not None:
@@ -166,7 +166,7 @@ def smaller(settings: RunSettings, pictures: str) -> RunSettings:
     own = settings.data.startswith("features:")
     return replace(
         settings,
-        data=settings.data if own else pictures,
+        data=settings.data if own else image_folder,
         queries=2,
         tasks=1,
         steps=2,
@@ -184,18 +184,18 @@ def glyphs() -> ImageDataset:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory, glyphs: ImageDataset) -> str:
+def image_folder(tmp_path_factory: pytest.TempPathFactory, glyphs: ImageDataset) -> str:
     """Name a dataset of forty characters of eight drawings each."""
-    folder = tmp_path_factory.mktemp("pictures")
+    folder = tmp_path_factory.mktemp("images")
     for class_id in range(40):
         draw(glyphs, class_id, range(8), folder / f"character{class_id:02}")
     return f"folder:{folder}"
 
 
 @pytest.fixture(scope="module")
-def small_run(tmp_path_factory: pytest.TempPathFactory, pictures: str) -> Path:
+def small_run(tmp_path_factory: pytest.TempPathFactory, image_folder: str) -> Path:
     path = tmp_path_factory.mktemp("trained") / "run"
-    vsm.train(smaller(RunSettings(), pictures), path)
+    vsm.train(smaller(RunSettings(), image_folder), path)
     return path
 
 
@@ -211,14 +211,14 @@ def draw(dataset: ImageDataset, class_id: int, which: range, folder: Path) -> No
 def start_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, glyphs: ImageDataset, small_run: Path
 ) -> Iterator[Callable[[str], None]]:
-    """Prepare what a page presumes: pictures of the reader's own, and runs."""
+    """Prepare what a page presumes: images of the reader's own, and runs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     keep_conversions(monkeypatch)
     modules = set(sys.modules)
 
     def start(page: str) -> None:
-        if page in WITH_PICTURES:
+        if page in WITH_FOLDERS:
             for name, class_id in zip(OBJECTS, glyphs.classes("test").tolist(), strict=False):
                 draw(glyphs, class_id, range(2), Path("support") / name)
                 draw(glyphs, class_id, range(2, 4), Path("query") / name)
@@ -238,7 +238,7 @@ def start_of(
 def test_every_block_of_a_page_runs(
     page: Path,
     start_of: Callable[[str], None],
-    pictures: str,
+    image_folder: str,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -249,7 +249,7 @@ def test_every_block_of_a_page_runs(
     blocks = blocks_of(page.read_text(encoding="utf-8"), name)
     if blocks:
         start_of(name)
-    reader = Reader(monkeypatch, capsys, pictures)
+    reader = Reader(monkeypatch, capsys, image_folder)
     for block in blocks:
         reader.read(block)
 

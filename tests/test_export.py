@@ -47,10 +47,10 @@ class Graph:
         return dict(zip(names, self.session.run(names, inputs), strict=True))
 
 
-def pixels(trained: TrainedModel, pictures: list[Any]) -> npt.NDArray[np.float32]:
-    """Return pictures as the encoder's graph takes them."""
+def pixels(trained: TrainedModel, photographs: list[Any]) -> npt.NDArray[np.float32]:
+    """Return photographs as the encoder's graph takes them."""
     assert trained.preprocessing is not None
-    return (trained.preprocessing.pixels(pictures).float() / 255).contiguous().numpy()
+    return (trained.preprocessing.pixels(photographs).float() / 255).contiguous().numpy()
 
 
 def one_hot(labels: list[str]) -> npt.NDArray[np.float32]:
@@ -205,10 +205,10 @@ def test_an_encoder_of_somebodys_own_is_exported_with_adapter_and_mirror(
     assert all(difference < 1e-4 for difference in told["differences"].values())
 
     trained = load(run, backbone=name)
-    pictures, labels = examples(make_dataset(), UNEVEN)
-    features = Graph(Path("graphs/encoder.onnx"))(images=pixels(trained, pictures))["features"]
-    np.testing.assert_allclose(features, trained.embed(pictures), atol=1e-5)
-    answers = answers_of(Path("graphs"), trained, pictures, labels, pictures[:2])
+    photographs, labels = examples(make_dataset(), UNEVEN)
+    features = Graph(Path("graphs/encoder.onnx"))(images=pixels(trained, photographs))["features"]
+    np.testing.assert_allclose(features, trained.embed(photographs), atol=1e-5)
+    answers = answers_of(Path("graphs"), trained, photographs, labels, photographs[:2])
     np.testing.assert_allclose(answers["probabilities"].sum(1), 1, atol=1e-5)
 
     assert main(["export", str(run), "--onnx", "graphs", "--backbone", name]) == 2
@@ -229,14 +229,14 @@ def test_a_backbone_that_torch_cannot_export_is_named_in_one_line(
 
 def graph_answers(
     trained: TrainedModel,
-    pictures: list[Any],
+    photographs: list[Any],
     labels: list[str],
     queries: list[Any],
     **more: Tensor,
 ) -> dict[str, Tensor]:
     """Answer as a graph would, before it is converted."""
     inputs = {
-        "support_features": trained.embed(pictures),
+        "support_features": trained.embed(photographs),
         "support_labels": torch.from_numpy(one_hot(labels)),
         "query_features": trained.embed(queries),
         "temperature": torch.ones(()),
@@ -249,10 +249,10 @@ def test_the_graph_of_a_model_without_memory_computes_what_its_classifier_does(
     tmp_path: Path, tiny_dataset: ImageDataset
 ) -> None:
     trained = load(write_run(tmp_path / "run", "protonet"))
-    pictures, labels = examples(tiny_dataset, UNEVEN)
+    photographs, labels = examples(tiny_dataset, UNEVEN)
     queries, _ = examples(tiny_dataset, dict.fromkeys(CLASSES, 3), first=8)
-    classifier = FewShotClassifier(trained).fit(pictures, labels)
-    answers = graph_answers(trained, pictures, labels, queries)
+    classifier = FewShotClassifier(trained).fit(photographs, labels)
+    answers = graph_answers(trained, photographs, labels, queries)
     expected = torch.from_numpy(classifier.predict_proba(queries))
     torch.testing.assert_close(answers["probabilities"], expected, rtol=1e-4, atol=1e-5)
     assert "recalled_weights" not in answers
@@ -273,19 +273,19 @@ def test_slots_can_be_hidden_as_the_classifier_hides_those_of_other_classes() ->
     glyphs, slots = open_images("glyphs"), (0, 3, 7)
     names = [trained.memory.names[slot] for slot in slots]
     ids = [glyphs.class_names.index(name) for name in names]
-    pictures, _ = examples(glyphs, dict.fromkeys(ids, 2))
+    photographs, _ = examples(glyphs, dict.fromkeys(ids, 2))
     labels = [name for name in names for _ in range(2)]
     order = sorted(range(3), key=names.__getitem__)
     hidden = torch.zeros(3, len(trained.memory.names), dtype=torch.bool)
     for n, own in enumerate(order):
         hidden[n, [slot for slot in slots if slot != slots[own]]] = True
-    classifier = FewShotClassifier(trained, temperature=1.0).fit(pictures, labels)
-    expected = torch.from_numpy(classifier.predict_proba(pictures))
-    ours = graph_answers(trained, pictures, labels, pictures, slot_mask=hidden)
+    classifier = FewShotClassifier(trained, temperature=1.0).fit(photographs, labels)
+    expected = torch.from_numpy(classifier.predict_proba(photographs))
+    ours = graph_answers(trained, photographs, labels, photographs, slot_mask=hidden)
     torch.testing.assert_close(ours["probabilities"], expected, rtol=1e-4, atol=1e-5)
     assert not ours["recalled_weights"][hidden].any()
     everywhere = hidden.any(0, keepdim=True)
-    ours = graph_answers(trained, pictures, labels, pictures, slot_mask=everywhere)
+    ours = graph_answers(trained, photographs, labels, photographs, slot_mask=everywhere)
     assert not ours["recalled_weights"][:, everywhere[0]].any()
 
 

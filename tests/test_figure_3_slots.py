@@ -60,10 +60,10 @@ def measured_by_hand(run: Path, slots: int | None) -> tuple[int, Evaluation]:
 
 
 def test_every_row_of_figure_3_is_measured_with_its_own_number_of_slots(
-    pictures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    image_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
-    asked = ["reproduce", "figure-3", "--budget", "tiny", "--seeds", "1", "--data", pictures]
+    asked = ["reproduce", "figure-3", "--budget", "tiny", "--seeds", "1", "--data", image_folder]
     told: dict[str, list[dict[str, Any]]] = {}
     printed: dict[str, list[float]] = {}
     for row in ROWS:

@@ -398,11 +398,11 @@ def test_the_score_of_none_of_these_is_a_difference_of_dense_distances(how: Read
     new = values(5, WIDTH, seed=80) + 0.4
     support = SupportSet.of_classes(model.project(new.float(), memory), shots)
     inferred = model.infer(support, memory, generator(0, "unused"))
-    pictures = values(3, WIDTH, seed=81) + 0.3
-    queries = model.project(pictures.float(), memory).unsqueeze(0)
+    images = values(3, WIDTH, seed=81) + 0.3
+    queries = model.project(images.float(), memory).unsqueeze(0)
     scores = inferred.rejection_scores(queries, None)
     rows = normalized(new, how.normalization, memory.center)
-    asked = normalized(pictures, how.normalization, memory.center)
+    asked = normalized(images, how.normalization, memory.center)
     for n, part in enumerate(rows.split(shots)):
         prior_mean = dense.prior_mean(part.numpy(), how)
         for b, query in enumerate(asked):
@@ -429,12 +429,12 @@ def test_a_classifier_answers_with_the_probabilities_of_dense_gaussians(shots: l
     np.testing.assert_allclose(
         memory.center, normalized(features, "l2n", means[0]).mean(0), atol=1e-6
     )
-    new, pictures = 2 * values(sum(shots), WIDTH, seed=3), 2 * values(5, WIDTH, seed=4)
+    new, images = 2 * values(sum(shots), WIDTH, seed=3), 2 * values(5, WIDTH, seed=4)
     labels = [label for label, shot in zip("abc", shots, strict=True) for _ in range(shot)]
-    found = classifier.fit(new, labels).predict_proba(pictures)
+    found = classifier.fit(new, labels).predict_proba(images)
     rows = normalized(new, how.normalization, memory.center)
-    asked = normalized(pictures, how.normalization, memory.center)
-    answers = classifier.predict(pictures)
+    asked = normalized(images, how.normalization, memory.center)
+    answers = classifier.predict(images)
     for b, query in enumerate(asked):
         scores = []
         for part in rows.split(shots):

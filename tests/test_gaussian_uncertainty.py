@@ -80,16 +80,16 @@ CASES: list[tuple[list[float], list[float]]] = [
 def test_uncertainty_splits_as_quadrature_over_the_prototypes_says(
     means: list[float], variances: list[float]
 ) -> None:
-    pictures = [-1.5, 0.3, 1.0, 4.0]
+    images = [-1.5, 0.3, 1.0, 4.0]
     found = prototypes_of(
         torch.tensor(means, dtype=torch.float64).unsqueeze(-1),
         torch.tensor(variances, dtype=torch.float64).unsqueeze(-1),
     )
-    queries = torch.tensor(pictures, dtype=torch.float64).view(1, -1, 1)
+    queries = torch.tensor(images, dtype=torch.float64).view(1, -1, 1)
     std, total, aleatoric, epistemic = found.uncertainty(
         queries, generator(0, "uncertainty"), samples=20_000
     )
-    for b, x in enumerate(pictures):
+    for b, x in enumerate(images):
         densities = torch.stack(
             [
                 normal_log_density(torch.tensor(x, dtype=torch.float64), mean, 1 + variance).exp()
@@ -172,14 +172,14 @@ def test_an_explanation_says_what_closed_forms_say(beta: float) -> None:
     asked = GaussianSettings(normalization="un", epsilon=1.0, beta=beta, rho=0.5)
     classifier = classifier_of(asked)
     new, labels = values(4, WIDTH, seed=10), ["a", "b", "b", "b"]
-    pictures = values(6, WIDTH, seed=11)
+    images = values(6, WIDTH, seed=11)
     classifier.fit(new, labels)
-    probabilities = classifier.predict_proba(pictures)
+    probabilities = classifier.predict_proba(images)
     assert classifier.memory is not None
     memory = classifier.memory.memory
     assert isinstance(memory, GaussianMemory)
     ratios = memory.reader.ratios.double().numpy()
-    for b, explained in enumerate(classifier.explain_all(pictures)):
+    for b, explained in enumerate(classifier.explain_all(images)):
         total, aleatoric, epistemic = explained.uncertainty
         assert total == pytest.approx(-sum(p * math.log(p) for p in probabilities[b]), abs=1e-5)
         assert aleatoric + epistemic == pytest.approx(total, abs=1e-6)
@@ -210,6 +210,6 @@ def test_an_explanation_says_what_closed_forms_say(beta: float) -> None:
 
 def test_the_same_seed_explains_in_the_same_way() -> None:
     classifier = classifier_of(GaussianSettings(normalization="un", epsilon=1.0, beta=1.0, rho=0.0))
-    picture = values(WIDTH, seed=12)
+    image = values(WIDTH, seed=12)
     classifier.fit(values(2, WIDTH, seed=13), ["a", "b"])
-    assert classifier.explain(picture).uncertainty == classifier.explain(picture).uncertainty
+    assert classifier.explain(image).uncertainty == classifier.explain(image).uncertainty

@@ -1,4 +1,4 @@
-"""Folders, pictures and arrays that no honest program leaves: each is named, or listed once."""
+"""Folders, images and arrays that no honest program leaves: each is named, or listed once."""
 
 import io
 import os
@@ -21,14 +21,14 @@ from vsm.system.documents import read_object, write_json
 FORM = ImageFormat(8, 1)
 
 
-def picture(path: Path) -> Path:
+def image(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("L", (8, 8), 7).save(path)
     return path
 
 
-def test_links_that_lead_back_list_every_picture_once(tmp_path: Path) -> None:
-    first, second = picture(tmp_path / "a" / "1.png"), picture(tmp_path / "a" / "b" / "2.png")
+def test_links_that_lead_back_list_every_image_once(tmp_path: Path) -> None:
+    first, second = image(tmp_path / "a" / "1.png"), image(tmp_path / "a" / "b" / "2.png")
     (tmp_path / "a" / "b" / "up").symlink_to(tmp_path)
     (tmp_path / "a" / "itself").symlink_to(tmp_path / "a" / "itself")
     (tmp_path / "z").symlink_to(tmp_path / "a")
@@ -42,7 +42,7 @@ def test_folders_may_be_nested_deeply(tmp_path: Path) -> None:
     for _ in range(1200):
         folders.append(folders[-1] / "d")
         folders[-1].mkdir()
-    found = picture(folders[-1] / "1.png")
+    found = image(folders[-1] / "1.png")
     try:
         assert images_below(tmp_path) == [found]
         with open_tree(tmp_path) as tree:

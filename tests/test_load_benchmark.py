@@ -176,7 +176,7 @@ def test_requests_are_shared_among_the_parts() -> None:
     ("words", "message"),
     [
         (["--load", "--requests", "99"], "requests: must be at least 100, got 99"),
-        (["--load", "--pictures", "0"], "images: must be at least 1, got 0"),
+        (["--load", "--images", "0"], "images: must be at least 1, got 0"),
         (["--load", "--clients", "0"], "clients: must be at least 1, got 0"),
         (["--load", "--repeats", "0"], "repeats: must be at least 1, got 0"),
         (["--load", "--channels", "2"], "channels: has no meaning with --load"),

@@ -345,7 +345,7 @@ def test_what_cannot_be_learned_is_refused_in_one_line() -> None:
             replace(GaussianSettings(), **{name: value})  # type: ignore[arg-type]
 
 
-def test_about_the_asked_share_of_pictures_of_fitted_classes_is_answered() -> None:
+def test_about_the_asked_share_of_images_of_fitted_classes_is_answered() -> None:
     """Thresholds are of remembered classes, each half with the statistics of the other."""
     known, new = classes_of(60, per_class=12), classes_of(100, seed=5, per_class=12)
     classifier = FewShotClassifier().learn_memory(known.features, known.class_ids.tolist())
@@ -381,12 +381,12 @@ def drawings() -> Drawings:
         for name in listed:
             by_character.setdefault(name.rpartition("/")[0], []).append(name)
         chosen = [by_character[one] for one in sorted(by_character)[::11]]
-        pictures = [
+        images = [
             Image.open(io.BytesIO(file.read(name))).convert("L")
             for names in chosen
             for name in names
         ]
-    features = F.normalize(encoder.embed(pictures), dim=-1).view(len(chosen), 20, -1)
+    features = F.normalize(encoder.embed(images), dim=-1).view(len(chosen), 20, -1)
     order = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(0))
     return Drawings(features[order[:20]], features[order[20:]])
 

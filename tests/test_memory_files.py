@@ -326,7 +326,7 @@ def test_the_command_refuses_in_one_line_and_changes_nothing(
     (tmp_path / "empty").mkdir()
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "a").mkdir()
-    (tmp_path / "damaged" / "a" / "a.png").write_bytes(b"no picture")
+    (tmp_path / "damaged" / "a" / "a.png").write_bytes(b"no image")
     stored = (run / "memory.safetensors").read_bytes()
     kept = tmp_path / "kept.safetensors"
     kept.write_bytes(stored)
@@ -397,11 +397,11 @@ def test_a_shipped_model_is_not_written_to(
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_a_memory_is_drawn(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, picture = write_run(tmp_path / "run"), tmp_path / f"map.{suffix}"
-    assert main(["memory", "show", str(run), "--plot", str(picture)]) == 0
-    assert capsys.readouterr().out == f"{picture}: 12 slots\n"
+    run, image = write_run(tmp_path / "run"), tmp_path / f"map.{suffix}"
+    assert main(["memory", "show", str(run), "--plot", str(image)]) == 0
+    assert capsys.readouterr().out == f"{image}: 12 slots\n"
     begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
-    assert picture.read_bytes().startswith(begins[suffix])
+    assert image.read_bytes().startswith(begins[suffix])
 
 
 def test_a_map_without_matplotlib_names_the_extra(

@@ -102,7 +102,7 @@ def test_training_reports_to_whatever_it_is_given(
         assert progress.shown[-1] == ("vsm", 6, 6)
 
 
-def test_embedding_reports_every_picture(tiny_dataset: ImageDataset, tmp_path: Path) -> None:
+def test_embedding_reports_every_image(tiny_dataset: ImageDataset, tmp_path: Path) -> None:
     trained = load(write_run(tmp_path / "run"))
     progress = RecordedProgress()
     progress.start("embed", 300)

@@ -108,7 +108,7 @@ def test_the_paper_budget_is_the_papers_preset(shot: int) -> None:
 
 def test_a_stand_in_has_the_papers_schedule_too() -> None:
     shown = table("table-5")
-    for data, like in (("glyphs", "omniglot"), ("folder:pictures", "mini-imagenet")):
+    for data, like in (("glyphs", "omniglot"), ("folder:image_folder", "mini-imagenet")):
         settings = BUDGETS["paper"].settings(shown, Column(data, 5, 1), shown.row("vsm"), seed=0)
         preset = settings_from_files(*preset_paths(f"paper-{like}-5way-1shot"))
         assert settings == replace(preset, data=data)
@@ -297,8 +297,8 @@ def test_two_requests_of_the_same_columns_are_joined(tmp_path: Path) -> None:
     assert [request.rows for request in requests(store)] == [()]
 
 
-def test_results_are_found_after_the_data_has_gone(pictures: str) -> None:
-    asked = make_plan(Request("table-1", "tiny", (pictures,), seeds=1)).request
+def test_results_are_found_after_the_data_has_gone(image_folder: str) -> None:
+    asked = make_plan(Request("table-1", "tiny", (image_folder,), seeds=1)).request
     gone = replace(asked, data=("folder:/nowhere",), checksums={"folder:/nowhere": "pixels"})
     [job] = {job.recipe["data"] for job in make_plan(gone).jobs if job.kind == "train"}
     assert job == "pixels"
@@ -325,15 +325,15 @@ def run_plan(plan: Plan, root: Path) -> tuple[Outcome, list[Job]]:
 
 
 @pytest.fixture
-def plan(pictures: str) -> Plan:
+def plan(image_folder: str) -> Plan:
     """Two rows of one column and one seed: two trainings and two measurements."""
-    return make_plan(Request("figure-2", "tiny", (pictures,), seeds=1))
+    return make_plan(Request("figure-2", "tiny", (image_folder,), seeds=1))
 
 
 @pytest.fixture
-def table_plan(pictures: str) -> Plan:
+def table_plan(image_folder: str) -> Plan:
     """Two rows, two columns and one seed of accuracies."""
-    return make_plan(Request("table-1", "tiny", (pictures,), seeds=1))
+    return make_plan(Request("table-1", "tiny", (image_folder,), seeds=1))
 
 
 def test_a_plan_runs_once_and_then_is_done(plan: Plan, tmp_path: Path) -> None:
@@ -347,12 +347,12 @@ def test_a_plan_runs_once_and_then_is_done(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_a_run_begins_with_the_pretraining_it_needs(
-    pictures: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    image_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen = replace(BUDGETS["tiny"], file="cpu.yaml", pretraining_epochs={"": 1})
     monkeypatch.setitem(BUDGETS, "tiny", frozen)
     monkeypatch.setattr("vsm_lab.paper.catalog._base", short_heads)
-    plan = make_plan(Request("figure-2", "tiny", (pictures,), seeds=1))
+    plan = make_plan(Request("figure-2", "tiny", (image_folder,), seeds=1))
     assert [job.kind for job in plan.jobs] == ["pretrain", *["train", "prototypes"] * 2]
     outcome, _ = run_plan(plan, tmp_path)
     assert (len(outcome.done), outcome.failed) == (5, [])
@@ -517,9 +517,9 @@ def test_a_training_in_this_process_saves_when_stopped(
 
 
 def test_jobs_run_in_processes_of_their_own(
-    pictures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    image_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["--budget", "tiny", "--seeds", "1", "--rows", "vpn", "--data", pictures]
+    asked = ["--budget", "tiny", "--seeds", "1", "--rows", "vpn", "--data", image_folder]
     arguments = ["reproduce", "figure-2", *asked, "--output", str(tmp_path), "--json"]
     assert main([*arguments, "--jobs", "2"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -797,9 +797,9 @@ def test_curves_are_drawn_and_kept_beside_the_report(tmp_path: Path) -> None:
     plan = make_plan(Request(name, "tiny", ("glyphs",), seeds=1, rows=rows))
     fill(plan, tmp_path, dict.fromkeys(rows, 4))
     markdown, html = write_report(tmp_path)
-    picture = tmp_path / "figures" / f"{name}-tiny-glyphs.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert f"(figures/{picture.name})" in markdown.read_text(encoding="utf-8")
+    image = tmp_path / "figures" / f"{name}-tiny-glyphs.png"
+    assert image.read_bytes().startswith(b"\x89PNG")
+    assert f"(figures/{image.name})" in markdown.read_text(encoding="utf-8")
     assert "data:image/png;base64," in html.read_text(encoding="utf-8")
 
 
@@ -841,9 +841,9 @@ def vsm(*arguments: str | Path) -> int:
 
 
 def test_a_table_is_reproduced_looked_at_and_reported(
-    pictures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    image_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["table-1", "--budget", "tiny", "--seeds", "1", "--data", pictures]
+    asked = ["table-1", "--budget", "tiny", "--seeds", "1", "--data", image_folder]
     output = ["--output", str(tmp_path / "out")]
     assert vsm(*asked, *output) == 0
     captured = capsys.readouterr()
@@ -965,7 +965,7 @@ def test_damaged_files_are_named_in_one_line_and_nothing_is_lost(
 
 
 def test_failed_jobs_are_listed_and_the_exit_code_is_2(
-    pictures: str,
+    image_folder: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -974,7 +974,7 @@ def test_failed_jobs_are_listed_and_the_exit_code_is_2(
         raise OSError("no space left")
 
     monkeypatch.setattr(execution, "train", fail)
-    asked = ["figure-2", "--budget", "tiny", "--seeds", "1", "--data", pictures]
+    asked = ["figure-2", "--budget", "tiny", "--seeds", "1", "--data", image_folder]
     assert vsm(*asked, "--output", tmp_path) == 2
     captured = capsys.readouterr()
     assert "2 failed and 2 wait for them; the same command tries again" in captured.err

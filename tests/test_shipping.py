@@ -352,14 +352,14 @@ def test_the_classifier_of_a_shipped_model_is_calibrated_by_its_card(
 ) -> None:
     card = shipped(run, tmp_path, "--storage", "float32", "--calibrate", "--shots", "1,5")
     chosen = tiny_dataset.classes("test")[:3].tolist()
-    pictures = [list(tiny_dataset.images[tiny_dataset.image_ids(c)]) for c in chosen]
-    asked = [picture for of_class in pictures for picture in of_class[5:]]
+    images = [list(tiny_dataset.images[tiny_dataset.image_ids(c)]) for c in chosen]
+    asked = [image for of_class in images for image in of_class[5:]]
 
     def probabilities(shot: int, temperature: float | None) -> torch.Tensor:
         classifier = vsm.FewShotClassifier.from_pretrained(
             tmp_path / "small", temperature=temperature
         )
-        examples = [picture for of_class in pictures for picture in of_class[:shot]]
+        examples = [image for of_class in images for image in of_class[:shot]]
         classifier.fit(examples, [c for c in chosen for _ in range(shot)])
         return torch.from_numpy(classifier.predict_proba(asked)).double()
 

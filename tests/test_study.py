@@ -56,8 +56,8 @@ SEEDS = (0, 1)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Pictures of 12/6/7 classes, 8 each, that a small network can almost tell apart."""
-    folder = tmp_path_factory.mktemp("pictures")
+    """Images of 12/6/7 classes, 8 each, that a small network can almost tell apart."""
+    folder = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
     for split, count in (("train", 12), ("validation", 6), ("test", 7)):
         for number in range(count):
@@ -543,9 +543,9 @@ def test_the_record_of_a_training_adds_up_the_time_of_all_its_parts(
 
 def test_the_command_of_a_run_names_what_is_not_a_default() -> None:
     memory = MemorySettings(control="permuted", strength=1.5)
-    settings = RunSettings(data="folder:my pictures", augment=False, memory=memory)
+    settings = RunSettings(data="folder:my images", augment=False, memory=memory)
     assert command("train", settings) == (
-        "vsm train --data 'folder:my pictures' --augment false --memory.control permuted "
+        "vsm train --data 'folder:my images' --augment false --memory.control permuted "
         "--memory.strength 1.5"
     )
 

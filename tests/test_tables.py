@@ -1,4 +1,4 @@
-"""Tables of pictures: what they list, what they refuse, and the commands that take them."""
+"""Tables of images: what they list, what they refuse, and the commands that take them."""
 
 import csv
 import json
@@ -120,7 +120,7 @@ def test_tables_have_limits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None
         images_below(table)
 
 
-def test_a_picture_of_two_sources_counts_once_and_has_one_label(here: Path) -> None:
+def test_an_image_of_two_sources_counts_once_and_has_one_label(here: Path) -> None:
     (here / "support" / "cat").mkdir(parents=True)
     (here / "a.png").rename(here / "support" / "cat" / "a.png")
     table = written(here, "path,label\nsupport/cat/a.png,cat\nb.png,dog\n")
@@ -133,7 +133,7 @@ def test_a_picture_of_two_sources_counts_once_and_has_one_label(here: Path) -> N
 
 
 def as_table(path: Path, folder: Path, label: str = "label") -> Path:
-    """Write a table of all pictures in class folders."""
+    """Write a table of all images in class folders."""
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(["path", label])
@@ -141,7 +141,7 @@ def as_table(path: Path, folder: Path, label: str = "label") -> Path:
     return path
 
 
-def test_pictures_are_classified_by_tables_as_by_folders(
+def test_images_are_classified_by_tables_as_by_folders(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_dataset: ImageDataset
 ) -> None:
     support = write_folders(tmp_path / "support", tiny_dataset, 2)

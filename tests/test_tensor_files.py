@@ -127,9 +127,9 @@ def test_numbers_that_are_none_are_refused(value: float, signed: bool, model: Pa
         metadata.pop("digest")
     write_raw(path, tensors, metadata)
     if value == 1e30 and not signed:  # finite, and nothing says what it was
-        pictures = [np.full((28, 28), 20 * n, np.uint8) for n in range(6)]
-        classifier = FewShotClassifier.from_pretrained(model).fit(pictures, list("abcdef"))
-        answers = tried(lambda: classifier.predict_proba(pictures))
+        images = [np.full((28, 28), 20 * n, np.uint8) for n in range(6)]
+        classifier = FewShotClassifier.from_pretrained(model).fit(images, list("abcdef"))
+        answers = tried(lambda: classifier.predict_proba(images))
         assert answers is None or np.isfinite(answers).all()
         return
     with pytest.raises(RunError, match=r"shared_scatter is not finite|was changed or damaged"):

@@ -74,7 +74,7 @@ def test_errors_are_one_harmless_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert_harmless(capsys.readouterr().err)
 
 
-def test_pictures_and_classes_may_have_any_name(
+def test_images_and_classes_may_have_any_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, label in enumerate(("=1+1", f"{NOT_UTF8}", "\x1b[31m")):

@@ -37,8 +37,8 @@ from vsm.system.tensor_files import fingerprint, load_tensors, save_tensors
 TRAINED_ON, STEPS = 20, 40  # classes; so many steps settle batch norm
 
 
-def write_pictures(root: Path) -> Path:
-    """Write the first pictures of the first classes of the tiny dataset, one folder per class."""
+def write_images(root: Path) -> Path:
+    """Write the first images of the first classes of the tiny dataset, one folder per class."""
     dataset = make_dataset()
     for class_id in range(TRAINED_ON):
         folder = root / dataset.class_names[class_id]
@@ -50,13 +50,13 @@ def write_pictures(root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a run, and with support and query pictures; what it was trained on is gone."""
+    """A folder with a run, and with support and query images; what it was trained on is gone."""
     root = tmp_path_factory.mktemp("alone")
-    pictures = write_pictures(root / "pictures")
+    images = write_images(root / "images")
     tiny = make_settings()
     settings = variant(
         tiny,
-        data=f"folder:{pictures}",
+        data=f"folder:{images}",
         model=replace(tiny.model, inference="conjugate"),
         sampling=replace(tiny.sampling),
         way=2,
@@ -66,7 +66,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VSM_DATA", str(root / "prepared"))
         train_run(settings, root / "run")
-        shutil.rmtree(pictures)
+        shutil.rmtree(images)
         shutil.rmtree(root / "prepared")
         write_folders(root / "support", make_dataset(), 2)
         write_folders(root / "query", make_dataset(), 3, first=5)
@@ -90,7 +90,7 @@ def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_run_was_trained_on_is_gone(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(alone / "run"), "--episodes", "2", "--queries", "2"]) == 2
-    assert "pictures" in capsys.readouterr().err
+    assert "images" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_no_data")
@@ -122,9 +122,9 @@ def test_a_run_is_classified_with_and_says_none_of_these(
 ) -> None:
     run, support, query = (alone / name for name in ("run", "support", "query"))
     classifier = FewShotClassifier.from_pretrained(run).fit(*labeled_images(support))
-    pictures = images_below(query)
-    assert classifier.score(pictures, [path.parent.name for path in pictures]) > 0.4  # chance: 0.2
-    answers = classifier.predict(pictures, reject=0.9)
+    images = images_below(query)
+    assert classifier.score(images, [path.parent.name for path in images]) > 0.4  # chance: 0.2
+    answers = classifier.predict(images, reject=0.9)
     assert np.mean(answers != "none of these") > 0.5
     assert classifier.predict([np.zeros((28, 28), np.uint8)], reject=0.9) == ["none of these"]
     words = ["--support", str(support), "--query", str(query), "--model", str(run)]
@@ -192,9 +192,9 @@ def test_every_file_is_opened_once_and_the_encoder_is_identified_once(
     assert identified == [trained.encoder.fingerprint]
     opened.clear()
     classifier = FewShotClassifier.from_pretrained(alone / "run")
-    pictures, labels = labeled_images(alone / "support")
-    classifier.fit(pictures, labels).predict(pictures, reject=0.9)
-    classifier.explain(pictures[0])
+    images, labels = labeled_images(alone / "support")
+    classifier.fit(images, labels).predict(images, reject=0.9)
+    classifier.explain(images[0])
     classifier.remember()
     assert of_run(opened) == dict.fromkeys(files, 1)
     assert len(identified) == 2

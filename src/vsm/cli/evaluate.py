@@ -55,7 +55,7 @@ def add_episode_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         type=str | None,
-        help="Other data than the run's: folder:PATH or a prepared dataset; pictures are prepared "
+        help="Other data than the run's: folder:PATH or a prepared dataset; images are prepared "
         "as the run's encoder wants them.",
     )
     parser.add_argument("--shot", type=int | None, help="Support images; unset: the run's.")
