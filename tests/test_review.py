@@ -114,6 +114,8 @@ def test_the_command_writes_a_page_and_a_table_in_which_no_name_is_code(
     printed: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert printed["images"] == 8
     assert printed["classes"] == 2
+    assert printed["num_label_issues"] == len(printed["label_issues"])
+    assert {"near_duplicates", "confusable"} < printed.keys()
     assert Path(printed["outliers"][0]["image"]).is_file()
     text = page.read_text(encoding="utf-8")
     assert "<script>x" not in text

@@ -88,15 +88,15 @@ def _as_dict(found: "Review", images: Sequence[Path], model: str, number: int) -
         for first, second, cosine in found.near_duplicates[:number]
     ]
     lists = {
-        "doubts": of_images(found.label_issues),
+        "label_issues": of_images(found.label_issues),
         "outliers": of_images(found.outliers),
-        "twins": duplicates,
+        "near_duplicates": duplicates,
         "confusable": [one._asdict() for one in found.confusable[:number]],
     }
     counts = {
         "images": len(images),
         "classes": len(found.labels),
-        "doubtful": len(found.label_issues),
+        "num_label_issues": len(found.label_issues),
     }
     return {"model": model, **counts, **lists}
 
