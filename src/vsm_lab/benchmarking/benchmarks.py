@@ -12,7 +12,6 @@ from torch import Tensor
 from vsm import training
 from vsm.classify import FewShotClassifier
 from vsm.data import EpisodeSampler, ImageDataset, open_images
-from vsm.encoders import Backbone
 from vsm.evaluation.evaluator import evaluate
 from vsm.memory import (
     Memory,
@@ -124,26 +123,15 @@ def pretraining_step(
 
 def backbone_pass(**sizes: int) -> Benchmark:
     """Forward and backward pass of the backbone alone, on the images of a training step."""
-    backbone, images = _backbone_and_images(Sizes(**sizes))
-    backbone.train()
+    size = Sizes(**sizes)
+    backbone = build_model(size, "protonet").require_backbone()
+    images = episode_images(size).flatten(0, 2)
 
     def forward_and_backward() -> None:
         backbone.zero_grad(set_to_none=True)
         backbone(images).sum().backward()
 
     return forward_and_backward
-
-
-def embedding(**sizes: int) -> Benchmark:
-    """Embed the images of a training step in evaluation mode."""
-    backbone, images = _backbone_and_images(Sizes(**sizes))
-    backbone.eval()
-    return torch.no_grad()(lambda: backbone(images))
-
-
-def _backbone_and_images(sizes: Sizes) -> tuple[Backbone, Tensor]:
-    model = build_model(sizes, "protonet")
-    return model.require_backbone(), episode_images(sizes).flatten(0, 2)
 
 
 def evaluation(episodes: int, **sizes: int) -> Benchmark:

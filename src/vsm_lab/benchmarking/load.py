@@ -1,4 +1,4 @@
-"""Load benchmark: many clients of a server, beside the Python classifier; does not import torch.
+"""Load benchmark: many clients of a server, beside the Python classifier.
 
 The classifier and ``vsm serve`` have a process each; the clients are threads of this one, which
 does little else. Requests are built beforehand and answers are checked afterwards.
@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vsm.errors import SettingsError
-from vsm.system.files import write_text
 from vsm.system.interruption import StopRequest
 from vsm.system.progress import NULL_PROGRESS, Progress
-from vsm_lab.benchmarking.processes import HOST, SETTLE_SECONDS, Server, Worker, usage
-from vsm_lab.benchmarking.suite import describe_conditions, describe_machine
+from vsm_lab.benchmarking.processes import HOST, SETTLE_SECONDS, Server, Worker, resident_bytes
+from vsm_lab.benchmarking.suite import describe_conditions, describe_machine, write_page
 from vsm_lab.benchmarking.timing import Quartiles, interleave, quartiles
-from vsm_lab.document import Block, Heading, Table, Text, write_markdown
+from vsm_lab.document import Block, Heading, Table, Text
 from vsm_lab.provenance import measured_code
 from vsm_lab.store import JobStore
 
@@ -88,7 +87,6 @@ class Answers:
     wrong: int = 0  # answers that differ from Python's
     lost: int = 0  # requests that were refused or not answered
     deviation: float = 0.0  # largest distance of a probability from Python's range
-    cpu_seconds: float = 0.0  # of the clients
 
     def check(self, answer: tuple[int, bytes] | None, query: Query) -> None:
         """Count one answer, status and body. Any of several equally probable labels is right."""
@@ -127,7 +125,7 @@ def send_requests(
     numbers = itertools.count()  # shared: each client takes the next
     received: dict[int, tuple[int, bytes]] = {}
     latencies: list[float] = []
-    cpu, begun = time.process_time(), time.perf_counter()
+    begun = time.perf_counter()
     ended = [begun]
 
     def client(_: int) -> None:
@@ -150,7 +148,6 @@ def send_requests(
     with ThreadPoolExecutor(clients) as pool:
         list(pool.map(client, range(clients)))
     answers = Answers(seconds=max(ended) - begun, latencies=latencies)
-    answers.cpu_seconds = time.process_time() - cpu
     for number in range(count):
         answers.check(received.get(number), queries[number % len(queries)])
     return answers
@@ -208,9 +205,9 @@ class _Task:
 
     def memory(self) -> dict[str, float] | None:
         """Return the server's memory and the number of requests so far."""
-        taken = usage(self.server.process_id)
+        taken = resident_bytes(self.server.process_id)
         requests = sum(one.requests for one in self.answers)
-        return taken and {"requests": requests, "megabytes": taken.resident_bytes / 1e6}
+        return None if taken is None else {"requests": requests, "megabytes": taken / 1e6}
 
 
 def measure_load(
@@ -268,14 +265,7 @@ def _measure(
     turns["classifier"]()  # warm up
     turns["server"] = lambda: task.send(burst).seconds
     images = {"classifier": batches * load.images, "server": burst}
-    process_ids = {"classifier": python.process_id, "server": task.server.process_id}
-    before = {name: usage(number) for name, number in process_ids.items()}
     times = interleave(turns, load.pairs, progress=progress, stop=stop)
-    cpu: dict[str, float | None] = {}
-    for name, number in process_ids.items():
-        first, last = before[name], usage(number)
-        spent = None if first is None or last is None else last.cpu_seconds - first.cpu_seconds
-        cpu[name] = None if spent is None else 1000 * spent / (load.pairs * images[name])
     rates = {name: [images[name] / seconds for seconds in times[name]] for name in times}
     half = quartiles(rates["server"]).median / 2
     latencies = _latencies(task.send(paced, half).latencies)
@@ -283,7 +273,6 @@ def _measure(
     task.send(rest)
     memory.append(task.memory())
     progress.advance()
-    cpu["clients"] = 1000 * sum(one.cpu_seconds for one in task.answers) / load.requests
     ratios = [a / b for a, b in zip(rates["server"], rates["classifier"], strict=True)]
     return {
         "quartiles": {"server_vs_classifier": asdict(quartiles(ratios))},
@@ -294,7 +283,6 @@ def _measure(
             **{name: sum(getattr(one, name) for one in task.answers) for name in COUNTS},
             "deviation": max(one.deviation for one in task.answers),
         },
-        "cpu_milliseconds_per_image": cpu,
         "workload": asdict(load),
     }
 
@@ -336,26 +324,21 @@ def measure_all(
 
 def write_load(results: dict[str, Any], folder: Path) -> Path:
     """Write ``load.json`` and ``load.md``; return the page."""
-    write_text(folder / "load.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     packages = ", ".join(results["machine"]["speed_packages"]) or "neither uvloop nor httptools"
-    conditions = [
-        *describe_conditions(results, packages),
-        "classifier, server and clients share the machine, over loopback",
-    ]
+    shared = "classifier, server and clients share the machine, over loopback"
     blocks: list[Block] = [
         Heading(1, "Load"),
         Text(
             "Written by `vsm bench --load --output benchmarks`; what each line means: "
             "[benchmarks](../docs/benchmarks.md#a-server-under-load)."
         ),
-        Text("\n".join(f"- {line}" for line in conditions)),
+        describe_conditions(results, packages, shared),
     ]
     for result in results["models"]:
         title, columns, rows = table(result)
         name, _, rest = title.partition(": ")
         blocks += [Heading(2, name), Text(f"{rest}."), Table(columns, rows)]
-    write_markdown(folder / "load.md", blocks)
-    return folder / "load.md"
+    return write_page(results, blocks, folder / "load.md")
 
 
 def table(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
@@ -394,10 +377,6 @@ def table(result: dict[str, Any]) -> tuple[str, list[str], list[list[str]]]:
             f"memory after {one['requests']:,} requests, MB": _number(one["megabytes"], 1)
             for one in (first, last)
             if one is not None
-        },
-        **{
-            f"processor time per image, {who}, ms": _number(cpu, 2)
-            for who, cpu in result["cpu_milliseconds_per_image"].items()
         },
     }
     return title, COLUMNS, [*rows, *([name, value, "", ""] for name, value in others.items())]

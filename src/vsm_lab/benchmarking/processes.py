@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from vsm.errors import BenchmarkError, VsmError
 from vsm_lab.benchmarking.timing import Timed
@@ -168,19 +168,10 @@ class Server(_Process):
         raise BenchmarkError(f"the server did not start within {START_SECONDS:g} seconds")
 
 
-class Usage(NamedTuple):
-    """Resident memory of a process now, and its CPU time so far."""
-
-    resident_bytes: int
-    cpu_seconds: float
-
-
-def usage(process_id: int) -> Usage | None:
-    """Return the resources a process uses; None where the system has no ``/proc``."""
+def resident_bytes(process_id: int) -> int | None:
+    """Return the resident memory of a process; None where the system has no ``/proc``."""
     try:
-        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
         pages = Path(f"/proc/{process_id}/statm").read_text().split()[1]
     except OSError:
         return None
-    ticks = int(fields[11]) + int(fields[12])  # in user and in system mode
-    return Usage(int(pages) * os.sysconf("SC_PAGE_SIZE"), ticks / os.sysconf("SC_CLK_TCK"))
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -1,22 +1,33 @@
-"""Which benchmarks are compared: the short comparison and the full suite.
+"""Which benchmarks are compared: the short comparison, the full suite, and its result page.
+
+Times belong to one machine and one state of the code, so both are part of a job's name.
 
 Nothing here imports torch: benchmarks run in separate processes, ours with the allocator as
 ``vsm train`` configures it and the reference with the default one.
 """
 
+import json
 import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vsm.errors import SettingsError
+from vsm.system.files import write_text
 from vsm.system.interruption import StopRequest
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm_lab.benchmarking.processes import Worker
 from vsm_lab.benchmarking.timing import Quartiles, Timed, interleave, quartiles
+from vsm_lab.document import Block, Heading, Table, Text, write_markdown
+from vsm_lab.jobs import Job
+from vsm_lab.provenance import measured_code
+
+if TYPE_CHECKING:
+    from vsm_lab.store import JobStore
 
 Call = tuple[str, dict[str, Any]]
 """A function that sets up a benchmark, see :func:`.worker.find`, and keyword arguments."""
@@ -25,6 +36,7 @@ Times = Mapping[str, Sequence[float]]
 IMAGE_SIZES, REFERENCE_IMAGE_SIZES = (28, 32, 84), (28, 32)
 SMALL_ENCODERS = ("cifar-fs-vsm", "glyphs-5w1s", "omniglot-vsm")
 LARGE_ENCODERS = ("cifar-fs-resnet12-vsm", "photos-vsm")
+STEPS = ("vsm_step", "vsm_conjugate_step")
 SLOTS = (100, 1_000, 10_000, 100_000)
 WORST = (
     "evaluation_2k_vs_reference_600",
@@ -33,6 +45,15 @@ WORST = (
     "explaining_vs_predicting",
 )
 """Ratios whose largest median is also reported without suffix."""
+TARGETS = {
+    "vsm_step_vs_backbone_28": 1.35,
+    "vsm_step_vs_backbone_32": 1.25,
+    "vsm_step_vs_backbone_84": 1.10,
+    "vsm_step_vs_reference_protonet": 0.60,
+    "evaluation_2k_vs_reference_600": 1.00,
+    "classifying_vs_embedding": 1.10,
+    "explaining_vs_predicting": 1.10,
+}
 REFERENCE_PROCESSES = 10
 """Processes that share the rounds of a reference step: how much memory glibc returns to the system
 and requests again differs between processes."""
@@ -59,11 +80,6 @@ class Sizes:
     def image_shape(self) -> tuple[int, int, int]:
         """``(channels, height, width)``."""
         return (1 if self.image_size == 28 else 3), self.image_size, self.image_size
-
-    @property
-    def num_images(self) -> int:
-        """T · N · (K + Q)."""
-        return self.tasks * self.way * (self.shot + self.queries)
 
 
 @dataclass(frozen=True)
@@ -120,7 +136,7 @@ def full_suite(threads: int | None = None) -> list[Group]:
     float32, bfloat16 = "pretraining_step_float32", "pretraining_step_bfloat16"
     groups = [
         *(_evaluation(shot) for shot in (1, 5)),
-        *(_step_beside_reference(size) for size in REFERENCE_IMAGE_SIZES),
+        *(_step_beside_reference(image_size=size) for size in REFERENCE_IMAGE_SIZES),
         Group(
             "pre-training step in float32 and bfloat16",
             {
@@ -183,24 +199,29 @@ def _evaluation(shot: int) -> Group:
     )
 
 
-def _step_beside_reference(size: int) -> Group:
-    """A VSM step and the reference on the same tasks, one of them per update."""
-    step = {"method": "vsm", "image_size": size}
-    ours, conjugate = "vsm_step_beside_reference", "vsm_conjugate_step_beside_reference"
+def _step_beside_reference(beside: str = "_beside_reference", **sizes: int) -> Group:
+    """VSM steps and the reference on the same tasks, one of them per update.
+
+    ``beside`` is added to the names of our times, since other groups time the same steps.
+    """
+    size = sizes["image_size"]
+    ours: dict[str, Call] = {
+        "vsm_step": ("training_step", {"method": "vsm", **sizes}),
+        "vsm_conjugate_step": (
+            "training_step",
+            {"method": "vsm", "inference": "conjugate", **sizes},
+        ),
+        "backbone": ("backbone_pass", sizes),
+    }
     return Group(
         f"training step and reference ProtoNet, {size}×{size}",
+        {f"{name}{beside}": call for name, call in ours.items()},
+        {"reference_protonet": ("reference_steps", sizes)},
         {
-            ours: ("training_step", step),
-            conjugate: ("training_step", {**step, "inference": "conjugate"}),
-            "backbone_beside_reference": ("backbone_pass", {"image_size": size}),
+            f"{name}_vs_reference_protonet": (f"{name}{beside}", "reference_protonet")
+            for name in ours
         },
-        {"reference_protonet": ("reference_steps", {"image_size": size})},
-        {
-            "vsm_step_vs_reference_protonet": (ours, "reference_protonet"),
-            "vsm_conjugate_step_vs_reference_protonet": (conjugate, "reference_protonet"),
-            "backbone_vs_reference_protonet": ("backbone_beside_reference", "reference_protonet"),
-        },
-        f"_{size}",
+        f"_{size}" if beside else "",
         processes=REFERENCE_PROCESSES,
     )
 
@@ -247,40 +268,20 @@ def measure_briefly(
     image_size: int,
     channels: int,
     rounds: int,
-    seconds: float | None = None,
-    threads: int | None = None,
+    seconds: float,
+    threads: int | None,
     progress: Progress = NULL_PROGRESS,
 ) -> dict[str, Any]:
-    """Compare training steps with their backbone and the reference ProtoNet; time embedding.
-
-    ``seconds`` and ``threads`` are as in :class:`Group`.
-    """
-    sizes = {"image_size": image_size, "channels": channels}
-    conjugate = {"method": "vsm", "inference": "conjugate", **sizes}
-    steps: dict[str, Call] = {
-        "protonet_step": ("training_step", {"method": "protonet", **sizes}),
-        "vpn_step": ("training_step", {"method": "vpn", **sizes}),
-        "vsm_conjugate_step": ("training_step", conjugate),
-        "vsm_step": ("training_step", {"method": "vsm", **sizes}),
-    }
-    ratios = {f"{name}_vs_backbone": (name, "backbone") for name in steps}
-    for name in ("vsm_conjugate_step", "vsm_step"):
-        ratios[f"{name}_vs_reference_protonet"] = (name, "reference_protonet")
-    ours = {
-        "backbone": ("backbone_pass", sizes),
-        **steps,
-        "embedding": ("embedding", sizes),
-    }
-    reference = {"reference_protonet": ("reference_steps", sizes)}
-    group = Group("benchmark", ours, reference, ratios, "", rounds, warm_up=1, threads=threads)
+    """Compare training steps with their backbone and the reference ProtoNet."""
+    group = _step_beside_reference("", image_size=image_size, channels=channels)
+    ratios = {f"{name}_vs_backbone": (name, "backbone") for name in STEPS}
+    group = replace(group, ratios={**group.ratios, **ratios}, processes=1)
+    group = replace(group, rounds=rounds, warm_up=1, threads=threads)
     progress.start(group.title, rounds)
-    times = group.measure(seconds, progress)
-    workload = Sizes(**sizes)
     return {
-        **summarize([(group, times)]),
-        "images_per_second": workload.num_images / quartiles(times["embedding"]).median,
+        **summarize([(group, group.measure(seconds, progress))]),
         "machine": describe_machine(threads),
-        "workload": asdict(workload),
+        "workload": asdict(Sizes(image_size=image_size, channels=channels)),
     }
 
 
@@ -296,13 +297,67 @@ def describe_machine(threads: int | None) -> dict[str, Any]:
         }
 
 
-def describe_conditions(results: dict[str, Any], *extra: str) -> list[str]:
-    """Describe the machine and the code of a measurement, line by line."""
-    machine = results["machine"]
-    versions = f"torch {machine['torch']}, Python {machine['python']}, {machine['system']}"
-    return [
+def describe_conditions(results: dict[str, Any], *further: str) -> Text:
+    """List the machine and the code of a measurement."""
+    machine, commit = results["machine"], results["commit"]
+    lines = [
         f"{machine['cores']} cores with {machine['vector_instructions']}, torch's threads: "
         f"{machine['threads']}",
-        ", ".join([versions, *extra]),
-        *([f"commit {results['commit']}"] if results["commit"] else []),
+        f"torch {machine['torch']}, Python {machine['python']}, {machine['system']}",
+        *([f"commit {commit}"] if commit else []),
+        *further,
     ]
+    return Text("\n".join(f"- {line}" for line in lines))
+
+
+def speed_jobs(groups: Sequence[Group]) -> list[Job]:
+    """Return a job for each group, on this machine and with the code as it is now."""
+    where = {"machine": describe_machine(groups[0].threads), **measured_code()}
+    return [Job("speed", one.title, {"group": asdict(one), **where}) for one in groups]
+
+
+def collect_results(jobs: Sequence[Job], store: "JobStore") -> dict[str, Any]:
+    """Return the content of ``results.json`` for finished jobs."""
+    measured = [(Group(**job.recipe["group"]), store.outcome(job)["seconds"]) for job in jobs]
+    recipe = jobs[0].recipe
+    return {**summarize(measured), "machine": recipe["machine"], "commit": recipe["commit"]}
+
+
+def write_results(results: dict[str, Any], folder: Path) -> Path:
+    """Write ``results.json`` and ``results.md``; return the page."""
+    ratios = [
+        [
+            f"`{name}`",
+            Quartiles(**value).describe(),
+            f"≤ {TARGETS[name]:.2f}" if name in TARGETS else "",
+            str(value["count"]),
+        ]
+        for name, value in results["quartiles"].items()
+    ]
+    times = [
+        [f"`{name}`", Quartiles(**value).describe(1)]
+        for name, value in results["milliseconds"].items()
+    ]
+    about = (
+        "Written by `make bench`; what each line means, and all sizes: "
+        "[benchmarks](../docs/benchmarks.md)."
+    )
+    allocations = results["machine"]["keeps_allocations"]
+    blocks: list[Block] = [
+        Heading(1, "Speed"),
+        Text(about),
+        describe_conditions(results, f"allocations kept: {allocations} (reference: False)"),
+        Heading(2, "Ratios"),
+        Table(["", "median (quartiles)", "target", "pairs"], ratios),
+        Heading(2, "Milliseconds"),
+        Table(["", "median (quartiles)"], times),
+    ]
+    return write_page(results, blocks, folder / "results.md")
+
+
+def write_page(results: dict[str, Any], blocks: Sequence[Block], path: Path) -> Path:
+    """Write results as JSON, and ``blocks`` as Markdown beside them; return its path."""
+    text = json.dumps(results, indent=2, ensure_ascii=False) + "\n"
+    write_text(path.with_suffix(".json"), text)
+    write_markdown(path, blocks)
+    return path

@@ -102,8 +102,7 @@ def _run_load(parsed: jsonargparse.Namespace) -> None:
 
 def _run_all(parsed: jsonargparse.Namespace) -> None:
     """Run the missing jobs one after another: concurrent measurements would disturb each other."""
-    from vsm_lab.benchmarking.full import collect_results, speed_jobs, write_results
-    from vsm_lab.benchmarking.suite import full_suite
+    from vsm_lab.benchmarking.suite import collect_results, full_suite, speed_jobs, write_results
     from vsm_lab.launchers import InProcess
     from vsm_lab.store import JobStore
 
@@ -140,4 +139,3 @@ def _print_times(result: dict[str, Any]) -> None:
     ratios = [[n, Quartiles(**found).describe()] for n, found in result["quartiles"].items()]
     print_table(title, ["milliseconds", "median (quartiles)"], times)
     print_table("", ["ratio", "median (quartiles)"], ratios)
-    say(f"images embedded per second: {result['images_per_second']:,.0f}")
