@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
+from random import Random
 
 from faults.oracles import Outcome
 from faults.processes import import_everything
-from faults.report import Summary
-from faults.sandbox import Group, Result, Sandbox
+from faults.report import Result, describe, write
+from faults.sandbox import Group, Sandbox
 
 SLICE = (
     *("mutations/config of a run", "mutations/weights of a run", "mutations/memory of a run"),
@@ -51,11 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if number is not None
     ]
     results = _run(groups, cases, 1 if options.slice else options.jobs, options.slice)
-    summary = Summary(results, len(cases), options.seed, time.monotonic() - begin)
-    print(summary.text())
+    text = describe(results, len(cases), options.seed, time.monotonic() - begin)
+    print(text)
     if options.output is not None:
-        summary.write(options.output)
-    return 1 if summary.defects or summary.left else 0
+        write(text, options.output)
+    return int(len(results) < len(cases) or any(one.outcome.defects for one in results))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,21 +91,22 @@ def _run(
 
 
 def _prepare(root: str, quick: bool) -> None:
-    sandbox = Sandbox(Path(root) / multiprocessing.current_process().name.rpartition("-")[2])
-    sandbox.build(quick)
-    _SANDBOX.append(sandbox)
+    name = multiprocessing.current_process().name.rpartition("-")[2]
+    _SANDBOX.append(Sandbox(Path(root) / name, quick))
 
 
 def _run_case(case: tuple[int, int, int, float]) -> tuple[int, Result] | None:
     place, number, seed, deadline = case
     if time.monotonic() > deadline:
         return None
-    group = _GROUPS[place]
+    group, [sandbox] = _GROUPS[place], _SANDBOX
+    random = Random(f"{seed} {group.part} {group.name} {number}")
     try:
-        return place, group.result(_SANDBOX[0], number, seed)
+        sandbox.restore()
+        outcome = group.run(sandbox, number, random)
     except Exception as error:
-        failed = Outcome("the harness itself", "other", (f"cannot run: {error!r:.300}",))
-        return place, Result(group.part, group.name, number, failed)
+        outcome = Outcome("the harness itself", "other", (f"cannot run: {error!r:.300}",))
+    return place, Result(group.part, group.name, number, outcome)
 
 
 if __name__ == "__main__":

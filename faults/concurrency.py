@@ -214,18 +214,9 @@ def _readers_of_a_run(sandbox: Sandbox, number: int, _: Random) -> Outcome:
 
 def _trainings(folder: str, sandbox: Sandbox, number: int, random: Random) -> Outcome:
     """Resume one run in two processes: one continues, the other is refused or comes later."""
-    program = Command(f"{TRAIN} --output {folder} --resume")
-    names = ("model.safetensors", "memory.safetensors", "config.yaml", "metrics.jsonl")
-
-    def files() -> Snapshot:
-        paths = [sandbox.folder / folder / name for name in names]
-        return {path.name: digest_without_times(path) for path in paths if path.is_file()}
-
-    def measure() -> Snapshot:
-        sandbox.run(program)
-        return files()
-
-    baseline = sandbox.baseline(folder, measure)
+    writer = Writer("train", f"{TRAIN} --output {folder} --resume", f"{folder}/")
+    baseline = sandbox.baseline(writer, lambda: writer.measure(sandbox))
+    program = Command(writer.words)
     seconds = random.uniform(0, 0.5)
     first = sandbox.start(program, "first")
     second = sandbox.start(program, "second", prepare=partial(time.sleep, seconds))
@@ -233,7 +224,7 @@ def _trainings(folder: str, sandbox: Sandbox, number: int, random: Random) -> Ou
     defects = [defect for one in completed for defect in process_defects(one)]
     if all(one.code for one in completed):
         defects.append("both fail")
-    if not defects and files() != baseline:
+    if not defects and writer.files(sandbox) != baseline["files"]:
         defects.append("both wrote: the run differs from a single training")
     kind = "refused" if any(one.code for one in completed) else "same"
     return Outcome(f"the second {seconds:.2f} seconds later, number {number}", kind, tuple(defects))

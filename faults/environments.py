@@ -15,7 +15,7 @@ from typing import Any
 from faults.mutations import ODD_NAMES, rename_to_bytes
 from faults.oracles import Outcome, changed_files, is_temporary, process_defects, snapshot
 from faults.processes import POLL_SECONDS, Command
-from faults.samples import LEARN, PRETRAIN, TRAIN, environment
+from faults.samples import LEARN, PRETRAIN, TRAIN
 from faults.sandbox import Group, Sandbox
 
 CLASSIFY = "classify --support support --query query --model learned"
@@ -152,7 +152,7 @@ def _few_open_files(sandbox: Sandbox, number: int, random: Random) -> Outcome:
 
 
 def _no_home(sandbox: Sandbox, number: int, _: Random) -> Outcome:
-    variables = environment(sandbox.folder) | {"XDG_CACHE_HOME": str(sandbox.folder / "home")}
+    variables = sandbox.variables() | {"XDG_CACHE_HOME": str(sandbox.folder / "home")}
     del variables["HOME"], variables["VSM_DATA"]
     return _run(sandbox, "without HOME", READERS[number % len(READERS)], {2}, variables=variables)
 
@@ -160,7 +160,7 @@ def _no_home(sandbox: Sandbox, number: int, _: Random) -> Outcome:
 def _c_locale(sandbox: Sandbox, number: int, _: Random) -> Outcome:
     program = READERS[number % len(READERS)]
     (sandbox.folder / "support" / "test0").rename(sandbox.folder / "support" / "Bäume")
-    variables = environment(sandbox.folder) | {"LC_ALL": "C", "LANG": "C"}
+    variables = sandbox.variables() | {"LC_ALL": "C", "LANG": "C"}
     options: Any = {"variables": variables, "prepare": program.execute}
     return _run(sandbox, "LC_ALL=C", program, set(), **options)
 

@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from faults.mutations import (
     Mutate,
-    Mutation,
     mutate_array,
     mutate_array_header,
     mutate_bytes,
@@ -57,15 +55,6 @@ class Format:
     cases: int = 40
     user_written: bool = False  # people write these files, so that any answer is right
     optional: bool = False  # another answer is right if the file is missing
-
-    def damage(self, folder: Path, random: Random) -> Mutation:
-        """Damage a sample below ``folder``."""
-        # Sorted by size first: names may contain digests of where the files are.
-        paths = sorted(folder.glob(self.files), key=lambda path: (path.stat().st_size, path))
-        path = random.choice(paths)
-        description, may_differ = random.choice(self.mutations)(path, random)
-        may_differ |= self.user_written or (self.optional and not path.exists())
-        return Mutation(f"{path.relative_to(folder)}: {description}", may_differ)
 
 
 def _vsm(words: str, writes: tuple[str, ...] = (), results: tuple[str, ...] = ()) -> Reader:
@@ -181,15 +170,19 @@ def groups() -> list[Group]:
 def _run(tried: Format, sandbox: Sandbox, number: int, random: Random) -> Outcome:
     reader = tried.readers[number % len(tried.readers)]
     baseline = sandbox.baseline(reader, lambda: _measure(reader, sandbox))
-    mutation = tried.damage(sandbox.folder, random)
+    # Sorted by size first: names may contain digests of where the files are.
+    paths = sandbox.folder.glob(tried.files)
+    path = random.choice(sorted(paths, key=lambda path: (path.stat().st_size, path)))
+    description, may_differ = random.choice(tried.mutations)(path, random)
+    may_differ |= tried.user_written or (tried.optional and not path.exists())
     prepare = None
     if isinstance(reader.program, Command) and number % OWN_INTERPRETER_EVERY == OWN_INTERPRETER_AT:
         prepare = reader.program.execute
     before = snapshot(sandbox.folder)
     completed = sandbox.run(reader.program, prepare=prepare)
     after, results = snapshot(sandbox.folder), _results(reader, sandbox)
-    allowed = mutation.may_differ, reader.writes
-    fault = f"{mutation.description}; {reader}"
+    fault = f"{path.relative_to(sandbox.folder)}: {description}; {reader}"
+    allowed = may_differ, reader.writes
     outcome = check(fault, completed, before, after, results, baseline, *allowed)
     if CANARY_TEXT in completed.output + completed.errors:
         return replace(outcome, defects=("prints another file", *outcome.defects))

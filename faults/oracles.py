@@ -134,17 +134,11 @@ def check(
     may_differ: bool,
     writes: tuple[str, ...],
 ) -> Outcome:
-    """Check what a program did with a damaged file.
+    """Check what a program did with a damaged file, from all files ``before`` and ``after``.
 
-    Args:
-        fault: description of the damage.
-        completed: the result of the program.
-        before: all files before.
-        after: all files after.
-        results: digests of the files it should have written.
-        baseline: ``answer``, ``files`` and ``events`` of the same program without damage.
-        may_differ: whether another answer is valid.
-        writes: prefixes of files it may write if it succeeds.
+    ``results`` are digests of the files it should have written, ``baseline`` is ``answer``,
+    ``files`` and ``events`` of the same program without damage, ``may_differ`` says whether
+    another answer is valid, and files that begin with ``writes`` may change if it succeeds.
     """
     defects = process_defects(completed)
     defects += [e for e in completed.events if e not in baseline["events"] and e not in defects]

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import yaml
 from PIL import Image
 
-from faults.processes import Command, Program, start
+from faults.processes import Command, Program
 
 TINY = (
     "--way 3 --shot 1 --queries 2 --tasks 1 --model.channels 4 --model.hidden-units 8 --json "
@@ -35,6 +35,8 @@ PRETRAIN = (
     "pretrain --data folder:images --channels 4 --epochs 3 --json --validation.queries 1 "
     "--validation.episodes 2 --batch-size 16 --checkpoint-every 2"
 )
+INTERRUPTED = {"resumed": TRAIN, "begun": PRETRAIN}
+"""Folders of commands that are killed once they have saved a state to resume."""
 LEARN = "memory learn --data folder:images --json"
 EVALUATE_FOREIGN = "evaluate foreign --data folder:images --way 3 --queries 2 --episodes 2 --json"
 STUDY = {
@@ -54,43 +56,13 @@ SUFFIXES = ("png", "jpg", "bmp", "gif", "webp")
 SERVER_SECONDS = 30.0
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """Return the environment variables of programs in ``folder``."""
-    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-    return kept | {
-        "HOME": str(folder / "home"),
-        "VSM_DATA": str(folder / "data"),
-        "OMP_NUM_THREADS": "1",
-        "MPLCONFIGDIR": str(folder / "home"),
-        "LANG": "C.UTF-8",
-    }
-
-
-def build(folder: Path, scratch: Path, quick: bool = False) -> None:
-    """Write all samples below ``folder``, or only those that take little time."""
-    (folder / "home").mkdir(parents=True)
+def write_files(folder: Path) -> None:
+    """Write the samples that no program writes."""
     _write_images(folder)
     _write_features(folder)
     study = {"data": f"folder:{folder / 'images'}", **STUDY}
-    (folder / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
-    (folder / "settings.yaml").write_text(yaml.safe_dump(SETTINGS, sort_keys=False))
-    variables = environment(folder)
-    for program in QUICK_PROGRAMS if quick else (*QUICK_PROGRAMS, *FURTHER_PROGRAMS):
-        done = start(program, folder, scratch, variables, 300).wait()
-        if done.code != 0:
-            raise RuntimeError(f"cannot write a sample: {done.errors or done.output}")
-    if quick:
-        return
-    for name, words in (("resumed", TRAIN), ("begun", PRETRAIN)):
-        saved = folder / name / "resume.safetensors"
-
-        def kill_when_saved(process: int, saved: Path = saved) -> None:
-            if saved.exists():
-                os.kill(process, signal.SIGKILL)
-
-        program = Command(f"{words} --output {name}")
-        start(program, folder, scratch, variables, 300, watch=kill_when_saved).wait()
-        (folder / name / ".lock").unlink(missing_ok=True)  # left by the kill, and empty
+    for name, content in (("study", study), ("settings", SETTINGS)):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
 
 
 def _write_images(folder: Path) -> None:
@@ -192,7 +164,8 @@ QUICK_PROGRAMS: tuple[Program, ...] = (
     Command(f"{LEARN} --encoder run --output learned"),
     _save_classifier,
 )
-FURTHER_PROGRAMS: tuple[Program, ...] = (
+PROGRAMS: tuple[Program, ...] = (
+    *QUICK_PROGRAMS,
     Command(f"{TRAIN} --method vpn --output plain"),
     Command(f"{PRETRAIN} --output pre"),
     _copy_shipped_model,

@@ -24,7 +24,7 @@ import yaml
 from faults import mutations, oracles, report
 from faults.oracles import Outcome, check, snapshot
 from faults.processes import CANARY, Completed, Program, start
-from faults.sandbox import Result
+from faults.report import Result
 
 ROOT = Path(__file__).parents[1]
 ANSWER = {"prediction": "ash", "p": [0.25, 0.75]}
@@ -235,20 +235,18 @@ def test_the_report_counts_and_says_how_to_repeat(tmp_path: Path) -> None:
         Result("mutations", "memory file", 2, Outcome("null", "refused", ("traceback: KeyError",))),
         Result("kills", "store", 0, Outcome("20 kills", "same", (), tried=20)),
     ]
-    summary = report.Summary(results, 5, 7, 60.0)
-    text = summary.text()
+    text = report.describe(results, 5, 7, 60.0)
     assert "| mutations | memory file | 3 | 1 | 1 | 0 | 1 |" in text
     assert "| kills | store | 20 | 20 | 0 | 0 | 0 |" in text
     assert "| all |  | 23 | 21 | 1 | 0 | 1 |" in text
-    assert "--only 'mutations/memory file' --case 2 --seed 7" in text
+    assert "`--only 'mutations/memory file' --case 2 --seed 7`" in text
     assert "no time for 1 cases" in text
     page = tmp_path / "faults.md"
     page.write_text(f"# Faults\n{report.BEGIN}\nold\n{report.END}\nMore.\n")
     for _ in range(2):  # the second time in place of the first
-        summary.write(page)
-        assert page.read_text().startswith(f"# Faults\n{report.BEGIN}\n- 4 cases of seed 7")
-        assert page.read_text().count(summary.table()) == 1
-        assert page.read_text().endswith(f"--case 2 --seed 7\n{report.END}\nMore.\n")
+        report.write(text, page)
+        expected = f"# Faults\n{report.BEGIN}\n{text}\n{report.END}\nMore.\n"
+        assert page.read_text() == expected
 
 
 def test_times_do_not_count_and_numbers_do(tmp_path: Path) -> None:
@@ -278,5 +276,5 @@ def test_a_slice_of_the_campaign_finds_nothing() -> None:
         timeout=1200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    [tried] = re.findall(r"^(\d+) cases of seed 0 .* 0 with a defect$", done.stdout, re.MULTILINE)
+    [tried] = re.findall(r"^- (\d+) cases of seed 0 .* 0 with a defect$", done.stdout, re.MULTILINE)
     assert int(tried) >= 40
