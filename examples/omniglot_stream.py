@@ -69,11 +69,7 @@ def stream(images: ImageDataset, model: str, num_alphabets: int, every: int) -> 
             with_memory, without = (accuracies(one, images, met) for one in (learner, control))
             found = [estimate(one) for one in (with_memory, without, with_memory - without)]
             rows.append((len(met), found))
-            cells = [
-                f"{100 * one.mean:{sign}7.1f} ± {100 * one.ci95:3.1f}"
-                for one, sign in zip(found, ("", "", "+"), strict=True)
-            ]
-            print("  ".join([f"{number:9}", f"{len(met):10}", *cells]), flush=True)
+            print(f"{number:9}  {len(met):10}", *found, sep="  ", flush=True)
     return rows
 
 
@@ -86,10 +82,7 @@ def plot(rows: Sequence[Row], title: str) -> Figure:
         means = [100 * found[place].mean for _, found in rows]
         intervals = [100 * found[place].ci95 for _, found in rows]
         axes.errorbar(characters, means, intervals, fmt="o-", capsize=3, label=label)
-    axes.set(
-        xlabel="characters so far, each a class",
-        ylabel="accuracy, one new example each (%)",
-    )
+    axes.set(xlabel="characters so far, each a class", ylabel="accuracy, one new example each (%)")
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(loc="best")

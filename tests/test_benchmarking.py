@@ -40,7 +40,7 @@ from vsm_lab.benchmarking.benchmarks import (
     recall,
     training_step,
 )
-from vsm_lab.benchmarking.processes import Worker
+from vsm_lab.benchmarking.processes import Timed, Worker
 from vsm_lab.benchmarking.reference import (
     ReferenceConv4,
     channels_first,
@@ -48,8 +48,14 @@ from vsm_lab.benchmarking.reference import (
     reference_loss,
     reference_steps,
 )
-from vsm_lab.benchmarking.suite import Group, Sizes, full_suite, summarize
-from vsm_lab.benchmarking.timing import Timed, interleave, quartiles
+from vsm_lab.benchmarking.suite import (
+    Group,
+    Sizes,
+    full_suite,
+    interleave,
+    quartiles,
+    summarize,
+)
 from vsm_lab.jobs import Job
 from vsm_lab.launchers import InProcess, run_jobs
 from vsm_lab.provenance import measured_code
@@ -371,7 +377,7 @@ import sys, time
 from unittest.mock import MagicMock
 
 heavy = ["torch", "vsm.system.allocator"]
-heavy += [f"vsm_lab.benchmarking.{name}" for name in ("benchmarks", "images", "reference")]
+heavy += [f"vsm_lab.benchmarking.{name}" for name in ("benchmarks", "reference")]
 sys.modules.update({name: MagicMock() for name in heavy})
 from vsm_lab.benchmarking import worker
 

@@ -319,7 +319,7 @@ def test_the_demo_writes_a_report_with_every_image(
     narrow = tmp_path / "narrow.yaml"
     narrow.write_text("model: {channels: 8}\nvalidation: {episodes: 4}\n")
     monkeypatch.setattr("vsm_lab.cli.demo.preset_paths", lambda name: [*preset_paths(name), narrow])
-    monkeypatch.setattr("vsm_lab.demo_report.SIZES_SHOWN", (0, 4))
+    monkeypatch.setattr("vsm_lab.episode_plots.SIZES_SHOWN", (0, 4))
     # A machine so busy that placing any legend takes ten seconds must not warn of it.
     monkeypatch.setattr(
         "matplotlib.legend.time", SimpleNamespace(perf_counter=count(0, 10).__next__)

@@ -899,10 +899,10 @@ def test_the_list_names_every_table_and_figure_with_its_rows_and_needs(
         *("figure-2", "figure-3"),
     ]
     deep = listed[5]
-    assert deep["needs"] == {"data": ["mini-imagenet", "tiered-imagenet"], "backbone": "resnet12"}
-    assert "cpu" not in deep["budgets"]
-    assert [row["name"] for row in deep["rows"] if row["measured"]] == ["vsm"]
-    assert deep["rows"][-1]["paper"][0] == "65.72 ± 0.57"
+    assert {one["data"] for one in deep["columns"]} == {"mini-imagenet", "tiered-imagenet"}
+    assert deep["backbone"] == "resnet12"
+    assert [row["name"] for row in deep["rows"] if row["changes"] is not None] == ["vsm"]
+    assert deep["rows"][-1]["cells"][0] == "65.72 ± 0.57"
     assert vsm("list") == 0
     assert "table-11" in capsys.readouterr().out
 

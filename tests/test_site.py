@@ -14,6 +14,7 @@ import vsm
 from forked import ForkedPython
 from launching_helpers import finish
 from vsm.cli.main import COMMANDS, open_command
+from vsm_lab import episode_plots
 from website import plots
 from website.reference import NOTES, RESULTS, SECTIONS, START, subparsers
 
@@ -155,15 +156,12 @@ def test_settings_are_described_in_prose(site: Path) -> None:
 
 @pytest.mark.usefixtures("all_glyphs")
 def test_the_plots_of_the_memory_can_be_drawn_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plots, "TASKS", 2)
-    monkeypatch.setattr(plots, "REMEMBERED", (0, 2))
-    monkeypatch.setattr(plots, "SIZES", (0,))
+    monkeypatch.setattr(episode_plots, "SIZES_SHOWN", (0,))
     monkeypatch.setattr(plots, "EPISODES", 2)
     plots.main(tmp_path)
     page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"\]\(images/(memory-.*?\.png)\)", page))
     assert {path.name for path in tmp_path.iterdir()} == shown
     assert all((plots.FOLDER / name).is_file() for name in shown)
-    assert re.search(r"^2 remembered: \d+\.\d% ± ", capsys.readouterr().out, re.M)

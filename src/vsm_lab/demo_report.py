@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from vsm.data import ImageDataset
 from vsm.runs.directory import RunDirectory
-from vsm.runs.measurement import Comparison, Measurement, ModelOnData
+from vsm.runs.measurement import Comparison, Measurement
 from vsm.system.files import write_text
 from vsm_lab import episode_plots as plots
 from vsm_lab.document import Block, Heading, Plot, Table, Text, to_html
@@ -17,7 +17,6 @@ from vsm_lab.plots import png
 NUM_EPISODES_SHOWN = 2
 QUERIES_SHOWN = 3
 CLOUD_QUERIES = 10
-SIZES_SHOWN = (0, 4, 16, 64, 256)
 
 
 def write_report(measured: Sequence[Measurement], dataset: ImageDataset, output: Path) -> Path:
@@ -111,29 +110,15 @@ def _episodes(chosen: Measurement, dataset: ImageDataset, name: str) -> list[Blo
 
 def _directions(chosen: Measurement, dataset: ImageDataset) -> list[Block]:
     """Show what class statistics hold, how they move prototypes, and what more classes add."""
-    subject, protocol = ModelOnData(chosen.trained, dataset), chosen.protocol
-    assert chosen.trained.state is not None
-    memory = chosen.trained.state.statistics
-    assert memory is not None
-    inferred, queries = plots.episode_of(subject, protocol.sampler(dataset))
-    names = [f"class {n + 1}" for n in range(protocol.way)]
-    sizes = [size for size in SIZES_SHOWN if size < len(memory)]
-    found = [subject.first_slots(size).measure(protocol) for size in sizes]
-    accuracies = [one.evaluation.accuracy for one in (*found, chosen)]
-    rising = plots.rising_accuracy([*sizes, len(memory)], {protocol.shot: accuracies})
-    return [
-        _plot(
-            plots.directions(memory),
-            "Left: how much classes differ along each learned direction, in the variance within "
-            "them. Right: how much the examples count there against what the memory expects.",
-        ),
-        _plot(
-            plots.moved_prototypes(inferred, queries, names, memory.reader.ratios),
-            "One episode along two learned directions: the mean of the examples (circle), what is "
-            "recalled (cross), and the prototype between them (star), with the queries.",
-        ),
-        _plot(rising, "Accuracy of a memory that holds so many classes; 0: no memory."),
-    ]
+    captions = {
+        "directions": "Left: how much classes differ along each learned direction, in the variance "
+        "within them. Right: how much the examples count there against what the memory expects.",
+        "moved": "One episode along two learned directions: the mean of the examples (circle), "
+        "what is recalled (cross), and the prototype between them (star), with the queries.",
+        "rising": "Accuracy of a memory that holds so many classes; 0: no memory.",
+    }
+    figures = plots.memory_figures(chosen, dataset, [chosen.protocol.shot])
+    return [_plot(figures[name], caption) for name, caption in captions.items()]
 
 
 def _prototypes(runs: dict[str, Measurement], dataset: ImageDataset) -> Block:

@@ -1,6 +1,7 @@
 """Plots of episodes, runs and the Gaussian memory. Needs matplotlib."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -9,11 +10,10 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
-from torch import Tensor
 
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.evaluation.statistics import Estimate
-from vsm.memory import GaussianMemory, GaussianPosterior, SupportSet
+from vsm.memory import GaussianMemory, SupportSet
 from vsm.runs.measurement import Measurement, ModelOnData
 from vsm.runs.memory_map import principal_plane
 from vsm_lab.measures import ShownEpisode
@@ -21,10 +21,11 @@ from vsm_lab.plots import (
     RIGHT,
     WRONG,
     color_of,
-    draw_probabilities,
     hide_spines,
     show_image,
 )
+
+SIZES_SHOWN = (0, 4, 16, 64, 256)
 
 
 def episode_sheet(episode: ShownEpisode, dataset: ImageDataset) -> Figure:
@@ -45,7 +46,9 @@ def episode_sheet(episode: ShownEpisode, dataset: ImageDataset) -> Figure:
             title = f"{mark} class {predicted + 1}  {probabilities[predicted]:.0%}"
             axes.set_title(title, fontsize=8, color=color)
             bars = figure.add_subplot(grid[2 + 2 * q, n])
-            draw_probabilities(bars, probabilities.tolist())
+            colors = [*map(color_of, range(way))]
+            bars.bar(range(1, way + 1), probabilities.tolist(), color=colors)
+            bars.set_ylim(0, 1)
             bars.set_yticks([])
             bars.set_xticks(range(1, way + 1) if way <= 5 else [])
             bars.tick_params(labelsize=6, length=0, pad=1)
@@ -199,48 +202,57 @@ def directions(memory: GaussianMemory) -> Figure:
     return figure
 
 
-def moved_prototypes(
-    posterior: GaussianPosterior, queries: Tensor, names: Sequence[str], ratios: Tensor
-) -> Figure:
-    """Draw one task on the two directions along which its prototypes moved most.
-
-    Args:
-        posterior: of one task with N classes.
-        queries: projected ``[N, Q, D]``.
-        names: of the classes.
-        ratios: e of the directions ``[D]``.
-    """
-    mean = posterior.gaussian.mean
+def moved_prototypes(subject: ModelOnData, sampler: EpisodeSampler) -> Figure:
+    """Draw one episode on the two directions along which its prototypes moved most."""
+    assert subject.trained.state is not None
+    memory = subject.trained.state.statistics
+    assert memory is not None
+    [batch] = sampler.evaluation_episodes(1, 0)
+    with torch.no_grad():
+        features = subject.trained.encoder.features(subject.dataset, batch.image_ids)
+        support, queries = memory.project(features).split([sampler.shot, sampler.queries], 2)
+        posterior = memory.reader.to(support.device).infer(SupportSet.of(support))
+    mean, ratios = posterior.gaussian.mean, memory.reader.ratios
     between = (ratios / (1 + ratios) * mean[0].var(0)).topk(2).indices
     figure = Figure(figsize=(6, 5), layout="constrained")
     axes = figure.add_subplot()
-    for n, name in enumerate(names):
+    for n in range(sampler.way):
         color = color_of(n)
         ends = (posterior.support_mean, mean, posterior.prior_mean)
         start, end, prior = (tuple(part[0, n, between].tolist()) for part in ends)
-        across, up = queries[n][:, between].T
+        across, up = queries[0, n][:, between].T
         axes.scatter(across, up, s=8, alpha=0.3, color=color)
         axes.plot(*start, "o", mfc="none", color=color)
         axes.plot(*prior, "x", color=color)
         axes.annotate("", end, start, arrowprops={"arrowstyle": "->"})
-        axes.plot(*end, "*", ms=11, color=color, label=name)
+        axes.plot(*end, "*", ms=11, color=color, label=f"class {n + 1}")
     axes.set(xlabel=f"direction {between[0] + 1}", ylabel=f"direction {between[1] + 1}")
     axes.legend(fontsize=8, title="★ prototype, ○ examples, × recalled", loc="best")
     axes.grid(alpha=0.3)
     return figure
 
 
-@torch.no_grad()
-def episode_of(subject: ModelOnData, sampler: EpisodeSampler) -> tuple[GaussianPosterior, Tensor]:
-    """Infer the first episode of a sampler; return it with its projected queries ``[N, Q, D]``."""
-    assert subject.trained.state is not None
-    memory = subject.trained.state.statistics
+def memory_figures(
+    measured: Measurement, dataset: ImageDataset, shots: Sequence[int]
+) -> dict[str, Figure]:
+    """Plot a Gaussian memory: its directions, how it moves prototypes, and what its size adds."""
+    subject, protocol = ModelOnData(measured.trained, dataset), measured.protocol
+    assert measured.trained.state is not None
+    memory = measured.trained.state.statistics
     assert memory is not None
-    [batch] = sampler.evaluation_episodes(1, 0)
-    features = subject.trained.encoder.features(subject.dataset, batch.image_ids)
-    features = memory.project(features)
-    support, queries = features.split([sampler.shot, sampler.queries], 2)
-    return memory.reader.to(support.device).infer(SupportSet.of(support)), queries[0]
+    sizes = [*(size for size in SIZES_SHOWN if size < len(memory)), len(memory)]
+    accuracies = {
+        shot: [
+            subject.first_slots(size).measure(replace(protocol, shot=shot)).evaluation.accuracy
+            for size in sizes
+        ]
+        for shot in shots
+    }
+    return {
+        "directions": directions(memory),
+        "moved": moved_prototypes(subject, protocol.sampler(dataset)),
+        "rising": rising_accuracy(sizes, accuracies),
+    }
 
 
 def rising_accuracy(sizes: Sequence[int], by_shot: Mapping[int, Sequence[Estimate]]) -> Figure:

@@ -1,7 +1,6 @@
 """What all figures share; nothing here imports torch. Needs matplotlib."""
 
 import io
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,10 +54,3 @@ def show_image(axes: Axes, dataset: "ImageDataset", image_id: int, frame: str = 
     for spine in axes.spines.values():
         spine.set_color(frame or QUIET)
         spine.set_linewidth(2.5 if frame else 0.8)
-
-
-def draw_probabilities(axes: Axes, probabilities: Sequence[float]) -> None:
-    """Draw the probability of every class as a bar in its color."""
-    way = len(probabilities)
-    axes.bar(range(1, way + 1), probabilities, color=[*map(color_of, range(way))])
-    axes.set_ylim(0, 1)

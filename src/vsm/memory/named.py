@@ -161,7 +161,7 @@ class NamedMemory:
         return self._after(memory, names, event)
 
     def merge(self, other: "NamedMemory") -> "NamedMemory":
-        """Return both memories as one; see :meth:`vsm.memory.ClassMemory.merge`."""
+        """Return both memories as one; see :meth:`.ClassMemory.merge`."""
         other.require_encoder(self.encoder, "merge")
         first, second = self.slots, other.slots
         if type(first) is not type(second):

@@ -1,17 +1,21 @@
-"""Benchmarks of training steps, evaluation, memory and classifier.
+"""Benchmarks of training steps, evaluation, memory and classifier, and images for a server.
 
 Each function sets up a benchmark and returns it. ``sizes`` are fields of :class:`.suite.Sizes`.
 """
 
 from itertools import cycle
+from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from vsm import training
 from vsm.classify import FewShotClassifier
 from vsm.data import EpisodeSampler, ImageDataset, open_images
+from vsm.data.glyphs import SIDE
+from vsm.errors import BenchmarkError
 from vsm.evaluation.evaluator import evaluate
 from vsm.memory import (
     Memory,
@@ -33,10 +37,12 @@ from vsm.settings import (
     RunSettings,
 )
 from vsm.system.devices import Precision, choose_placement
+from vsm_lab.benchmarking.processes import Benchmark
 from vsm_lab.benchmarking.suite import Sizes
-from vsm_lab.benchmarking.timing import Benchmark
 from vsm_lab.jobs import with_changes
 
+PHOTO_SIZE = (640, 480)
+GRAIN = 24  # gray levels; makes photos as large and as slow to decode as real ones
 NUM_BATCHES = 8  # different classes in as many steps
 EVALUATION_DATA, EVALUATION_SEED = "glyphs", 0  # the reference's episodes are the first of the same
 
@@ -218,3 +224,53 @@ def classifier(task: str, model: str, queries: int, way: int = 5, shot: int = 5)
         "explain": lambda: fitted.explain_all(images),
     }
     return tasks[task]
+
+
+def write_images(model: str, folder: Path, way: int, shot: int, num_queries: int) -> None:
+    """Write ``support/LABEL/*`` and ``queries/*``: blurred patterns, one per class, with noise.
+
+    They are JPEGs of 640×480, or small gray PNGs for models of characters.
+    """
+    trained = load(model)
+    if trained.preprocessing is None:
+        raise BenchmarkError(f"model: {model} takes features, not images")
+    ink, random = trained.preprocessing.ink, np.random.default_rng(0)
+    width, height = (SIDE, SIDE) if ink else PHOTO_SIZE
+    patterns = random.integers(0, 192, (way, 6, 8, 3))
+    names = [f"support/class{number}/{k:04}" for number in range(way) for k in range(shot)]
+    names += [f"queries/{number:04}" for number in range(num_queries)]
+    for position, name in enumerate(names):
+        number = position // shot if position < way * shot else position % way
+        coarse = (patterns[number] + random.integers(0, 64, (6, 8, 3))).astype(np.uint8)
+        blurred = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+        pixels = np.asarray(blurred, np.int16)
+        pixels = pixels + random.integers(-GRAIN, GRAIN + 1, (height, width, 1))
+        image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+        path = folder / f"{name}{'.png' if ink else '.jpg'}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (image.convert("L") if ink else image).save(path, quality=90)
+
+
+def classify_files(model: str, folder: Path, times: int) -> Benchmark:
+    """Classify all ``queries`` as one batch, ``times`` times, with a fitted classifier."""
+    classifier = FewShotClassifier(load(model)).fit(*_support(folder))
+    queries = sorted((folder / "queries").iterdir())
+
+    def classify() -> None:
+        for _ in range(times):
+            classifier.predict_proba(queries)
+
+    return classify
+
+
+def expected_answers(model: str, folder: Path) -> list[dict[str, float]]:
+    """Return the probability of each label, for every file of ``queries``."""
+    classifier = FewShotClassifier(load(model)).fit(*_support(folder))
+    names = classifier.classes_.tolist()
+    rows = classifier.predict_proba(sorted((folder / "queries").iterdir())).tolist()
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _support(folder: Path) -> tuple[list[Path], list[str]]:
+    examples = sorted((folder / "support").glob("*/*"))
+    return examples, [path.parent.name for path in examples]

@@ -24,8 +24,14 @@ from vsm.errors import SettingsError
 from vsm.system.interruption import StopRequest
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm_lab.benchmarking.processes import HOST, SETTLE_SECONDS, Server, Worker, resident_bytes
-from vsm_lab.benchmarking.suite import describe_conditions, describe_machine, write_page
-from vsm_lab.benchmarking.timing import Quartiles, interleave, quartiles
+from vsm_lab.benchmarking.suite import (
+    Quartiles,
+    describe_conditions,
+    describe_machine,
+    interleave,
+    quartiles,
+    write_page,
+)
 from vsm_lab.document import Block, Heading, Table, Text
 from vsm_lab.provenance import measured_code
 from vsm_lab.store import JobStore
@@ -70,11 +76,11 @@ class Load:
 
 
 class Query(NamedTuple):
-    """An image file and the range of Python's probabilities for every label."""
+    """An image file and Python's probability of every label."""
 
     name: str
     content: bytes
-    expected: Mapping[str, tuple[float, float]]
+    expected: Mapping[str, float]
 
 
 @dataclass
@@ -86,7 +92,7 @@ class Answers:
     latencies: list[float] = field(default_factory=list)  # of answered requests, in seconds
     wrong: int = 0  # answers that differ from Python's
     lost: int = 0  # requests that were refused or not answered
-    deviation: float = 0.0  # largest distance of a probability from Python's range
+    deviation: float = 0.0  # largest distance of a probability from Python's
 
     def check(self, answer: tuple[int, bytes] | None, query: Query) -> None:
         """Count one answer, status and body. Any of several equally probable labels is right."""
@@ -96,9 +102,9 @@ class Answers:
             return
         try:
             [found] = json.loads(answer[1])["answers"]
-            low, high = query.expected[found["label"]]
-            deviation = float(max(low - found["probability"], found["probability"] - high, 0.0))
-            is_best = high >= max(lowest for lowest, _ in query.expected.values()) - TOLERANCE
+            expected = query.expected[found["label"]]
+            deviation = abs(expected - found["probability"])
+            is_best = expected >= max(query.expected.values()) - TOLERANCE
             right = found["file"] == query.name and is_best and deviation <= TOLERANCE
         except (KeyError, TypeError, ValueError):
             self.wrong += 1
@@ -230,8 +236,8 @@ def measure_load(
         with Server(load.model, folder, threads) as server:
             paths = sorted((folder / "queries").iterdir())
             queries = [
-                Query(path.name, path.read_bytes(), ranges)
-                for path, ranges in zip(paths, expected, strict=True)
+                Query(path.name, path.read_bytes(), probabilities)
+                for path, probabilities in zip(paths, expected, strict=True)
             ]
             path = f"/v1/tasks/{_create_task(server, folder / 'support')}/classify"
             task = _Task(server, path, queries, load.clients)

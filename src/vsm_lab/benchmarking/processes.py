@@ -13,14 +13,17 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from vsm.errors import BenchmarkError, VsmError
-from vsm_lab.benchmarking.timing import Timed
 
+Benchmark = Callable[[], object]
+"""The code that is timed."""
+Timed = Callable[[], float]
+"""Runs a benchmark and returns its seconds."""
 COMMAND = (sys.executable, "-m", "vsm_lab.benchmarking.worker")
 SETTLE_SECONDS = 0.02  # OpenMP threads spin for some milliseconds after a benchmark
 HOST = "127.0.0.1"

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from vsm.encoders import Conv4
 from vsm.seeding import default_generator
 from vsm_lab.benchmarking.benchmarks import EVALUATION_SEED, episode_images, evaluation_episodes
+from vsm_lab.benchmarking.processes import Benchmark
 from vsm_lab.benchmarking.suite import Sizes
-from vsm_lab.benchmarking.timing import Benchmark
 
 LEARNING_RATE = 1e-3
 

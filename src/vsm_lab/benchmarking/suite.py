@@ -9,6 +9,7 @@ Nothing here imports torch: benchmarks run in separate processes, ours with the 
 import json
 import os
 import platform
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -18,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from vsm.errors import SettingsError
 from vsm.system.files import write_text
-from vsm.system.interruption import StopRequest
+from vsm.system.interruption import Interrupted, StopRequest
 from vsm.system.progress import NULL_PROGRESS, Progress
-from vsm_lab.benchmarking.processes import Worker
-from vsm_lab.benchmarking.timing import Quartiles, Timed, interleave, quartiles
+from vsm_lab.benchmarking.processes import Timed, Worker
 from vsm_lab.document import Block, Heading, Table, Text, write_markdown
 from vsm_lab.jobs import Job
 from vsm_lab.provenance import measured_code
@@ -109,7 +109,7 @@ class Group:
     ) -> Times:
         """Run all rounds; with ``seconds``, no round but the first begins after that time.
 
-        ``progress`` and ``stop`` are as in :func:`vsm_lab.benchmarking.timing.interleave`.
+        ``progress`` and ``stop`` are as in :func:`interleave`.
         """
         times: dict[str, list[float]] = {name: [] for name in (*self.ours, *self.reference)}
         shares = min(self.rounds, self.processes)
@@ -129,6 +129,56 @@ class Group:
                 for name, values in measured.items():
                     times[name] += values
         return times
+
+
+def interleave(
+    benchmarks: Mapping[str, Timed],
+    rounds: int,
+    deadline: float | None = None,
+    progress: Progress = NULL_PROGRESS,
+    stop: StopRequest | None = None,
+) -> dict[str, list[float]]:
+    """Run benchmarks alternately, so that other load on the machine affects all of them.
+
+    No round but the first begins after ``deadline`` (of ``time.monotonic``). Returns the seconds
+    of each benchmark, one value per round.
+
+    Raises:
+        Interrupted: if a stop was requested.
+    """
+    times: dict[str, list[float]] = {name: [] for name in benchmarks}
+    for done in range(rounds):
+        if deadline is not None and done and time.monotonic() > deadline:
+            break
+        for name, benchmark in benchmarks.items():
+            if stop is not None and stop.signal_number is not None:
+                raise Interrupted(stop.signal_number, "stopped in the middle of a measurement")
+            times[name].append(benchmark())
+        progress.advance()
+    return times
+
+
+@dataclass(frozen=True)
+class Quartiles:
+    """Median and quartiles of ``count`` values."""
+
+    low: float
+    median: float
+    high: float
+    count: int
+
+    def describe(self, digits: int = 2) -> str:
+        """Format as ``median (low … high)``."""
+        low, median, high = (f"{v:,.{digits}f}" for v in (self.low, self.median, self.high))
+        return f"{median} ({low} … {high})"
+
+
+def quartiles(values: Sequence[float]) -> Quartiles:
+    """Return the median and quartiles of ``values``, inclusive of the smallest and largest."""
+    if len(values) == 1:  # statistics.quantiles needs two before Python 3.13
+        return Quartiles(values[0], values[0], values[0], 1)
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Quartiles(low, median, high, len(values))
 
 
 def full_suite(threads: int | None = None) -> list[Group]:
@@ -153,10 +203,7 @@ def full_suite(threads: int | None = None) -> list[Group]:
                 f"recall and consolidation, {slots:,} slots",
                 {
                     "recall": ("recall", {"remembered": slots}),
-                    "recall_with_gradient": (
-                        "recall",
-                        {"gradient": True, "remembered": slots},
-                    ),
+                    "recall_with_gradient": ("recall", {"gradient": True, "remembered": slots}),
                     "consolidation": ("consolidation", {"remembered": slots}),
                 },
                 suffix=f"_{slots}",
@@ -186,12 +233,7 @@ def _evaluation(shot: int) -> Group:
     return Group(
         f"evaluation, {shot}-shot",
         {"evaluation_2k": ("evaluation", ours)},
-        {
-            "reference_evaluation_600": (
-                "reference_evaluation",
-                {"episodes": 600, "shot": shot},
-            )
-        },
+        {"reference_evaluation_600": ("reference_evaluation", {"episodes": 600, "shot": shot})},
         {"evaluation_2k_vs_reference_600": ("evaluation_2k", "reference_evaluation_600")},
         f"_{shot}shot",
         rounds=3,
@@ -204,13 +246,10 @@ def _step_beside_reference(beside: str = "_beside_reference", **sizes: int) -> G
 
     ``beside`` is added to the names of our times, since other groups time the same steps.
     """
-    size = sizes["image_size"]
+    size, step = sizes["image_size"], {"method": "vsm", **sizes}
     ours: dict[str, Call] = {
-        "vsm_step": ("training_step", {"method": "vsm", **sizes}),
-        "vsm_conjugate_step": (
-            "training_step",
-            {"method": "vsm", "inference": "conjugate", **sizes},
-        ),
+        "vsm_step": ("training_step", step),
+        "vsm_conjugate_step": ("training_step", {**step, "inference": "conjugate"}),
         "backbone": ("backbone_pass", sizes),
     }
     return Group(

@@ -18,16 +18,15 @@ import torch
 
 from vsm.errors import BenchmarkError, VsmError
 from vsm.system.allocator import keep_allocations
-from vsm_lab.benchmarking import benchmarks, images, reference
-from vsm_lab.benchmarking.timing import Benchmark
+from vsm_lab.benchmarking import benchmarks, reference
+from vsm_lab.benchmarking.processes import Benchmark
 
 LEAST_SECONDS = 0.05
 
 
 def find(name: str) -> Any:
     """Return a function of the modules that benchmarks are in."""
-    modules = (benchmarks, reference, images)
-    return next(getattr(one, name) for one in modules if hasattr(one, name))
+    return getattr(benchmarks if hasattr(benchmarks, name) else reference, name)
 
 
 class BenchmarkRunner:

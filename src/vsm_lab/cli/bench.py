@@ -127,7 +127,7 @@ def _run_brief(parsed: jsonargparse.Namespace) -> None:
 
 
 def _print_times(result: dict[str, Any]) -> None:
-    from vsm_lab.benchmarking.timing import Quartiles
+    from vsm_lab.benchmarking.suite import Quartiles
 
     sizes = result["workload"]
     title = (

@@ -18,7 +18,7 @@ from vsm_lab.cli.running import (
     run_jobs,
     show_plan,
 )
-from vsm_lab.paper.catalog import BUDGETS, PaperTable, table, tables
+from vsm_lab.paper.catalog import BUDGETS, table, tables
 
 if TYPE_CHECKING:
     from vsm_lab.paper.plan import Plan
@@ -75,7 +75,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 def _list(chosen: jsonargparse.Namespace) -> None:
     if chosen.json:
-        print_json({"tables": [_described(one) for one in tables().values()]})
+        print_json({"tables": [asdict(one) for one in tables().values()]})
         return
     rows = [
         [
@@ -89,27 +89,6 @@ def _list(chosen: jsonargparse.Namespace) -> None:
     ]
     columns = ["name", "what it shows", "rows measured here", "quoted", "needs"]
     print_table("tables and figures of the paper", columns, rows, words=True)
-
-
-def _described(shown: PaperTable) -> dict[str, Any]:
-    """Return the entry of a table in ``list --json``."""
-    return {
-        **{name: getattr(shown, name) for name in ("name", "purpose", "caption", "remark")},
-        "columns": [vars(column) for column in shown.columns],
-        "rows": [
-            {
-                "name": row.name,
-                "title": row.title,
-                "measured": row.changes is not None,
-                "in_paper": row.in_paper,
-                "settings": dict(row.changes or {}),
-                "paper": list(row.cells),
-            }
-            for row in shown.rows
-        ],
-        "needs": {"data": shown.datasets, "backbone": shown.backbone},
-        "budgets": [one.name for one in BUDGETS.values() if shown.backbone in one.channels],
-    }
 
 
 def _reproduce(names: Sequence[str], chosen: jsonargparse.Namespace) -> None:
