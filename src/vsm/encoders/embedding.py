@@ -26,7 +26,7 @@ from vsm.data.dataset import SPLITS, class_index
 from vsm.data.images import decode_all, read_file
 from vsm.data.preprocessing import Preprocessing
 from vsm.data.store import data_root
-from vsm.encoders.encoder import Encoder
+from vsm.encoders.encoder import Encoder, evaluation_mode
 from vsm.errors import DataError, RunError
 from vsm.system.devices import send
 from vsm.system.distributed import SINGLE_PROCESS, Processes
@@ -208,7 +208,7 @@ def _encode(
             chosen = list(missing.values())
             pixels = decode([batch[n] for n in chosen], [contents[n] for n in chosen])
             inputs = encoder.preprocessing.normalize(send(pixels, encoder.placement.device))
-            with encoder.evaluating():
+            with evaluation_mode(encoder.backbone):
                 rows = encoder.encode(inputs).float().cpu()
             if not rows.isfinite().all():
                 raise RunError(
@@ -251,7 +251,7 @@ def open_data(
     progress: Progress = NULL_PROGRESS,
     processes: Processes = SINGLE_PROCESS,
 ) -> Dataset:
-    """Open ``data`` for an encoder; images that are not its inputs as they are are encoded.
+    """Open ``data`` for an encoder; images are encoded unless they are its inputs already.
 
     Args:
         encoder: gets the preprocessing of ``data`` if it has none.

@@ -1,7 +1,7 @@
-"""The encoder: what turns images into features, built once and handed on.
+"""The encoder, which turns images into features.
 
 Everything that embeds images shares one :class:`Encoder`. It is fingerprinted once, and it keeps
-the features of the images that it has embedded, until its weights change.
+the features of the images that it has embedded until its weights change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,10 +39,10 @@ class EncoderIdentity(NamedTuple):
 
     @staticmethod
     def stored(values: Mapping[str, Any]) -> "EncoderIdentity":
-        """Return what ``_asdict`` gave and a file kept, or raise a ``TypeError``."""
+        """Rebuild it from the stored result of ``_asdict``, or raise a ``TypeError``."""
         found = EncoderIdentity(**values)
         if not all(isinstance(value, str) for value in found):
-            raise TypeError("name and fingerprint of an encoder are texts")
+            raise TypeError("name and fingerprint of an encoder must be strings")
         return found
 
     @staticmethod
@@ -87,12 +87,12 @@ class Encoder:
     """Turns images into features.
 
     Args:
-        settings: of the model; read are the backbone, views, adapter and normalization.
+        settings: the model's; backbone, views, adapter and normalization are used.
         input_shape: ``(channels, height, width)`` of images, or ``(D,)`` of features, for which
             there is no backbone.
         data: what it was trained on, or whose features it takes; None if that is unknown.
-        preprocessing: how images become inputs; None if it takes features, or if that is up to
-            the dataset.
+        preprocessing: how images become inputs; None if it takes features, or if the dataset
+            decides.
         source: where it was loaded from, if anywhere.
         backbone: the network, if it was built before.
 
@@ -160,13 +160,13 @@ class Encoder:
             for name, value in part.state_dict().items()
         }
 
-    # What is known of the weights as they are now
+    # Identity
 
     def forget(self) -> None:
-        """Drop the fingerprint and all features; to be called when the weights have changed.
+        """Drop the fingerprint and all features; call this after the weights have changed.
 
-        Changes that torch counts, as ``load_state_dict`` makes them, are noticed without it; the
-        steps of a fused optimizer are not.
+        Changes that torch counts, such as those of ``load_state_dict``, are noticed without it;
+        the steps of a fused optimizer are not.
         """
         self._identity: EncoderIdentity | None = None
         self._embedded: dict[object, _EmbeddedImages] = {}
@@ -179,14 +179,14 @@ class Encoder:
             self._versions = versions
 
     def share_features(self, other: "Encoder") -> None:
-        """Share what is embedded from now on with ``other``, if both give the same features."""
+        """Share features with ``other`` from now on if both compute the same ones."""
         own, others = ((one.fingerprint, one.preprocessing, one.placement) for one in (self, other))
         if own == others:
             self._embedded = other._embedded
 
     @property
     def identity(self) -> EncoderIdentity:
-        """Its name and fingerprint, computed when first asked for."""
+        """Its name and fingerprint, computed on first use."""
         self._forget_if_changed()
         if self._identity is None:
             self._identity = EncoderIdentity.of(self.settings, self.data, self.state_dict())
@@ -194,13 +194,13 @@ class Encoder:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of all that its features depend on but the preprocessing."""
+        """A digest of everything that its features depend on, except the preprocessing."""
         return self.identity.fingerprint
 
     # From inputs to features
 
     def encode(self, inputs: Tensor, random: Randomness | None = None) -> Tensor:
-        """Map images ``[B, C, H, W]`` through the backbone; features ``[B, D]`` pass it by."""
+        """Map images ``[B, C, H, W]`` through the backbone; return features ``[B, D]`` as is."""
         if inputs.ndim == 2:
             if inputs.shape[1] != self.num_features:
                 raise ValueError(
@@ -218,7 +218,7 @@ class Encoder:
         return features.to(inputs.dtype)
 
     def adapt(self, features: Tensor) -> Tensor:
-        """Apply adapter and normalization, where the settings have them: ``[B, D]`` to the same."""
+        """Apply the adapter and the normalization of the settings: ``[B, D]`` to ``[B, D]``."""
         if self.adapter is not None:
             features = self.adapter(features)
         return F.normalize(features, dim=-1) if self.settings.normalize_features else features
@@ -241,7 +241,7 @@ class Encoder:
     def embed_samples(self, samples: Tensor) -> Tensor:
         """Map pixels uint8 ``[n, C, H, W]`` of the right size, or features, to features."""
         parts = []
-        with self.evaluating():
+        with evaluation_mode(self.backbone):
             for part in samples.split(self.batch_size):
                 given = part.to(self.placement.device)
                 if self.preprocessing is not None:
@@ -313,7 +313,7 @@ class Encoder:
 
     def _embed_in_parts(self, dataset: Dataset, image_ids: Tensor, progress: Progress) -> Tensor:
         parts = [torch.zeros(0, self.num_features, device=self.placement.device)]
-        with self.evaluating():
+        with evaluation_mode(self.backbone):
             for part in image_ids.split(self.batch_size):
                 parts.append(self.embed(self.load(dataset, part)))
                 progress.advance(len(part))
@@ -332,18 +332,9 @@ class Encoder:
                 "images of another size?"
             )
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Put the backbone in evaluation mode inside the block."""
-        if self.backbone is None:
-            yield
-            return
-        with evaluation_mode(self.backbone):
-            yield
-
 
 def open_frozen(name: str) -> Encoder:
-    """Open an encoder that others trained and that is used as it is; its network is built once."""
+    """Open a frozen encoder by name; its network is built once."""
     settings = ModelSettings(backbone=name)
     network = load_pretrained(name)
     preprocessing = pretrained_preprocessing(name, network)
@@ -371,10 +362,10 @@ def views(images: Tensor, mirror: bool, shift: int) -> Iterator[Tensor]:
 
 
 @contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put ``model`` in evaluation mode inside the block and back into its own after."""
-    if not any(module.training for module in model.modules()):  # faster than setting all modes
-        yield
+def evaluation_mode(model: nn.Module | None) -> Iterator[None]:
+    """Put ``model``, if any, in evaluation mode inside the block and restore its mode after."""
+    if model is None or not any(module.training for module in model.modules()):
+        yield  # asking is faster than setting all modes
         return
     was_training = model.training
     model.eval()
