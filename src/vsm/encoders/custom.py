@@ -46,14 +46,9 @@ class CustomBackbone(nn.Module):
     def __init__(self, name: str, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         with _current_folder_on_path():
-            factory = _load_factory(name)
-            try:
+            factory, remedy = _load_factory(name), "; it is called with the image shape (C, H, W)"
+            with reported_as(f"backbone: {name}({image_shape}) failed with", remedy):
                 network = factory(image_shape)
-            except Exception as error:
-                raise BackboneError(
-                    f"backbone: {name}({image_shape}) failed with {describe_error(error)}; it is "
-                    "called with the image shape (C, H, W)"
-                ) from error
             if not isinstance(network, nn.Module):
                 raise BackboneError(
                     f"backbone: {name} returned {_kind(network)}, expected a torch.nn.Module"
@@ -94,12 +89,8 @@ def count_features(network: nn.Module, name: str, image_shape: tuple[int, int, i
     shape = [DRY_RUN_BATCH, *image_shape]
     was_training = network.training
     network.eval()
-    try:
+    with reported_as(f"backbone: the module of {name} failed on images {shape} with"):
         features: Any = network(torch.zeros(shape))
-    except Exception as error:
-        raise BackboneError(
-            f"backbone: the module of {name} failed on images {shape} with {describe_error(error)}"
-        ) from error
     network.train(was_training)
     got = _kind(features)
     if isinstance(features, Tensor):
@@ -145,28 +136,33 @@ def checked_preprocessing(name: str, stated: Mapping[str, Any]) -> Preprocessing
         ) from error
 
 
-def describe_error(error: Exception) -> str:
-    """Return the type and the first line of an error."""
-    first = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+@contextmanager
+def reported_as(problem: str, remedy: str = "") -> Iterator[None]:
+    """Turn any error inside the block into one line: problem, type, first line, remedy."""
+    try:
+        yield
+    except BackboneError:
+        raise
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        described = f"{type(error).__name__}: {first}".removesuffix(": ")
+        raise BackboneError(f"{problem} {described}{remedy}") from error
 
 
 def _load_factory(name: str) -> Callable[[tuple[int, int, int]], object]:
     """Import what ``module:attribute`` names; the current folder must be on the path already."""
     module_name, _, attribute = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+    problem = f"backbone: importing {module_name!r} for {name} failed with"
+    with reported_as(problem, f'; `python -c "import {module_name}"` shows where'):
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if not f"{module_name}.".startswith(f"{error.name}."):
+                raise
             raise BackboneError(
                 f"backbone: there is no module {module_name!r} for {name}, neither in "
                 f"{Path.cwd()} nor among installed packages; run vsm where it is, or install it"
             ) from error
-        raise BackboneError(
-            f"backbone: importing {module_name!r} for {name} failed with {describe_error(error)}; "
-            f'`python -c "import {module_name}"` shows where'
-        ) from error
     try:
         factory: Any = operator.attrgetter(attribute)(module)
     except AttributeError as error:

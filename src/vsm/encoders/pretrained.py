@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vsm.data.preprocessing import Preprocessing
-from vsm.encoders.custom import checked_preprocessing, describe_error
+from vsm.encoders.custom import checked_preprocessing, reported_as
 from vsm.encoders.efficientnet_lite import VARIANTS, EfficientNetLite
 from vsm.errors import BackboneError
 
@@ -39,7 +39,7 @@ def load_pretrained(name: str) -> nn.Module:
     if name in VARIANTS:
         return EfficientNetLite(name)
     kind, _, source = name.partition(":")
-    with _naming(name):
+    with reported_as(f"encoder: {name}:"):
         if kind == "hf":
             network = _load_hugging_face(source)
         elif kind == "timm":
@@ -54,7 +54,7 @@ def pretrained_preprocessing(name: str, network: nn.Module) -> Preprocessing:
     if isinstance(network, EfficientNetLite):
         return network.preprocessing
     kind, _, source = name.partition(":")
-    with _naming(name):
+    with reported_as(f"encoder: {name}:"):
         if isinstance(network, OnnxNetwork):
             fields = _onnx_preprocessing(network)
         elif kind == "hf":
@@ -75,24 +75,11 @@ def network_digest(network: nn.Module) -> bytes:
     return digest.digest()
 
 
-@contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Turn whatever the libraries raise into one line that names the encoder."""
-    try:
-        yield
-    except BackboneError:
-        raise
-    except Exception as error:
-        raise BackboneError(f"encoder: {name}: {describe_error(error)}") from error
-
-
 def _import(package: str) -> Any:
-    """Import an optional package."""
-    try:
+    """Import an optional package; a torchvision of another build raises ``RuntimeError``."""
+    problem = f"encoder: needs {package}, which cannot be imported:"
+    with reported_as(problem, f"; {REMEDIES[package]}"):
         return importlib.import_module(package)
-    except Exception as error:  # a torchvision of another build raises RuntimeError
-        problem = f"needs {package}, which cannot be imported ({describe_error(error)})"
-        raise BackboneError(f"encoder: {problem}; {REMEDIES[package]}") from error
 
 
 # Hugging Face
@@ -163,13 +150,9 @@ def _hugging_face_preprocessing(source: str) -> dict[str, Any]:
     transformers = _import("transformers")
     name, _, revision = source.partition("@")
     options = {"revision": revision or "main"}
-    try:
+    problem = f"encoder: hf:{source} has no {CONFIGURATION} to describe its preprocessing; add one:"
+    with reported_as(problem):
         processor, _ = transformers.ImageProcessingMixin.get_image_processor_dict(name, **options)
-    except OSError as error:
-        raise BackboneError(
-            f"encoder: hf:{source} has no {CONFIGURATION} that can be read, which describes its "
-            f"preprocessing; add one ({describe_error(error)})"
-        ) from error
     config, _ = transformers.PretrainedConfig.get_config_dict(name, **options)
     return parse_image_processor(processor, {**config, **config.get("vision_config", {})})
 
