@@ -83,7 +83,7 @@ def reference_accuracies(backbone: nn.Module, episodes: Iterable[Tensor], shot: 
 def reference_steps(**sizes: int) -> Benchmark:
     """Train the reference on all tasks of a step, one per update."""
     size = Sizes(**sizes)
-    with default_generator(0, "peer"):
+    with default_generator(0, "reference"):
         backbone = ReferenceConv4(size.image_shape, size.channels)
     optimizer = torch.optim.Adam(backbone.parameters(), lr=LEARNING_RATE)
     images = channels_first(episode_images(size))
@@ -106,7 +106,7 @@ def reference_evaluation(episodes: int, **sizes: int) -> Benchmark:
     """Evaluate the reference on episodes sampled beforehand."""
     size = Sizes(**sizes)
     dataset, sampler = evaluation_episodes(size)
-    with default_generator(0, "peer"):
+    with default_generator(0, "reference"):
         backbone = ReferenceConv4(dataset.image_shape, size.channels)
     batches = sampler.evaluation_episodes(episodes, EVALUATION_SEED)
     drawn = torch.cat([batch.image_ids for batch in batches])
