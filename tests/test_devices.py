@@ -94,7 +94,7 @@ def test_a_run_elsewhere_is_the_run_of_the_cpu(
     )
     if method == "mann":
         mann = MannSettings(slots=16, width=8, controller_units=16)
-        settings = replace(settings, mann=mann, tasks=1, validation=ValidationSettings(3, 1))
+        settings = replace(settings, mann=mann, tasks=1, validation=ValidationSettings(3, 2))
     train_run(settings, tmp_path / "here", placement=ON_CPU)
     with pretended_device():
         train_run(settings, tmp_path / "there", placement=ELSEWHERE)

@@ -23,6 +23,7 @@ from documented_code import (
     require_known_program,
     without_numbers,
 )
+from tiny import variant
 from vsm.cli import main
 from vsm.cli.main import open_command
 from vsm.data import ImageDataset, open_dataset
@@ -164,7 +165,7 @@ def smaller(settings: RunSettings, image_folder: str) -> RunSettings:
         begun = yaml.safe_load((find_run(settings.init) / CONFIG_NAME).read_text())
         channels = begun.get("model", begun)["channels"]
     own = settings.data.startswith("features:")
-    return replace(
+    return variant(
         settings,
         data=settings.data if own else image_folder,
         queries=2,

@@ -184,7 +184,8 @@ def test_single_precision_holds_after_fifty_thousand_observations() -> None:
 def recall_of() -> KanervaRecall:
     torch.manual_seed(0)
     return KanervaRecall(
-        WIDTH, RunSettings(kanerva=KanervaSettings(slots=SLOTS), model=MODEL)
+        WIDTH,
+        RunSettings(method="kanerva", kanerva=KanervaSettings(slots=SLOTS), model=MODEL),
     ).double()
 
 

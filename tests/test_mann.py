@@ -17,7 +17,7 @@ SETTINGS = MannSettings(slots=7, width=4, reads=2, controller_units=6, usage_dec
 
 def build(settings: MannSettings = SETTINGS) -> MannRecall:
     torch.manual_seed(0)
-    recall = MannRecall(WIDTH, RunSettings(mann=settings)).double()
+    recall = MannRecall(WIDTH, RunSettings(method="mann", mann=settings)).double()
     with torch.no_grad():  # gates and keys that differ from head to head
         recall.gate.bias.copy_(torch.linspace(-1, 1, settings.reads))
         recall.keys.weight.mul_(4)

@@ -602,7 +602,7 @@ def test_impossible_settings_are_refused_by_name() -> None:
         PretrainSettings(augment_affine=0.7)
     with pytest.raises(SettingsError, match="augment_affine: has no effect with augment false"):
         PretrainSettings(augment=False, augment_affine=0.1)
-    with pytest.raises(SettingsError, match="batch_size: batch norm needs at least 2 images"):
+    with pytest.raises(SettingsError, match="batch_size: must be at least 2, got 1"):
         PretrainSettings(batch_size=1)
     with pytest.raises(SettingsError, match="epochs: must be greater than 0, got 0"):
         PretrainSettings(epochs=0)
@@ -612,9 +612,9 @@ def test_impossible_settings_are_refused_by_name() -> None:
         OneCycleSettings(momentum=0)
     with pytest.raises(SettingsError, match=r"shots: expected different numbers of at least 1, go"):
         FewShotValidationSettings(shots=(1, 1))
-    with pytest.raises(SettingsError, match="episodes: an interval needs at least 2, got 1"):
+    with pytest.raises(SettingsError, match="episodes: must be at least 2, got 1"):
         FewShotValidationSettings(episodes=1)
-    with pytest.raises(SettingsError, match="way: a choice needs at least 2 classes, got 1"):
+    with pytest.raises(SettingsError, match="way: must be at least 2, got 1"):
         FewShotValidationSettings(way=1)
 
 
