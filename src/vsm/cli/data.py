@@ -58,7 +58,7 @@ def _list(chosen: jsonargparse.Namespace) -> None:
 
 
 def _state(row: dict[str, Any]) -> str:
-    """Say whether a dataset is there, and if not, how to get it."""
+    """Return whether a dataset is prepared, and if not, how to prepare it."""
     if row["prepared"]:
         return "yes"
     if row["name"] == "glyphs":

@@ -196,7 +196,7 @@ def _check_output(output: Path, resume: bool, command: str) -> None:
     if has_run and not (output / CONFIG_NAME).is_file():
         raise SettingsError(f"output: {output} has no {CONFIG_NAME}, so it cannot be resumed")
     if not (output / RESUME_NAME).is_file() and is_first_process():
-        say(f"vsm {command}: nothing to resume in {output}, starting anew", file=sys.stderr)
+        say(f"vsm {command}: nothing to resume in {output}, starting from scratch", file=sys.stderr)
 
 
 def _refuse_changes(settings: AnySettings, before: AnySettings, output: Path) -> None:

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(name, words[1:]) if name else _top_level(words)
         if sys.stdout is not None:  # it is None where it was closed from the start
             sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads the output has seen enough
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
         _discard_output()
         return 128 + SIGPIPE
     except (VsmError, Interrupted) as error:
@@ -112,12 +112,12 @@ def _was_interrupted(error: BaseException | None) -> bool:
 def _complain(name: str, what: object) -> None:
     from vsm.cli.output import printable
 
-    with suppress(OSError):  # nobody listens
+    with suppress(OSError):  # standard error is closed
         print(f"vsm {name}: {printable(what, lines=False)}", file=sys.stderr)
 
 
 def _discard_output() -> None:
-    """Let the interpreter flush what is left to where it disturbs nobody."""
+    """Let the interpreter flush the rest of the output to the null device."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

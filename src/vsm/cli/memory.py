@@ -22,7 +22,7 @@ SOURCE = "A run directory, a name that vsm models lists, or a memory file."
 STORE = "An SQLite file that ends in .sqlite, or postgresql://…"
 SHOWN = 40  # rows for people
 OUTPUTS = (".npz", ".csv", ".safetensors")
-FEW_IMAGES = 50  # so few are embedded before a bar could be read
+FEW_IMAGES = 50  # below this, no progress bar
 
 
 def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
 
     _add_learn_arguments(actions)
 
-    showing = add_action(actions, "show", "Tell what is remembered.")
+    showing = add_action(actions, "show", "Show what is remembered.")
     showing.add_argument("target", type=Path, help=SOURCE)
     showing.add_argument(
         "--plot", type=Path | None, help="Draw the slots to this .png, .svg or .pdf instead."
@@ -159,7 +159,7 @@ def _learn(chosen: jsonargparse.Namespace) -> None:
     placement = prepare_placement(chosen)
     if chosen.encoder is None and not chosen.data.startswith(FEATURES_PREFIX):
         raise SettingsError(
-            f"encoder: {chosen.data} holds images; name what makes features of them with --encoder"
+            f"encoder: {chosen.data} holds images; name an encoder for them with --encoder"
         )
     encoder = open_encoder(
         chosen.encoder,
@@ -264,11 +264,11 @@ def _title(memory: "NamedMemory") -> str:
 def _add(chosen: jsonargparse.Namespace) -> None:
     from vsm.runs.memory_files import own_memory_path, update_memory
 
-    own_memory_path(chosen.target)  # says at once if it may not be written
+    own_memory_path(chosen.target)  # raises early if it may not be written
     model = chosen.model or chosen.target
     if chosen.model is None and not chosen.target.is_dir():
         raise SettingsError(
-            f"model: {chosen.target} is no run directory; name the run whose encoder made its "
+            f"model: {chosen.target} is not a run directory; name the run whose encoder made its "
             "features with --model"
         )
 
@@ -282,13 +282,15 @@ def _add(chosen: jsonargparse.Namespace) -> None:
         features = trained.embed(images, bar)
     changes: list[Changes] = []
 
-    def take_in(memory: "NamedMemory") -> "NamedMemory":
+    def add_classes(memory: "NamedMemory") -> "NamedMemory":
         memory.require_encoder(trained.encoder.identity, chosen.target)
         after, made = memory.add(consolidation, features, labels, {"from": chosen.images.name})
         changes.append(made)
         return after
 
-    after = update_memory(chosen.target, take_in, None if chosen.model is None else trained.memory)
+    after = update_memory(
+        chosen.target, add_classes, None if chosen.model is None else trained.memory
+    )
     made = changes[0]._asdict()
     if chosen.json:
         print_json({"num_slots": len(after.memory), **made})
@@ -301,10 +303,10 @@ def _forget(chosen: jsonargparse.Namespace) -> None:
     from vsm.runs.memory_files import update_memory
 
     after = update_memory(chosen.target, lambda memory: memory.forget(chosen.classes))
-    told = f"{chosen.target}: forgot {len(set(chosen.classes))} classes"
+    summary = f"{chosen.target}: forgot {len(set(chosen.classes))} classes"
     if stays := after.provenance[-1].get("scatter_stays"):
-        told += f" (of {len(stays)} the scatter stays in the common one)"
-    _tell(chosen, told, after)
+        summary += f" (of {len(stays)} the scatter stays in the common one)"
+    _report(chosen, summary, after)
 
 
 def _merge(chosen: jsonargparse.Namespace) -> None:
@@ -324,14 +326,14 @@ def _merge(chosen: jsonargparse.Namespace) -> None:
         if chosen.output.is_dir() and output.exists():
             read_memory(chosen.output).require_encoder(after.encoder, "output")
         after.write(output)
-    _tell(chosen, f"{chosen.output}: {chosen.first} and {chosen.second}", after)
+    _report(chosen, f"{chosen.output}: {chosen.first} and {chosen.second}", after)
 
 
-def _tell(chosen: jsonargparse.Namespace, done: str, after: "NamedMemory") -> None:
+def _report(chosen: jsonargparse.Namespace, summary: str, after: "NamedMemory") -> None:
     if chosen.json:
         print_json({"num_slots": len(after.memory), "names": list(after.names)})
     else:
-        say(f"{done}; {len(after.memory):,} slots")
+        say(f"{summary}; {len(after.memory):,} slots")
 
 
 def _export(chosen: jsonargparse.Namespace) -> None:
@@ -377,4 +379,4 @@ def _import(chosen: jsonargparse.Namespace) -> None:
         else:
             after = store.change_memory(lambda known: known.merge(memory)).named
     assert after is not None
-    _tell(chosen, f"{store!r}: {chosen.source}", after)
+    _report(chosen, f"{store!r}: {chosen.source}", after)

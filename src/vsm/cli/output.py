@@ -105,7 +105,7 @@ class ProgressBar(Progress):
         self._progress.stop()
 
     def start(self, title: str, total: int | None) -> None:
-        """See :class:`vsm.system.progress.Progress`; a stage that was begun before begins anew."""
+        """See :class:`vsm.system.progress.Progress`; a stage with a known title starts again."""
         self._title = title = printable(title, lines=False)
         if title in self._stages:
             self._progress.update(self._stages[title], total=total, completed=0)
@@ -145,7 +145,7 @@ def print_table(
 
 
 def need_matplotlib(what: str) -> None:
-    """Say how to install the extra that ``what`` needs, if it is not there."""
+    """Raise if matplotlib, which ``what`` needs, is missing, and name the extra."""
     if importlib.util.find_spec("matplotlib") is None:
         raise SettingsError(
             f"{what} needs matplotlib: pip install 'variational-semantic-memory[plots]'"

@@ -25,9 +25,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     )
     add_memory_argument(parser)
     add_backbone_argument(parser)
-    parser.add_argument(
-        "--host", type=str, default="127.0.0.1", help="Address to listen on; loopback unless told."
-    )
+    parser.add_argument("--host", type=str, default="127.0.0.1", help="Address to listen on.")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one.")
     parser.add_argument(
         "--store",
@@ -52,7 +50,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Open the model and the store, and serve until told to stop."""
+    """Open the model and the store, and serve until stopped."""
     parsed = parser.parse_args(arguments)
     limits = Limits(**parsed.limits.as_dict())
     require_serving("serve")
@@ -79,7 +77,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _require_run(name: str) -> None:
-    """Say that there is no such model before anything is loaded."""
+    """Refuse a model that does not exist before anything is loaded."""
     from vsm.runs.directory import RunDirectory
     from vsm.runs.shipped import find_run
 
@@ -89,7 +87,7 @@ def _require_run(name: str) -> None:
 
 
 def require_serving(what: str) -> None:
-    """Say how to install the extra that ``what`` needs, if it is not there."""
+    """Raise if the extra that ``what`` needs is missing, and name it."""
     missing = [name for module, name in NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise SettingsError(
