@@ -143,7 +143,7 @@ def reported_as(problem: str, remedy: str = "") -> Iterator[None]:
         yield
     except BackboneError:
         raise
-    except Exception as error:
+    except Exception as error:  # the code is not ours, and may raise anything
         first = str(error).strip().partition("\n")[0]
         described = f"{type(error).__name__}: {first}".removesuffix(": ")
         raise BackboneError(f"{problem} {described}{remedy}") from error
