@@ -126,14 +126,6 @@ def test_a_single_slot_gets_all_the_weight(support_mean: Tensor, content: Tensor
     assert (weights == 1).all()
 
 
-def test_top_k_addresses_only_the_most_similar_slots(support_mean: Tensor, content: Tensor) -> None:
-    everything = Addressing(MemorySettings()).double()(support_mean, content, None)
-    few = Addressing(MemorySettings(top_k=2)).double()(support_mean, content, None)
-    assert ((few > 0).sum(-1) == 2).all()
-    best = everything.topk(2).indices
-    torch.testing.assert_close(few.gather(-1, best).sum(-1), torch.ones(TASKS, WAY).double())
-
-
 def test_the_scale_learns_unless_it_is_fixed(support_mean: Tensor, content: Tensor) -> None:
     learning = Addressing(MemorySettings()).double()
     learning(support_mean, content, None).square().sum().backward()

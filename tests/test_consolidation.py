@@ -208,20 +208,11 @@ def test_identical_and_huge_features_stay_finite() -> None:
         assert build()(memory, seen, 1).content.isfinite().all()
 
 
-def test_first_come_capacity_ignores_new_classes_when_full() -> None:
+def test_capacity_ignores_new_classes_when_full() -> None:
     module = build(capacity=2)
     memory = module(SlotMemory.empty(WIDTH), observe(5, 1, 9), step=1)
     assert memory.class_ids.tolist() == [1, 5]
     assert module(memory, observe(9, 5), step=2).class_ids.tolist() == [1, 5]
-
-
-def test_least_recently_updated_capacity_drops_the_oldest_slot() -> None:
-    module = build(capacity=2, capacity_policy="least_recently_updated")
-    memory = module(SlotMemory.empty(WIDTH), observe(5, 1), step=1)
-    memory = module(memory, observe(1), step=2)
-    memory = module(memory, observe(9), step=3)
-    assert memory.class_ids.tolist() == [1, 9]
-    assert memory.last_update.tolist() == [2, 3]
 
 
 def test_masks_hide_nothing_the_own_slot_or_the_whole_task() -> None:

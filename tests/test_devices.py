@@ -89,9 +89,7 @@ def test_the_pretended_device_refuses_to_mix_with_the_cpu() -> None:
 def test_a_run_elsewhere_is_the_run_of_the_cpu(
     method: Method, tiny_settings: RunSettings, tmp_path: Path
 ) -> None:
-    settings = variant(
-        tiny_settings, method=method, memory=MemorySettings(capacity=5, top_k=3), steps=3
-    )
+    settings = variant(tiny_settings, method=method, memory=MemorySettings(capacity=5), steps=3)
     if method == "mann":
         mann = MannSettings(slots=16, width=8, controller_units=16)
         settings = replace(settings, mann=mann, tasks=1, validation=ValidationSettings(3, 2))
@@ -105,11 +103,7 @@ def test_a_run_elsewhere_is_the_run_of_the_cpu(
 def test_every_recall_and_divergence_runs_elsewhere(
     recall: str, tiny_settings: RunSettings, tmp_path: Path
 ) -> None:
-    memory = MemorySettings(
-        recall=recall,  # type: ignore[arg-type]
-        capacity=5,
-        capacity_policy="least_recently_updated",
-    )
+    memory = MemorySettings(recall=recall, capacity=5)  # type: ignore[arg-type]
     objective = ObjectiveSettings(kl="monte_carlo", likelihood="log_of_mean")
     model = replace(tiny_settings.model, keep_probability=0.8, distance="cosine")
     settings = variant(tiny_settings, memory=memory, objective=objective, model=model, steps=3)

@@ -275,15 +275,6 @@ def test_samples_have_the_mean_and_variance_of_eq_8(
             torch.testing.assert_close(samples.var(0), second - mean**2, rtol=0.05, atol=0)
 
 
-def test_averaged_soft_variance_leaves_out_the_spread_of_the_slots(
-    support: Tensor, memory: SlotMemory
-) -> None:
-    recall = build("vsm", "soft", soft_variance="averaged")
-    recollection = recall(SupportSet.of(support), memory, None, 60_000, generator())
-    variance = recollection.weights @ slot_gaussians(recall, memory.content).variance
-    torch.testing.assert_close(recollection.samples.var(2), variance, rtol=0.05, atol=0)
-
-
 def test_soft_divergence_is_that_of_the_matched_gaussian_from_the_prior(
     support: Tensor, memory: SlotMemory
 ) -> None:
@@ -450,14 +441,13 @@ def test_hidden_slots_never_enter_gumbel_recall(support: Tensor, memory: SlotMem
     torch.testing.assert_close(one.samples, two.samples)
 
 
-@pytest.mark.parametrize("soft_variance", ["moment_matched", "averaged"])
 @pytest.mark.parametrize("part", ["samples", "divergence"])
 @pytest.mark.parametrize("learns", ["support", "content", "scale", "network"])
 def test_gradients_of_soft_recall_are_those_of_finite_differences(
-    learns: str, part: str, soft_variance: str, support: Tensor, memory: SlotMemory
+    learns: str, part: str, support: Tensor, memory: SlotMemory
 ) -> None:
     """Nothing of Eq. 8 or of KL_m is a constant: not λ, not the variances, not the prior."""
-    recall = build("vsm", "soft", soft_variance=soft_variance, addressing_scale=3.0)
+    recall = build("vsm", "soft", addressing_scale=3.0)
     assert isinstance(recall, VariationalRecall)
     learned = {
         "support": support,

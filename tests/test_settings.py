@@ -137,7 +137,7 @@ def test_settings_survive_a_round_trip_through_yaml(tmp_path: Path) -> None:
     settings = RunSettings(
         method="rote",
         way=7,
-        memory=MemorySettings(top_k=3, capacity=9, addressing_scale=12.5, mask="own"),
+        memory=MemorySettings(capacity=9, addressing_scale=12.5, mask="own"),
         optimizer=OptimizerSettings(clip_norm=1.0, learning_rate=1e-5),
     )
     (tmp_path / "a.yaml").write_text(settings_to_yaml(settings))

@@ -44,7 +44,7 @@ OTHER: dict[str, Any] = {
     **{"model.inference": "network", "augment_affine": 0.3, "model.backbone": "resnet12"},
     **{"model.keep_probability": 0.5},
     **{"model.initial_log_variance": -1.0, "model.temperature": 3.0},
-    **{"memory.addressing_scale": 3.0, "memory.top_k": 1, "memory.strength": 2.0},
+    **{"memory.addressing_scale": 3.0, "memory.strength": 2.0},
     **{"memory.capacity": 1, "memory.attention_scale": 9.0, "memory.retention": 0.2},
     **{"memory.gumbel_temperature": 2.0, "memory.update_activation": "tanh"},
     **{
@@ -59,7 +59,6 @@ OTHER: dict[str, Any] = {
 }
 CONTEXTS: list[tuple[str, str, dict[str, Any]]] = [
     ("memory.", "conjugate", {"memory.control": "uniform"}),
-    ("memory.", "conjugate", {"memory.top_k": 1}),
     ("memory.", "conjugate", {"memory.update": "mean"}),
     ("memory.", "conjugate", {"memory.strength": 0.5}),
     ("memory.", "conjugate", {"memory.capacity": 3}),

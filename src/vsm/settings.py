@@ -104,7 +104,6 @@ MEMORY = (only_with("method", "rote", "transformed", "vsm", "kanerva"), NOT_GAUS
 SLOT_METHOD = only_with("method", "rote", "transformed", "vsm")
 SLOTS = (SLOT_METHOD, NOT_GAUSSIAN)
 ADDRESSED = (*SLOTS, not_with("memory.control", "uniform"))
-SCALED = (*ADDRESSED, not_with("memory.top_k", 1))
 ATTENTION = only_with("memory.update", "attention")
 
 
@@ -360,27 +359,16 @@ class MemorySettings(Settings):
         "soft", only_with("method", "vsm"), only_with("model.inference", "network")
     )
     """How the network draws m: soft (one Gaussian), mixture (ancestral), gumbel."""
-    soft_variance: Literal["moment_matched", "averaged"] = setting(
-        "moment_matched",
-        only_with("method", "vsm"),
-        NOT_GAUSSIAN,
-        only_with("memory.recall", "soft"),
-        only_with("memory.strength", None),
-        not_with("memory.top_k", 1),
-    )
-    """Variance of soft recall: the mixture's, or the plain average of the slots' variances."""
     gumbel_temperature: float = setting(0.5, only_with("memory.recall", "gumbel"), above=0)
     """Temperature of the relaxed one-hot weights of Gumbel recall."""
     addressing: Literal["cosine", "dot"] = setting("cosine", *ADDRESSED)
     """Similarity g of Eq. 9 between a slot and the support mean."""
     center_addressing: bool = setting(True, *ADDRESSED)
     """Compare relative to the mean of visible slots; post-ReLU features share a common part."""
-    addressing_scale: float | None = setting(None, *SCALED, above=0)
+    addressing_scale: float | None = setting(None, *ADDRESSED, above=0)
     """Factor on the similarity before the softmax; unset: 30 for cosine, 1 for dot."""
-    learn_addressing_scale: bool = setting(True, *SCALED)
+    learn_addressing_scale: bool = setting(True, *ADDRESSED)
     """Train that factor with the other parameters."""
-    top_k: int | None = setting(None, *SLOTS, above=0)
-    """Address only the k most similar slots."""
     control: Literal["none", "uniform", "permuted"] = setting("none", *SLOTS)
     """For comparisons: address all slots alike, or give each slot the weight of another."""
     update: Literal["attention", "mean"] = setting("attention", *SLOTS)
@@ -405,11 +393,7 @@ class MemorySettings(Settings):
     refresh_steps: int = setting(0, *MEMORY, least=0)
     """Before a validation, rebuild the memory from so many steps of episodes, seen as at test."""
     capacity: int | None = setting(None, *SLOTS, above=0)
-    """Largest number of slots; unset: one for every class ever seen."""
-    capacity_policy: Literal["first_come", "least_recently_updated"] = setting(
-        "first_come", *SLOTS, not_with("memory.capacity", None)
-    )
-    """When full: ignore new classes, or drop the slot whose last update is the oldest."""
+    """Largest number of slots, beyond which new classes are ignored; unset: no limit."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ class Addressing(nn.Module):
         super().__init__()
         self.similarity = settings.addressing
         self.center = settings.center_addressing
-        self.top_k = settings.top_k
         self.control = settings.control
         scale = settings.addressing_scale or DEFAULT_SCALE[settings.addressing]
         self.log_scale = nn.Parameter(
@@ -61,10 +60,6 @@ class Addressing(nn.Module):
             logits = logits.roll(num_slots // 2, -1)
         if slot_mask is not None:
             logits = logits.masked_fill(slot_mask, -torch.inf)
-        if self.top_k is not None and self.top_k < num_slots:
-            best = logits.topk(self.top_k, dim=-1).indices
-            dropped = torch.ones_like(logits, dtype=torch.bool).scatter_(-1, best, False)
-            logits = logits.masked_fill(dropped, -torch.inf)
         return masked_softmax(logits)
 
     def _about_visible(self, support: Tensor, slots: Tensor, visible: Tensor) -> Tensor:

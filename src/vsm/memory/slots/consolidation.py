@@ -58,7 +58,6 @@ class SlotConsolidation(nn.Module, Consolidation):
         self.attention_scale = settings.attention_scale
         self.retention = settings.retention
         self.capacity = settings.capacity
-        self.capacity_policy = settings.capacity_policy
         if self.update == "attention":
             bound = (2 * num_features) ** -0.5
             self.attention_memory = nn.Parameter(torch.empty(num_features).uniform_(-bound, bound))
@@ -90,14 +89,15 @@ class SlotConsolidation(nn.Module, Consolidation):
             updated_counts = updated_counts.index_add(0, slots, counts[seen])
             updated_at = updated_at.index_fill(0, slots, step)
         unseen = ~seen
-        return self._within_capacity(
-            SlotMemory(
-                torch.cat([content, means[unseen]]),
-                torch.cat([memory.class_ids, classes[unseen]]),
-                torch.cat([updated_counts, counts[unseen]]),
-                torch.cat([updated_at, torch.full_like(classes[unseen], step)]),
-            )
+        grown = SlotMemory(
+            torch.cat([content, means[unseen]]),
+            torch.cat([memory.class_ids, classes[unseen]]),
+            torch.cat([updated_counts, counts[unseen]]),
+            torch.cat([updated_at, torch.full_like(classes[unseen], step)]),
         )
+        if self.capacity is None or len(grown) <= self.capacity:
+            return grown
+        return grown.first(self.capacity)
 
     def _share_of_new(self, old_counts: Tensor, new_counts: Tensor) -> float | Tensor:
         """1 − α of Eq. 13, of each of C classes: one number, or ``[C, 1]``."""
@@ -140,14 +140,6 @@ class SlotConsolidation(nn.Module, Consolidation):
             norm = torch.stack(gradients).norm().item() if gradients else 0.0
             measured["attention_gradient_norm"] = norm
         return measured
-
-    def _within_capacity(self, memory: SlotMemory) -> SlotMemory:
-        if self.capacity is None or len(memory) <= self.capacity:
-            return memory
-        if self.capacity_policy == "first_come":
-            return memory.keep(torch.arange(self.capacity, device=memory.class_ids.device))
-        newest_first = memory.last_update.argsort(descending=True, stable=True)
-        return memory.keep(newest_first[: self.capacity].sort().values)
 
 
 class MeanConsolidation(SlotConsolidation):

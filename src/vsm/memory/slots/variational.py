@@ -29,7 +29,6 @@ class VariationalRecall(SlotRecall):
         super().__init__(num_features, run)
         self.network = GaussianNetwork(num_features, run.model)  # ψ, shared by prior and posterior
         self.kind = run.memory.recall
-        self.soft_variance = run.memory.soft_variance
         self.gumbel_temperature = run.memory.gumbel_temperature
         self.kl = run.objective.kl
 
@@ -71,14 +70,12 @@ class VariationalRecall(SlotRecall):
         return MemoryPrior(gaussian, weights, addressed(weights))
 
     def _soft(self, weights: Tensor, slots: DiagonalGaussian) -> DiagonalGaussian:
-        """One Gaussian ``[T, N, D]``: mean Σλμ, variance Σλ(σ² + μ²) − (Σλμ)² or Σλσ²."""
+        """One Gaussian ``[T, N, D]``: mean Σλμ, variance Σλ(σ² + μ²) − (Σλμ)²."""
         mean, within, between = mean_and_variances(weights, slots)
         # Unaddressed rows have no variance; they are replaced by the prior, and their log must
         # not poison the gradient.
         variance = within.masked_fill(~addressed(weights).unsqueeze(-1), 1.0)
-        if self.soft_variance == "moment_matched":
-            variance = variance + between
-        return DiagonalGaussian(mean, variance.log())
+        return DiagonalGaussian(mean, (variance + between).log())
 
     def _ancestral(
         self,
