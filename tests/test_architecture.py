@@ -14,14 +14,13 @@ MOST_TOP_MODULES, MOST_LINES = 9, 60
 
 BASE = {"settings", "errors", "seeding"}
 ALLOWED = {
-    "probability": "",
     "system": "",
     "data": "system",
     "encoders": "system data",
-    "nn": "probability system",
-    "memory": "probability nn system encoders",
-    "model": "probability nn system encoders memory",
-    "objective": "probability nn model",
+    "nn": "system",
+    "memory": "nn system encoders",
+    "model": "nn system encoders memory",
+    "objective": "nn model",
     "baselines": "nn",
     "evaluation": "system data encoders nn memory model",
     "learning": "system data encoders memory model evaluation",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vsm.nn.prototype_classifier import (
+from vsm.nn.networks import (
     Distance,
     PrototypeClassifier,
     mean_distance,

@@ -15,10 +15,9 @@ from vsm.memory.slots.conjugate import ConjugateInference
 from vsm.memory.slots.kanerva import KanervaMemory, KanervaRecall
 from vsm.memory.slots.variational import VariationalRecall
 from vsm.model import FewShotModel, Prediction
-from vsm.nn.networks import MemoryConditionedNetwork
-from vsm.nn.prototype_classifier import predictive
+from vsm.nn.distributions import DiagonalGaussian
+from vsm.nn.networks import MemoryConditionedNetwork, predictive
 from vsm.objective import objective
-from vsm.probability import DiagonalGaussian
 from vsm.runs.checkpoints import TrainingState
 from vsm.settings import (
     KanervaSettings,

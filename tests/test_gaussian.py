@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributions import Independent, Normal, kl_divergence
 
-from vsm.probability import (
+from vsm.nn.distributions import (
     DiagonalGaussian,
     bounded_log_variance,
     unbounded_log_variance,

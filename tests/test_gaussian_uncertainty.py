@@ -12,7 +12,7 @@ from vsm.encoders import Encoder
 from vsm.evaluation.memory_choice import ClassFeatures
 from vsm.learning import gaussian_model, learn_statistics, name_memory
 from vsm.memory import GaussianMemory, GaussianPosterior, GaussianReader, ReadSettings, SupportSet
-from vsm.probability import DiagonalGaussian
+from vsm.nn.distributions import DiagonalGaussian
 from vsm.runs.trained_model import made_in_memory
 from vsm.seeding import generator
 from vsm.settings import GaussianSettings, ModelSettings

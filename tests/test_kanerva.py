@@ -17,7 +17,7 @@ from vsm.memory.slots.kanerva import (
     KanervaRecall,
 )
 from vsm.model import FewShotModel
-from vsm.probability import DiagonalGaussian
+from vsm.nn.distributions import DiagonalGaussian
 from vsm.runs.trained_model import made_in_memory
 from vsm.settings import KanervaSettings, ModelSettings, RunSettings
 

@@ -6,8 +6,12 @@ import pytest
 import torch
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
-from vsm.probability import DiagonalGaussian, GaussianMixture
-from vsm.probability.mixture import pairwise_log_prob, weighted_moments
+from vsm.nn.distributions import (
+    DiagonalGaussian,
+    GaussianMixture,
+    pairwise_log_prob,
+    weighted_moments,
+)
 
 BATCH, COMPONENTS, WIDTH = 3, 6, 5
 

@@ -10,8 +10,7 @@ from memories import remember
 from tiny import variant
 from vsm.memory import MEMORIES, Memory, SlotMemory
 from vsm.model import FewShotModel, Prediction
-from vsm.nn.networks import GaussianNetwork, MemoryConditionedNetwork
-from vsm.nn.prototype_classifier import predictive
+from vsm.nn.networks import GaussianNetwork, MemoryConditionedNetwork, predictive
 from vsm.objective import objective
 from vsm.settings import (
     METHODS,

@@ -16,7 +16,7 @@ from vsm.memory import (
 )
 from vsm.memory.codec import KINDS, decode_tensors
 from vsm.model import FewShotModel
-from vsm.nn.prototype_classifier import predictive
+from vsm.nn.networks import predictive
 from vsm.seeding import generator
 from vsm.settings import Inference, ModelSettings, RunSettings
 

@@ -109,7 +109,8 @@ def test_the_loss_equals_plain_loops_whatever_pads_small_classes(shot: int) -> N
 @pytest.mark.parametrize("shot", [1, 5])
 def test_training_steps_equal_adam_written_out_on_the_drawn_episodes(shot: int) -> None:
     base = base_of([9, 20, 12, 6, 30, 25])
-    found = train_adapter(base, shot, 3, 0.01)
+    settings = BaselineSettings(adapter_steps=3, adapter_learning_rate=0.01)
+    found = train_adapter(base.features, base.class_sizes, shot, settings)
     classes = adapter._usable_classes(base.class_sizes, shot)
     values = torch.cat([torch.eye(16), torch.zeros(1, 16)]).double()  # A above b
     first, second = torch.zeros_like(values), torch.zeros_like(values)
@@ -175,11 +176,11 @@ def test_answers_depend_on_no_other_randomness_and_on_no_split_into_batches() ->
 def test_an_adapter_is_trained_once_for_every_shot(monkeypatch: pytest.MonkeyPatch) -> None:
     trained = []
 
-    def counted(base: BaseFeatures, shot: int, *rest: Any) -> Adapter:
+    def counted(rows: Tensor, sizes: Sequence[int], shot: int, given: BaselineSettings) -> Adapter:
         trained.append(shot)
-        return train_adapter(base, shot, *rest)
+        return train_adapter(rows, sizes, shot, given)
 
-    monkeypatch.setattr(adapter, "train_adapter", counted)
+    monkeypatch.setattr("vsm.baselines.train_adapter", counted)
     baseline = build(adapter_steps=2)
     for shot in (1, 5, 1, 5, 1):
         baseline.fit_predict(*episodes(shot, num_tasks=2), noise_of(2))

@@ -14,8 +14,7 @@ from vsm.memory import MEMORIES, Consolidation, Recall, SlotMemory, SupportSet
 from vsm.memory.slots.kanerva import KanervaRecall
 from vsm.memory.slots.recall import RoteRecall, SlotRecall, TransformedRecall
 from vsm.memory.slots.variational import VariationalRecall, mixture_divergence
-from vsm.probability import DiagonalGaussian, GaussianMixture
-from vsm.probability.mixture import pairwise_log_prob
+from vsm.nn.distributions import DiagonalGaussian, GaussianMixture, pairwise_log_prob
 from vsm.settings import (
     KanervaSettings,
     MannSettings,
@@ -375,7 +374,7 @@ def test_cold_gumbel_recall_approaches_the_ancestral_one(
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros for normal numbers, so that samples are means; uniform ones in double precision."""
     zeros = partial(torch.zeros, dtype=torch.float64)
-    monkeypatch.setattr("vsm.probability.gaussian.normal", lambda _, *shape: zeros(shape))
+    monkeypatch.setattr("vsm.nn.distributions.normal", lambda _, *shape: zeros(shape))
     monkeypatch.setattr("vsm.memory.slots.variational.uniform", doubles)
 
 

@@ -24,9 +24,8 @@ from vsm.memory import (
     SupportSet,
 )
 from vsm.memory.slots.conjugate import ConjugateInference
-from vsm.nn.networks import GaussianNetwork, MemoryConditionedNetwork
-from vsm.nn.prototype_classifier import PrototypeClassifier
-from vsm.probability import DiagonalGaussian, GaussianMixture
+from vsm.nn.distributions import DiagonalGaussian, GaussianMixture
+from vsm.nn.networks import GaussianNetwork, MemoryConditionedNetwork, PrototypeClassifier
 from vsm.seeding import Randomness, default_generator
 from vsm.settings import RunSettings
 from vsm.system.devices import Placement

@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vsm.model import Prediction
-from vsm.nn.prototype_classifier import predictive
-from vsm.probability import DiagonalGaussian, GaussianMixture
-from vsm.probability.mixture import pairwise_log_prob
+from vsm.nn.distributions import DiagonalGaussian, GaussianMixture, pairwise_log_prob
+from vsm.nn.networks import predictive
 from vsm.settings import ObjectiveSettings
 
 

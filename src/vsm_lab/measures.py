@@ -13,7 +13,7 @@ from vsm.evaluation.evaluator import split_embedder
 from vsm.evaluation.protocol import EpisodeProtocol
 from vsm.memory import GaussianPosterior
 from vsm.model import Prediction
-from vsm.nn.prototype_classifier import predictive
+from vsm.nn.networks import predictive
 from vsm.runs.measurement import Measurement, ModelOnData
 from vsm.seeding import Randomness, generator, task_generators
 

@@ -1,4 +1,4 @@
-"""A linear adapter, trained on episodes of the training classes, before nearest class means."""
+"""Training the linear map of :class:`vsm.baselines.ProtoNetAdapter`."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.baselines.base import BaseFeatures, BaseFeaturesSource, Baseline
 from vsm.errors import SettingsError
-from vsm.nn.prototype_classifier import pairwise_distance
-from vsm.seeding import Randomness, generator, uniform
+from vsm.nn.networks import pairwise_distance
+from vsm.seeding import generator, uniform
 from vsm.settings import BaselineSettings
 
 SEED = 0  # of training: an evaluation with another seed measures the same adapter
@@ -18,34 +17,6 @@ NUM_TASKS = 8  # of every step
 WAY = 5
 QUERIES = 15  # of a class, or as many as it has left
 TEMPERATURE = 0.1
-
-
-class ProtoNetAdapter(Baseline):
-    """A prototypical network (Snell, Swersky and Zemel 2017) whose only layer is linear.
-
-    A feature x becomes z = A·x̂ + b, where hats mean length one. A and b start as the identity and
-    minimize the loss of episodes of the training classes. A query belongs to the class with the
-    nearest mean c of ẑ over its support: the softmax of −(1 − cos(ẑ, c)) / 0.1, the 0.1 times
-    the temperature of the settings.
-
-    Like a memory, and unlike ``cosine``, it learns from the features of the training classes which
-    directions separate classes. A gain over it is more than a linear map can give.
-
-    There is one adapter per shot, because the best one depends on it, trained when first needed.
-    """
-
-    def __init__(self, settings: BaselineSettings, base: BaseFeaturesSource) -> None:
-        super().__init__(settings, base)
-        self._adapters: dict[int, Adapter] = {}
-
-    def fit_predict(self, support: Tensor, queries: Tensor, random: Randomness) -> Tensor:  # noqa: ARG002 - contract
-        """See :class:`Baseline`; nothing is drawn from ``random``."""
-        shot = support.shape[2]
-        if shot not in self._adapters:
-            steps, rate = self.settings.adapter_steps, self.settings.adapter_learning_rate
-            self._adapters[shot] = train_adapter(self.base(), shot, steps, rate)
-        scores = episode_scores(self._adapters[shot], support, queries)
-        return F.log_softmax(scores / self.settings.temperature, -1)
 
 
 class Adapter(NamedTuple):
@@ -61,16 +32,19 @@ class Adapter(NamedTuple):
         return F.normalize(outputs, dim=-1)
 
 
-def train_adapter(base: BaseFeatures, shot: int, steps: int, learning_rate: float) -> Adapter:
+def train_adapter(
+    features: Tensor, class_sizes: Sequence[int], shot: int, settings: BaselineSettings
+) -> Adapter:
     """Minimize the loss of episodes of the training classes by Adam, also within ``no_grad``.
 
     The learning rate falls to zero as a cosine. Every draw is a function of shot and step alone.
     """
-    features, classes = base.features.detach(), _usable_classes(base.class_sizes, shot)
+    features, classes = features.detach(), _usable_classes(class_sizes, shot)
+    steps = settings.adapter_steps
     num_features = features.shape[1]
     start = Adapter(torch.eye(num_features).to(features), features.new_zeros(num_features))
     adapter = Adapter(*(part.requires_grad_() for part in start))
-    optimizer = torch.optim.Adam(list(adapter), lr=learning_rate)
+    optimizer = torch.optim.Adam(list(adapter), lr=settings.adapter_learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
     for step in range(steps):
         drawn = _draw(*classes, shot, generator(SEED, "protonet-adapter", shot, step))

@@ -15,26 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.baselines.base import Baseline
-from vsm.seeding import Randomness
 from vsm.settings import BaselineSettings
 
 HISTORY = 10  # pairs of step and change of gradient that L-BFGS remembers
 DECREASE = 0.1  # share of the decrease promised by the slope that a step must bring
 MAX_HALVINGS = 40
 ROUNDING = 10  # of an objective, in units of its dtype's precision
-
-
-class LogisticRegression(Baseline):
-    """A good embedding is all you need (Tian, Wang, Krishnan, Tenenbaum and Isola 2020).
-
-    Multinomial logistic regression with an L2 penalty on features scaled to length one.
-    """
-
-    def fit_predict(self, support: Tensor, queries: Tensor, random: Randomness) -> Tensor:  # noqa: ARG002 - contract
-        """See :class:`Baseline`; nothing is drawn."""
-        fitted = fit_logistic_regression(F.normalize(support, dim=-1), self.settings)
-        return fitted.log_probabilities(F.normalize(queries, dim=-1).flatten(1, 2))
 
 
 class LinearClassifiers(NamedTuple):

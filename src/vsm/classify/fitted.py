@@ -20,7 +20,7 @@ from vsm.evaluation.evaluator import ELEMENTS_AT_ONCE
 from vsm.evaluation.temperature import scale_by_temperature
 from vsm.memory import Posterior, SupportSet
 from vsm.memory.named import NamedMemory
-from vsm.nn.prototype_classifier import mean_distance, predictive
+from vsm.nn.networks import mean_distance, predictive
 from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import generator
 

@@ -20,7 +20,7 @@ from vsm.evaluation.statistics import Estimate, Reliability, estimate, reliabili
 from vsm.evaluation.temperature import fit_temperature, scale_by_temperature
 from vsm.memory import Memory
 from vsm.model import FewShotModel
-from vsm.nn.prototype_classifier import predictive
+from vsm.nn.networks import predictive
 from vsm.seeding import Randomness, task_generators
 from vsm.system.progress import NULL_PROGRESS, Progress
 

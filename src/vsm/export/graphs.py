@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vsm.memory import SupportSet
-from vsm.nn.prototype_classifier import mean_distance, predictive
+from vsm.nn.networks import mean_distance, predictive
 from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import generator
 

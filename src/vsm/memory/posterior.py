@@ -14,15 +14,13 @@ from torch.nn import functional as F
 
 from vsm.memory.slots.addressing import entropy
 from vsm.memory.slots.recall import Recollection
-from vsm.nn.prototype_classifier import (
+from vsm.nn.distributions import LOG_TWO_PI, DiagonalGaussian, GaussianMixture, pairwise_squares
+from vsm.nn.networks import (
     PrototypeClassifier,
     mean_distance,
     pairwise_distance,
     predictive,
 )
-from vsm.probability import DiagonalGaussian, GaussianMixture
-from vsm.probability.gaussian import LOG_TWO_PI
-from vsm.probability.mixture import pairwise_squares
 from vsm.seeding import Randomness, normal
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from vsm.memory.posterior import GaussianPosterior, gaussian_scores
 from vsm.memory.slots.addressing import masked_softmax
 from vsm.memory.state import SupportSet
-from vsm.probability import DiagonalGaussian
+from vsm.nn.distributions import DiagonalGaussian
 
 FLAT = 1e4
 """Variance between classes, in that within them, where no two classes are remembered."""

@@ -1,1 +1,1 @@
-"""Modules of the model: perceptrons, the prototype classifier, batch norm over processes."""
+"""Modules of the model: distributions, networks, batch norm over processes."""

@@ -19,12 +19,8 @@ from vsm.system.distributed import Processes
 class SynchronizedBatchNorm(_BatchNorm):
     """Batch norm of the full batch, of which this process holds an equal share.
 
-    It takes over the parameters and buffers of a plain layer, under the same names. In evaluation,
-    and where running statistics are not tracked, it is the plain layer.
-
-    Args:
-        layer: one for which :func:`can_be_synchronized`.
-        processes: who shares the batch.
+    It takes over the parameters and buffers of a plain layer that :func:`can_be_synchronized`. In
+    evaluation, and where running statistics are not tracked, it is the plain layer.
     """
 
     momentum: float

@@ -1,20 +1,20 @@
-"""The perceptrons of the paper's architecture table: linear, ELU, linear, ELU, linear."""
+"""The perceptrons of the paper's architecture table, and the prototype classifier (Eq. 1)."""
+
+import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.probability import DiagonalGaussian, bounded_log_variance, unbounded_log_variance
+from vsm.nn.distributions import DiagonalGaussian, bounded_log_variance, unbounded_log_variance
 from vsm.settings import ModelSettings
+
+Distance = Literal["squared_euclidean", "cosine"]
 
 
 class GaussianHead(nn.Module):
-    """The layers after the first one, shared in form by ψ, φ and θ: ELU, linear, ELU, linear.
-
-    Args:
-        num_features: D.
-        settings: width, residual form and initial log-variance.
-    """
+    """The layers after the first one, shared in form by ψ, φ and θ: ELU, linear, ELU, linear."""
 
     def __init__(self, num_features: int, settings: ModelSettings) -> None:
         super().__init__()
@@ -28,15 +28,12 @@ class GaussianHead(nn.Module):
             self.output.bias[num_features:] += unbounded_log_variance(settings.initial_log_variance)
 
     def forward(self, first_layer: Tensor, identity: Tensor) -> DiagonalGaussian:
-        """Map pre-activations of the first layer to a Gaussian.
+        """Map pre-activations ``[..., hidden_units]`` of the first layer to a Gaussian.
 
-        Args:
-            first_layer: ``[..., hidden_units]``.
-            identity: what a residual mean is added to, broadcastable to ``[..., D]``.
+        A residual mean is added to ``identity``, which is broadcastable to ``[..., D]``.
         """
         hidden = F.elu(self.hidden(F.elu(first_layer, inplace=True)), inplace=True)
-        output = self.output(hidden)
-        mean, log_variance = output.chunk(2, -1)
+        mean, log_variance = self.output(hidden).chunk(2, -1)
         if self.residual:
             mean = mean + identity
         return DiagonalGaussian(mean, bounded_log_variance(log_variance))
@@ -105,3 +102,56 @@ class Perceptron(nn.Sequential):
             nn.ELU(),
             nn.Linear(width, num_features),
         )
+
+
+def pairwise_distance(queries: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
+    """D of Eq. 1 between every query and every prototype, by one matrix product per task.
+
+    Queries ``[T, B, D]`` and prototypes ``[T, N, L, D]`` give ``[T, B, N, L]``.
+    """
+    if distance == "cosine":
+        queries, prototypes = F.normalize(queries, dim=-1), F.normalize(prototypes, dim=-1)
+    products: Tensor = (queries @ prototypes.flatten(1, 2).mT).unflatten(-1, prototypes.shape[1:3])
+    if distance == "cosine":
+        return 1 - products
+    query_norms = queries.square().sum(-1)[..., None, None]
+    prototype_norms = prototypes.square().sum(-1).unsqueeze(1)
+    return query_norms + prototype_norms - 2 * products
+
+
+def mean_distance(queries: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
+    """D of Eq. 1 averaged over the samples of each prototype: ``[T, B, N]``.
+
+    Both distances are linear in what they need of a sample, z and |z|² or z / |z|. These are
+    averaged first, so there is one product per class and not one per sample.
+    """
+    if distance == "cosine":
+        queries, prototypes = F.normalize(queries, dim=-1), F.normalize(prototypes, dim=-1)
+    products = queries @ prototypes.mean(2).mT
+    if distance == "cosine":
+        return 1 - products
+    squares = prototypes.square().sum(-1).mean(-1).unsqueeze(1)  # [T, 1, N]
+    return queries.square().sum(-1, keepdim=True) + squares - 2 * products
+
+
+class PrototypeClassifier(nn.Module):
+    """Softmax over negative distances; sample ℓ of all N classes forms one classifier."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.distance: Distance = settings.distance
+        self.log_temperature = nn.Parameter(
+            torch.tensor(math.log(settings.temperature)), requires_grad=settings.learn_temperature
+        )
+
+    def forward(self, queries: Tensor, prototypes: Tensor) -> Tensor:
+        """Eq. 1: log-probabilities over N, with the shapes of :func:`pairwise_distance`."""
+        distances = pairwise_distance(queries, prototypes, self.distance)
+        return F.log_softmax(-distances * (-self.log_temperature).exp(), dim=-2)
+
+
+def predictive(log_probabilities: Tensor) -> Tensor:
+    """Average the L probability vectors: log-probabilities ``[T, B, N, L]`` to ``[T, B, N]``."""
+    if log_probabilities.shape[-1] == 1:
+        return log_probabilities.squeeze(-1)
+    return torch.logsumexp(log_probabilities, -1) - math.log(log_probabilities.shape[-1])

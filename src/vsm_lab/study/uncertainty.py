@@ -22,7 +22,7 @@ from vsm.evaluation.rejection import SHOTS
 from vsm.evaluation.statistics import auroc, estimate, reliability
 from vsm.evaluation.temperature import scale_by_temperature
 from vsm.memory import Posterior, SampledPosterior, SupportSet
-from vsm.nn.prototype_classifier import predictive
+from vsm.nn.networks import predictive
 from vsm.runs.directory import RunDirectory
 from vsm.runs.measurement import ModelOnData
 from vsm.runs.shipped import find_run

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from vsm.memory import MemoryPrior, SupportSet
+from vsm.nn.distributions import DiagonalGaussian
 from vsm.nn.networks import LearnedVariance
-from vsm.probability import DiagonalGaussian
 from vsm.settings import MemorySettings, ModelSettings
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from vsm.memory.slots.addressing import Addressing, entropy
 from vsm.memory.slots.consolidation import Consolidation, SlotConsolidation
 from vsm.memory.state import SlotMemory, SupportSet
+from vsm.nn.distributions import DiagonalGaussian
 from vsm.nn.networks import LearnedVariance, Perceptron
-from vsm.probability import DiagonalGaussian
 from vsm.seeding import Randomness
 from vsm.settings import RunSettings
 

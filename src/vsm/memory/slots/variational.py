@@ -6,9 +6,13 @@ from torch.nn import functional as F
 
 from vsm.memory.slots.recall import MemoryPrior, Recollection, SlotRecall, addressed
 from vsm.memory.state import SlotMemory, SupportSet
+from vsm.nn.distributions import (
+    DiagonalGaussian,
+    mean_and_variances,
+    pairwise_log_prob,
+    weighted_moments,
+)
 from vsm.nn.networks import GaussianNetwork
-from vsm.probability import DiagonalGaussian
-from vsm.probability.mixture import mean_and_variances, pairwise_log_prob, weighted_moments
 from vsm.seeding import Randomness, categorical, uniform
 from vsm.settings import RunSettings
 

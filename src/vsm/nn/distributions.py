@@ -1,4 +1,4 @@
-"""Mixtures of diagonal Gaussians, their sampling, and their divergence from one Gaussian.
+"""Diagonal Gaussians, mixtures of them, and divergences.
 
 KL(mixture ‖ Gaussian) has no closed form. Two estimates are offered:
 
@@ -9,13 +9,95 @@ KL(mixture ‖ Gaussian) has no closed form. Two estimates are offered:
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vsm.probability.gaussian import LOG_TWO_PI, DiagonalGaussian
 from vsm.seeding import Randomness, normal
+
+LOG_VARIANCE_BOUND = 10.0
+LOG_TWO_PI = math.log(2 * math.pi)
+
+
+def bounded_log_variance(unbounded: Tensor) -> Tensor:
+    """Squash to (-10, 10) by b·x / (b + |x|), whose slope is 1 at zero and never reaches zero.
+
+    A hard clamp would stop the gradient of every variance that touched it.
+    """
+    bounded: Tensor = _Bounded.apply(unbounded)  # type: ignore[no-untyped-call]  # torch's
+    return bounded
+
+
+class _Bounded(torch.autograd.Function):
+    """y = x·r with r = b / (b + |x|), and its slope r² written out.
+
+    Composed of separate operations, this made half a dozen more passes over memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, unbounded: Tensor) -> Tensor:
+        root = (unbounded.abs() / LOG_VARIANCE_BOUND).add_(1).reciprocal_()
+        ctx.save_for_backward(root)
+        return unbounded * root
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (root,) = ctx.saved_tensors
+        slope: Tensor = root.square()
+        return slope.mul_(gradients[0])
+
+
+def unbounded_log_variance(bounded: float) -> float:
+    """Return what :func:`bounded_log_variance` maps to ``bounded``, its inverse for one number."""
+    return LOG_VARIANCE_BOUND * bounded / (LOG_VARIANCE_BOUND - abs(bounded))
+
+
+@dataclass(frozen=True)
+class DiagonalGaussian:
+    """Independent normals over the last axis D; all other axes are batch axes."""
+
+    mean: Tensor
+    log_variance: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        """``[..., D]``."""
+        return self.log_variance.exp()
+
+    @property
+    def precision(self) -> Tensor:
+        """``[..., D]``."""
+        return (-self.log_variance).exp()
+
+    def sample(self, num_samples: int, random: Randomness) -> Tensor:
+        """Draw reparameterized samples ``[..., num_samples, D]``."""
+        mean = self.mean.unsqueeze(-2)
+        noise = normal(random, *self.mean.shape[:-1], num_samples, self.mean.shape[-1])
+        return torch.addcmul(mean, (0.5 * self.log_variance).exp().unsqueeze(-2), noise.to(mean))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-density of ``value`` ``[..., D]`` summed over D: ``[...]``."""
+        squares = (value - self.mean).square() * self.precision
+        return -0.5 * (squares + self.log_variance + LOG_TWO_PI).sum(-1)
+
+    def kl(self, other: "DiagonalGaussian") -> Tensor:
+        """Return KL(self ‖ other) in nats, summed over D: ``[...]``."""
+        log_ratio = self.log_variance - other.log_variance
+        squares = (self.mean - other.mean).square() * other.precision
+        return 0.5 * (log_ratio.exp() + squares - 1 - log_ratio).sum(-1)
+
+    def unsqueeze(self, axis: int) -> "DiagonalGaussian":
+        """Insert a batch axis."""
+        return DiagonalGaussian(self.mean.unsqueeze(axis), self.log_variance.unsqueeze(axis))
+
+    def where(self, condition: Tensor, other: "DiagonalGaussian") -> "DiagonalGaussian":
+        """Keep this one where ``condition`` ``[...]`` holds and take ``other`` elsewhere."""
+        keep = condition.unsqueeze(-1)
+        return DiagonalGaussian(
+            torch.where(keep, self.mean, other.mean),
+            torch.where(keep, self.log_variance, other.log_variance),
+        )
 
 
 class Moments(NamedTuple):
@@ -27,11 +109,7 @@ class Moments(NamedTuple):
     mean_log_variance: Tensor
 
     def bound_on_kl(self, other: DiagonalGaussian) -> Tensor:
-        """Return Σ_k w_k KL(N_k ‖ other), summed over D.
-
-        ``other`` may have more batch axes than the mixture, by broadcasting: with mixtures
-        ``[T, N, 1, D]`` and ``other`` ``[T, N, Q, D]`` the result is ``[T, N, Q]``.
-        """
+        """Return Σ_k w_k KL(N_k ‖ other), summed over D; batch axes are broadcast."""
         variance = self.mean_variance + self.variance_of_means
         squares = (variance + (self.mean - other.mean).square()) * other.precision
         return 0.5 * (other.log_variance - self.mean_log_variance + squares - 1).sum(-1)
@@ -71,11 +149,7 @@ def _center(means: Tensor, axis: int) -> Tensor:
 
 @dataclass(frozen=True)
 class GaussianMixture:
-    """An equally weighted mixture, as in Eq. 10: (1/C) Σ_c N_c.
-
-    Attributes:
-        components: mean and log-variance ``[..., C, D]``.
-    """
+    """An equally weighted mixture, as in Eq. 10: (1/C) Σ_c N_c with components ``[..., C, D]``."""
 
     components: DiagonalGaussian
 
@@ -97,9 +171,8 @@ class GaussianMixture:
     def sample(self, num_samples: int, random: Randomness) -> Tensor:
         """Draw reparameterized samples, as evenly as possible from the components in their order.
 
-        Sample ℓ comes from component ℓ mod C. The components of Eq. 10 belong to independent draws
-        of m, so no order of them is special, and any L of them serve as well as the first L:
-        ``[..., L, D]``.
+        Sample ℓ ``[..., L, D]`` comes from component ℓ mod C. The components of Eq. 10 belong to
+        independent draws of m, so any L of them serve as well as the first L.
         """
         mean, log_variance = self.components.mean, self.components.log_variance
         if num_samples <= self.num_components:
