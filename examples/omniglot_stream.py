@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from vsm import FewShotClassifier, ImageDataset
 from vsm.data import open_images
-from vsm.evaluation.statistics import Estimate, estimate
+from vsm.evaluation.intervals import Estimate, estimate
 
 EXAMPLES, QUERIES = 5, 5
 Row = tuple[int, list[Estimate]]

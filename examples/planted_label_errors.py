@@ -20,7 +20,7 @@ import vsm
 from vsm.classify.review import review
 from vsm.data.folder import list_classes
 from vsm.encoders.embedding import embed_files
-from vsm.evaluation.statistics import student_quantile
+from vsm.evaluation.intervals import student_quantile
 
 Array = npt.NDArray[np.float64]
 

@@ -18,7 +18,7 @@ import vsm
 from vsm.classify.classifier import Embedded
 from vsm.data.dataset import SPLITS
 from vsm.encoders.embedding import open_data
-from vsm.evaluation.statistics import student_quantile
+from vsm.evaluation.intervals import student_quantile
 
 METHODS = ("random", "vsm suggest", "least certain")
 Ids = npt.NDArray[np.int64]

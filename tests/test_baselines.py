@@ -30,8 +30,7 @@ from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.encoders import Encoder
 from vsm.errors import EpisodeError, SettingsError
-from vsm.evaluation.evaluator import evaluate_classifier
-from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.evaluation.evaluator import EpisodeProtocol, evaluate_classifier
 from vsm.runs import measurement
 from vsm.runs.loading import load
 from vsm.seeding import task_generators

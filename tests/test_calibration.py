@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from vsm.data import EpisodeSampler, ImageDataset
-from vsm.evaluation.evaluator import Evaluation, evaluate
-from vsm.evaluation.temperature import (
+from vsm.evaluation.evaluator import (
     BOUNDS,
+    Evaluation,
+    evaluate,
     fit_temperature,
     scale_by_temperature,
 )

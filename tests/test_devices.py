@@ -14,8 +14,7 @@ from run_helpers import power_cut_at, signal_at, train_run
 from tiny import variant
 from vsm.data import ImageDataset
 from vsm.errors import SettingsError
-from vsm.evaluation.evaluator import BatchNormMode
-from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.evaluation.evaluator import BatchNormMode, EpisodeProtocol
 from vsm.memory import SlotMemory
 from vsm.model import FewShotModel
 from vsm.pretraining.loop import pretrain

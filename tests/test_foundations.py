@@ -10,7 +10,7 @@ from statistics import correlation, mean, stdev
 import pytest
 import torch
 
-from vsm.evaluation.statistics import (
+from vsm.evaluation.intervals import (
     auroc,
     class_bootstrap,
     estimate,

@@ -16,7 +16,7 @@ import vsm
 from vsm.cli import main
 from vsm.data.features import write
 from vsm.errors import EpisodeError, SettingsError
-from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.evaluation.evaluator import EpisodeProtocol
 from vsm.learning import LearnedMemory, learn_memory
 from vsm.memory import GaussianMemory
 from vsm.runs.directory import RunDirectory

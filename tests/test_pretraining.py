@@ -25,7 +25,7 @@ from vsm.data import EpisodeSampler, ImageDataset, open_dataset
 from vsm.encoders import BACKBONES
 from vsm.errors import RunError, SettingsError
 from vsm.evaluation.evaluator import evaluate
-from vsm.evaluation.statistics import Estimate
+from vsm.evaluation.intervals import Estimate
 from vsm.model import FewShotModel
 from vsm.pretraining.loop import (
     FewShotScores,

@@ -19,7 +19,7 @@ import torch
 from vsm import training
 from vsm.cli import main
 from vsm.errors import DataError, RunError, SettingsError
-from vsm.evaluation.statistics import crossed_estimate, estimate, student_quantile
+from vsm.evaluation.intervals import crossed_estimate, estimate, student_quantile
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.settings import METHODS, GaussianSettings, ModelSettings, RunSettings, SlurmSettings
 from vsm.system.interruption import Interrupted

@@ -22,7 +22,7 @@ from vsm.cli.main import _with_underscores
 from vsm.data import ImageDataset
 from vsm.encoders import EncoderIdentity
 from vsm.errors import RunError
-from vsm.evaluation.rejection import calibrate_on_validation
+from vsm.evaluation.calibration import calibrate_on_validation
 from vsm.memory import Observations
 from vsm.model import FewShotModel
 from vsm.runs.configuration import settings_to_yaml

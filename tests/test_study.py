@@ -19,9 +19,8 @@ from run_helpers import edit_config, rows
 from vsm.cli import main
 from vsm.data import open_dataset
 from vsm.errors import RunError
-from vsm.evaluation.evaluator import Evaluation
-from vsm.evaluation.protocol import EpisodeProtocol
-from vsm.evaluation.statistics import class_bootstrap, estimate
+from vsm.evaluation.evaluator import EpisodeProtocol, Evaluation
+from vsm.evaluation.intervals import class_bootstrap, estimate
 from vsm.memory import SlotMemory
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.runs.directory import RunDirectory

@@ -25,8 +25,7 @@ from vsm.cli import main
 from vsm.data.folder import images_below, labeled_images
 from vsm.data.preprocessing import Preprocessing
 from vsm.errors import ClassifierError, RunError
-from vsm.evaluation.calibration import Calibration
-from vsm.evaluation.rejection import LEVELS, Thresholds
+from vsm.evaluation.calibration import LEVELS, Calibration, Thresholds
 from vsm.runs.directory import RunDirectory
 from vsm.runs.loading import Checkpoint, load
 from vsm.runs.memory_files import read_memory

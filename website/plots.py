@@ -12,7 +12,7 @@ from PIL import Image
 
 import vsm
 from vsm.data import ImageDataset
-from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.evaluation.evaluator import EpisodeProtocol
 from vsm_lab.episode_plots import memory_figures, recall_sheet
 from vsm_lab.measures import look_at_episodes
 

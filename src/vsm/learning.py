@@ -2,7 +2,7 @@
 
 Images → features (:class:`vsm.encoders.Encoder`, each image once) → how the statistics are to be
 read (:mod:`vsm.evaluation.memory_choice`) → counts, means and scatter of every class
-(:mod:`vsm.memory.statistics`) → rejection thresholds (:mod:`vsm.evaluation.rejection`).
+(:mod:`vsm.memory.statistics`) → rejection thresholds (:mod:`vsm.evaluation.calibration`).
 """
 
 from collections.abc import Callable
@@ -17,19 +17,19 @@ from vsm.data import Dataset, Split
 from vsm.data.dataset import Ids
 from vsm.encoders import Encoder
 from vsm.errors import MemoryFileError
-from vsm.evaluation.memory_choice import (
-    Choice,
-    ClassFeatures,
-    choose_read_settings,
-    held_out_trials,
-)
-from vsm.evaluation.rejection import (
+from vsm.evaluation.calibration import (
     EPISODES,
     SHOTS,
     WAYS,
     Thresholds,
     calibrate,
     calibrate_on_validation,
+)
+from vsm.evaluation.memory_choice import (
+    Choice,
+    ClassFeatures,
+    choose_read_settings,
+    held_out_trials,
 )
 from vsm.memory import ClassStatistics, GaussianMemory, Memory, ReadSettings
 from vsm.memory.named import NamedMemory

@@ -21,7 +21,7 @@ from vsm.encoders import evaluation_mode
 from vsm.encoders.embedding import encode_dataset
 from vsm.errors import ProcessLostError, SettingsError
 from vsm.evaluation.evaluator import evaluate
-from vsm.evaluation.statistics import estimate
+from vsm.evaluation.intervals import estimate
 from vsm.learning import class_features, learn_memory, learn_statistics
 from vsm.memory import Memory, Observations
 from vsm.model import FewShotModel, Prediction

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vsm.evaluation.statistics import Estimate, class_bootstrap, crossed_estimate
+from vsm.evaluation.intervals import Estimate, class_bootstrap, crossed_estimate
 from vsm.seeding import generator
 from vsm_lab.jobs import Job
 from vsm_lab.store import JobStore, State

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
 from vsm.data import EpisodeSampler, ImageDataset
-from vsm.evaluation.statistics import Estimate
+from vsm.evaluation.intervals import Estimate
 from vsm.memory import GaussianMemory, SupportSet
 from vsm.runs.measurement import Measurement, ModelOnData
 from vsm.runs.memory_map import principal_plane

@@ -10,8 +10,7 @@ from vsm.data import Dataset
 from vsm.encoders import Encoder
 from vsm.encoders.embedding import open_data
 from vsm.errors import EpisodeError, RunError
-from vsm.evaluation.evaluator import Evaluation
-from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.evaluation.evaluator import EpisodeProtocol, Evaluation
 from vsm.learning import learn_memory
 from vsm.pretraining.loop import pretrain, validated_answers
 from vsm.runs.directory import Directory, RunDirectory

@@ -158,7 +158,7 @@ def evaluate_job(model: Job, title: str, protocol: Mapping[str, Any], **more: An
     Args:
         model: what is measured.
         title: for people.
-        protocol: fields of :class:`vsm.evaluation.protocol.EpisodeProtocol`.
+        protocol: fields of :class:`vsm.evaluation.evaluator.EpisodeProtocol`.
         more: ``slots`` (how many the memory keeps, and which subset of them), ``baseline`` (name
             and settings of a classifier on the model's features), ``confusions`` (true: keep those
             of every episode), ``temperature`` (the protocol of validation episodes to which one is

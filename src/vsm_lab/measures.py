@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from vsm.data import Dataset, EpisodeSampler, Split
 from vsm.encoders import evaluation_mode
-from vsm.evaluation.evaluator import split_embedder
-from vsm.evaluation.protocol import EpisodeProtocol
+from vsm.evaluation.evaluator import EpisodeProtocol, split_embedder
 from vsm.memory import GaussianPosterior
 from vsm.model import Prediction
 from vsm.nn.networks import predictive

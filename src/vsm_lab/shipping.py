@@ -16,8 +16,8 @@ from vsm.data import Split
 from vsm.encoders.embedding import open_data
 from vsm.errors import RunError, SettingsError
 from vsm.evaluation.calibration import Calibration
-from vsm.evaluation.protocol import EpisodeProtocol
-from vsm.evaluation.statistics import student_quantile
+from vsm.evaluation.evaluator import EpisodeProtocol
+from vsm.evaluation.intervals import student_quantile
 from vsm.runs.configuration import settings_to_yaml
 from vsm.runs.directory import RunDirectory
 from vsm.runs.loading import load

@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from vsm.classify.explanation import Direction, Explanation, Moved, Recalled, Uncertainty
 from vsm.errors import ClassifierError
-from vsm.evaluation.evaluator import ELEMENTS_AT_ONCE
-from vsm.evaluation.temperature import scale_by_temperature
+from vsm.evaluation.evaluator import ELEMENTS_AT_ONCE, scale_by_temperature
 from vsm.memory import Posterior, SupportSet
 from vsm.memory.named import NamedMemory
 from vsm.nn.networks import mean_distance, predictive

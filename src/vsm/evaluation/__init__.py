@@ -1,1 +1,1 @@
-"""Measuring: episodes and their outcomes, statistics, calibration, rejection, comparisons."""
+"""Measuring: episodes and their outcomes, intervals, calibration, how memories are read."""

@@ -2,8 +2,12 @@
 
 Inductive features do not depend on the episode, so the encoder embeds each image once and thousands
 of episodes are drawn from its features.
+
+The predictive distribution p averages the probabilities of all sampled prototypes. Calibrated by a
+temperature it is p_i^(1/T) / Σ_j p_j^(1/T): T > 1 makes it less confident, T < 1 more.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,12 +16,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from vsm.data import EpisodeSampler
+from vsm.data import Dataset, EpisodeSampler, Split
 from vsm.encoders import Encoder, evaluation_mode
 from vsm.errors import EpisodeError
-from vsm.evaluation.statistics import Estimate, Reliability, estimate, reliability
-from vsm.evaluation.temperature import fit_temperature, scale_by_temperature
+from vsm.evaluation.intervals import Estimate, Reliability, estimate, reliability
 from vsm.memory import Memory
 from vsm.model import FewShotModel
 from vsm.nn.networks import predictive
@@ -25,6 +29,9 @@ from vsm.seeding import Randomness, task_generators
 from vsm.system.progress import NULL_PROGRESS, Progress
 
 ELEMENTS_AT_ONCE = 20_000_000  # numbers that a classifier holds at a time; bounds its memory
+BOUNDS = (0.05, 20.0)  # of temperatures
+NUM_HALVINGS = 50
+LOWEST_LOG_PROBABILITY = -1e4  # of what was held impossible, so that no zero meets an infinity
 
 BatchNormMode = Literal["inductive", "transductive"]
 Embedder = Callable[[Tensor], Tensor]
@@ -32,6 +39,41 @@ Embedder = Callable[[Tensor], Tensor]
 EpisodeClassifier = Callable[[Tensor, Tensor, Randomness], Tensor]
 """From support ``[T, N, K, D]``, queries ``[T, N, Q, D]`` and a source of draws to
 log-probabilities ``[T, N·Q, N]``."""
+
+
+@dataclass(frozen=True)
+class EpisodeProtocol:
+    """A seeded list of episodes, the batch norm mode, and how much of the memory is used."""
+
+    data: str
+    split: Split
+    way: int
+    shot: int
+    queries: int
+    episodes: int
+    seed: int
+    batch_norm: BatchNormMode = "inductive"
+    memory_slots: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.episodes < 2:
+            raise EpisodeError(f"episodes: an interval needs at least 2, got {self.episodes}")
+        if self.memory_slots is not None and self.memory_slots < 0:
+            raise EpisodeError(f"memory_slots: must not be negative, got {self.memory_slots}")
+
+    def describe(self) -> str:
+        """Return the protocol in one line for people."""
+        unusual = ", transductive batch norm" if self.batch_norm == "transductive" else ""
+        if self.memory_slots is not None:
+            unusual += f", memory cut to its first {self.memory_slots} classes"
+        return (
+            f"{self.data}, {self.split} classes, {self.way}-way {self.shot}-shot, {self.queries} "
+            f"queries per class, {self.episodes} episodes, seed {self.seed}{unusual}"
+        )
+
+    def sampler(self, dataset: Dataset) -> EpisodeSampler:
+        """Return the sampler of these episodes."""
+        return EpisodeSampler(dataset, self.split, self.way, self.shot, self.queries)
 
 
 @dataclass(frozen=True)
@@ -103,6 +145,39 @@ class Evaluation:
     def reliability(self) -> Reliability:
         """Confidence against accuracy over all queries."""
         return reliability(self.confidence.flatten(), self.correct.flatten())
+
+
+def scale_by_temperature(log_probabilities: Tensor, temperature: float) -> Tensor:
+    """Return log(p_i^(1/T) / Z) of ``log_probabilities [..., N]``; T = 1 leaves them untouched."""
+    if temperature == 1.0:
+        return log_probabilities
+    return F.log_softmax(log_probabilities / temperature, dim=-1)
+
+
+def fit_temperature(
+    log_probabilities: Tensor,
+    labels: Tensor,
+    bounds: tuple[float, float] = BOUNDS,
+    halvings: int = NUM_HALVINGS,
+) -> float:
+    """Return the T that minimizes the mean NLL of ``labels [P]`` by ``log_probabilities [P, N]``.
+
+    That is convex in b = 1/T with the slope E_p^b[log p] − log p_label, averaged over predictions,
+    whose sign change is found by bisection of log b. Predictions without a mistake would want
+    T = 0, and worthless ones infinity: T stays within the bounds.
+    """
+    log_probabilities = log_probabilities.double().clamp_min(LOWEST_LOG_PROBABILITY)
+    mean_of_true = log_probabilities.gather(-1, labels.unsqueeze(-1)).mean()
+    by_class = log_probabilities.mT.contiguous()  # [N, P]: a softmax over few classes is slow
+    low, high = 1 / bounds[1], 1 / bounds[0]
+    for _ in range(halvings):
+        middle = math.sqrt(low * high)
+        weights = torch.softmax(middle * by_class, 0)
+        if (weights * by_class).sum(0).mean() < mean_of_true:
+            low = middle  # the true classes deserve more than they are given
+        else:
+            high = middle
+    return 1 / math.sqrt(low * high)
 
 
 def evaluate(

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.evaluation.statistics import estimate
-from vsm.evaluation.temperature import fit_temperature
+from vsm.evaluation.evaluator import fit_temperature
+from vsm.evaluation.intervals import estimate
 from vsm.memory import GaussianMemory, ReadSettings, SupportSet
 from vsm.memory.reader import Decomposition
 from vsm.seeding import generator, uniform

@@ -74,15 +74,10 @@ class Posterior(ABC):
         """Score ``queries [T, B, D]`` in each class, for a softmax over classes: ``[T, B, N]``."""
 
     @abstractmethod
-    def rejection_scores(
-        self, queries: Tensor, slots: Tensor | None, slot_mask: Tensor | None = None
-    ) -> Tensor:
-        """Score how far every query lies from every class: ``[T, B, N]``.
+    def rejection_scores(self, queries: Tensor, slots: Tensor | None) -> Tensor:
+        """Score how far every query ``[T, B, D]`` lies from every class: ``[T, B, N]``.
 
-        Args:
-            queries: ``[T, B, D]``.
-            slots: remembered classes ``[A, D]``; see :attr:`vsm.Memory.rejection_slots`.
-            slot_mask: boolean ``[T, A]``, slots of the classes themselves.
+        ``slots [A, D]`` are other remembered classes; see :attr:`vsm.Memory.rejection_slots`.
         """
 
     @abstractmethod
@@ -132,9 +127,7 @@ class SampledPosterior(Posterior):
         """See :class:`Posterior`: log-probabilities averaged over the samples."""
         return predictive(self.log_probabilities(queries))
 
-    def rejection_scores(
-        self, queries: Tensor, slots: Tensor | None, slot_mask: Tensor | None = None
-    ) -> Tensor:
+    def rejection_scores(self, queries: Tensor, slots: Tensor | None) -> Tensor:
         """See :class:`Posterior`: distances to prototypes against those to the slots."""
         distance, temperature = self.classifier.distance, self.classifier.log_temperature.exp()
         scores: Tensor = mean_distance(queries, self.prototypes, distance) / temperature
@@ -143,8 +136,6 @@ class SampledPosterior(Posterior):
         rows, others = queries.flatten(0, 1).unsqueeze(0), slots.view(1, len(slots), 1, -1)
         to_slots = pairwise_distance(rows, others, distance)
         logits = -to_slots.view(*queries.shape[:2], len(slots)) / temperature  # [T, B, A]
-        if slot_mask is not None:
-            logits = logits.masked_fill(slot_mask.unsqueeze(1), -math.inf)
         return scores + torch.logsumexp(logits, -1, keepdim=True)
 
     def uncertainty(self, queries: Tensor, random: Randomness) -> SplitUncertainty:
@@ -232,11 +223,9 @@ class GaussianPosterior(Posterior):
         predictive = DiagonalGaussian(self.gaussian.mean, self.gaussian.variance.log1p())
         return pairwise_squares(queries, predictive)
 
-    def rejection_scores(
-        self, queries: Tensor, slots: Tensor | None, slot_mask: Tensor | None = None
-    ) -> Tensor:
+    def rejection_scores(self, queries: Tensor, slots: Tensor | None) -> Tensor:
         """See :class:`Posterior`: how much nearer to a class than to one never met."""
-        del slots, slot_mask
+        del slots
         unknown = self.reader.marginal_squares(queries)  # [T, B]
         return 0.5 * (self.squares(queries) - unknown.unsqueeze(-1))
 

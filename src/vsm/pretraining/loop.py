@@ -16,7 +16,7 @@ from torch import Tensor
 from vsm.data import EpisodeSampler, ImageDataset, open_images
 from vsm.errors import SettingsError
 from vsm.evaluation.evaluator import evaluate
-from vsm.evaluation.statistics import Estimate, estimate
+from vsm.evaluation.intervals import Estimate, estimate
 from vsm.model import FewShotModel
 from vsm.pretraining.supervised import (
     SupervisedNetwork,

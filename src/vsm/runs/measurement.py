@@ -12,10 +12,15 @@ from vsm.baselines import BASELINES, BaseFeatures
 from vsm.data import Dataset
 from vsm.encoders.embedding import open_data
 from vsm.errors import DataError, EpisodeError
-from vsm.evaluation.evaluator import Evaluation, evaluate, evaluate_classifier, split_embedder
+from vsm.evaluation.evaluator import (
+    EpisodeProtocol,
+    Evaluation,
+    evaluate,
+    evaluate_classifier,
+    split_embedder,
+)
+from vsm.evaluation.intervals import Estimate, estimate
 from vsm.evaluation.memory_choice import ClassFeatures
-from vsm.evaluation.protocol import EpisodeProtocol
-from vsm.evaluation.statistics import Estimate, estimate
 from vsm.learning import class_features, learn_statistics, name_memory
 from vsm.settings import BaselineName, BaselineSettings
 from vsm.system.progress import NULL_PROGRESS, Progress

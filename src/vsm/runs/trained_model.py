@@ -15,10 +15,14 @@ from vsm.data import Dataset, Split
 from vsm.data.preprocessing import Preprocessing
 from vsm.encoders import Encoder, EncoderIdentity
 from vsm.errors import ClassifierError, RunError
-from vsm.evaluation.calibration import NO_CALIBRATION, Calibration, memory_digest
-from vsm.evaluation.evaluator import BatchNormMode
-from vsm.evaluation.protocol import EpisodeProtocol
-from vsm.evaluation.rejection import Thresholds, calibrate_on_validation
+from vsm.evaluation.calibration import (
+    NO_CALIBRATION,
+    Calibration,
+    Thresholds,
+    calibrate_on_validation,
+    memory_digest,
+)
+from vsm.evaluation.evaluator import BatchNormMode, EpisodeProtocol
 from vsm.memory import Consolidation, Memory
 from vsm.memory.named import NamedMemory, manual_consolidation, trained_memory
 from vsm.model import FewShotModel

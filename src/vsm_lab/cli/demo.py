@@ -36,7 +36,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
     from vsm.cli.compare import print_comparison
     from vsm.data import open_images
-    from vsm.evaluation.protocol import EpisodeProtocol
+    from vsm.evaluation.evaluator import EpisodeProtocol
     from vsm.learning import learn_memory
     from vsm.runs.loading import load
     from vsm.runs.measurement import Comparison

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vsm.errors import DataError, RunError
-from vsm.evaluation.statistics import Estimate
+from vsm.evaluation.intervals import Estimate
 from vsm.system.files import write_text
 from vsm_lab.cells import Cell, read_cell
 from vsm_lab.document import Block, Heading, Table, Text, to_html, write_markdown

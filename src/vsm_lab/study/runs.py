@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vsm.data import Dataset, open_dataset
 from vsm.errors import RunError, SettingsError
-from vsm.evaluation.protocol import EpisodeProtocol
-from vsm.evaluation.statistics import crossed_estimate, estimate, spearman, student_quantile
+from vsm.evaluation.evaluator import EpisodeProtocol
+from vsm.evaluation.intervals import crossed_estimate, estimate, spearman, student_quantile
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import find_run

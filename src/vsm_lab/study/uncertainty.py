@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 
 from vsm.data import Split
-from vsm.evaluation.evaluator import split_embedder
-from vsm.evaluation.protocol import EpisodeProtocol
-from vsm.evaluation.rejection import SHOTS
-from vsm.evaluation.statistics import auroc, estimate, reliability
-from vsm.evaluation.temperature import scale_by_temperature
+from vsm.evaluation.calibration import SHOTS
+from vsm.evaluation.evaluator import EpisodeProtocol, scale_by_temperature, split_embedder
+from vsm.evaluation.intervals import auroc, estimate, reliability
 from vsm.memory import Posterior, SampledPosterior, SupportSet
 from vsm.nn.networks import predictive
 from vsm.runs.directory import RunDirectory

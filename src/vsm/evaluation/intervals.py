@@ -1,4 +1,4 @@
-"""Means with 95% intervals, rank correlation, areas under curves, and calibration."""
+"""Means with 95% intervals, rank correlation, areas under curves, and reliability."""
 
 import math
 from dataclasses import dataclass
@@ -67,13 +67,12 @@ def class_bootstrap(
 ) -> Estimate:
     """Mean over episodes of what their pairs of classes add up to, with an interval over *classes*.
 
-    Thousands of episodes of few test classes meet the same classes again and again: an interval
-    over episodes tells how well these classes are known, not what others of their kind would give.
-    Here the C classes that occur are the sample. A class plays two roles, as the right answer and
-    as a wrong one, and what it gains in one it may cost others in the other, so it is resampled in
-    both: each resample draws C classes with replacement, and an ordered pair of different classes
-    counts as often as both were drawn, w_c·w_d times. With v_cd the sum of the values of queries of
-    c against d, and n_cd how often the two met,
+    An interval over thousands of episodes of few test classes tells how well these classes are
+    known, not what others of their kind would give. Here the C classes that occur are the sample.
+    A class is resampled both as the right answer and as a wrong one: each resample draws C classes
+    with replacement, and an ordered pair of different classes counts w_c·w_d times, as often as
+    both were drawn. With v_cd the sum of the values of queries of c against d, and n_cd how often
+    the two met,
 
         mean* = (N − 1) · Σ w_c w_d v_cd / Σ w_c w_d n_cd.
 
@@ -88,9 +87,6 @@ def class_bootstrap(
         class_ids: int64 ``[E, N]``.
         random: source of the resamples.
         resamples: how many.
-
-    Returns:
-        The mean over episodes and classes of Σ_{j ≠ i} values, and its interval.
     """
     way = class_ids.shape[1]
     classes, member = class_ids.unique(return_inverse=True)  # [C], [E, N]
@@ -113,12 +109,7 @@ def class_bootstrap(
 def auroc(lower: Tensor, higher: Tensor) -> Tensor:
     """Area under the ROC curve: how often one of ``higher`` exceeds one of ``lower``, ties half.
 
-    Args:
-        lower: scores ``[..., P]``.
-        higher: scores ``[..., U]``; P·U comparisons are held at a time.
-
-    Returns:
-        ``[...]``, in double precision.
+    Of scores ``[..., P]`` and ``[..., U]``; P·U comparisons are held at a time.
     """
     one, two = lower.unsqueeze(-1), higher.unsqueeze(-2)
     return ((one < two).double() + (one == two).double() / 2).mean((-2, -1))
@@ -185,13 +176,7 @@ class Reliability(NamedTuple):
 
 
 def reliability(confidence: Tensor, correct: Tensor, num_bins: int = NUM_BINS) -> Reliability:
-    """Bin predictions by confidence; empty bins have fraction, confidence and accuracy zero.
-
-    Args:
-        confidence: probability of the predicted class ``[P]``.
-        correct: whether it was the true one ``[P]``.
-        num_bins: equal bins of (0, 1].
-    """
+    """Put predictions ``[P]`` into equal bins of confidence in (0, 1]; empty bins are all zero."""
     confidence, correct = confidence.double(), correct.double()
     bins = (confidence * num_bins).ceil().long().clamp(1, num_bins) - 1
     counts = torch.bincount(bins, minlength=num_bins).double()
