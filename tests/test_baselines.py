@@ -18,14 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tiny import RecordedProgress
-from vsm.baselines import (
-    BASELINES,
-    BaseFeatures,
-    Baseline,
-    DistributionCalibration,
-    fit_logistic_regression,
-)
-from vsm.baselines.logistic import LinearClassifiers
+from vsm.baselines import BASELINES, BaseFeatures, Baseline, DistributionCalibration
+from vsm.baselines.logistic import LinearClassifiers, fit_logistic_regression
 from vsm.cli import main
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.encoders import Encoder
