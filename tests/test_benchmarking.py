@@ -30,7 +30,8 @@ from vsm.evaluation.evaluator import evaluate
 from vsm.model import FewShotModel
 from vsm.settings import METHODS, KanervaSettings
 from vsm.system.interruption import Interrupted, StopRequest
-from vsm_lab.benchmarking import processes, suite, worker
+from vsm_lab.benchmarking import processes, suite
+from vsm_lab.benchmarking import runner as runner_module
 from vsm_lab.benchmarking.benchmarks import (
     backbone_pass,
     build_model,
@@ -48,6 +49,7 @@ from vsm_lab.benchmarking.reference import (
     reference_loss,
     reference_steps,
 )
+from vsm_lab.benchmarking.runner import BenchmarkRunner
 from vsm_lab.benchmarking.suite import (
     Group,
     Sizes,
@@ -56,10 +58,10 @@ from vsm_lab.benchmarking.suite import (
     quartiles,
     summarize,
 )
+from vsm_lab.job_files import JobStore
 from vsm_lab.jobs import Job
 from vsm_lab.launchers import InProcess, run_jobs
 from vsm_lab.provenance import measured_code
-from vsm_lab.store import JobStore
 
 TINY: dict[str, Any] = {
     "channels": 2,
@@ -379,15 +381,15 @@ from unittest.mock import MagicMock
 heavy = ["torch", "vsm.system.allocator"]
 heavy += [f"vsm_lab.benchmarking.{name}" for name in ("benchmarks", "reference")]
 sys.modules.update({name: MagicMock() for name in heavy})
-from vsm_lab.benchmarking import worker
+from vsm_lab.benchmarking import runner
 
 class BusyRunner:
     begin = lambda *_: {}
     prepare = lambda *_: 0
     run = lambda self, places: time.sleep(0.1) or [0.1] * len(places)
 
-worker.BenchmarkRunner = BusyRunner
-worker.main()
+runner.BenchmarkRunner = BusyRunner
+runner.main()
 """
 """A worker that is always busy, but without torch, whose import takes seconds."""
 
@@ -435,7 +437,7 @@ class NotingWorker:
 
     def prepare_one(self, name: str, arguments: dict[str, Any]) -> Timed:
         self.prepared.append(name)
-        runner = worker.BenchmarkRunner()
+        runner = BenchmarkRunner()
         runner.prepare(name, arguments)
 
         def run() -> float:
@@ -723,7 +725,7 @@ def test_asking_for_help_or_planning_needs_no_torch() -> None:
 
 
 def test_benchmarks_of_one_process_alternate_call_by_call() -> None:
-    runner, calls = worker.BenchmarkRunner(), list[str]()
+    runner, calls = BenchmarkRunner(), list[str]()
 
     def noting(name: str, seconds: float) -> Callable[[], None]:
         def benchmark() -> None:
@@ -732,7 +734,7 @@ def test_benchmarks_of_one_process_alternate_call_by_call() -> None:
 
         return benchmark
 
-    with mock.patch.object(worker, "find", return_value=noting):
+    with mock.patch.object(runner_module, "find", return_value=noting):
         places = [
             runner.prepare("noting", {"name": name, "seconds": seconds})
             for name, seconds in (("slow", 0.02), ("fast", 0.005))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vsm_lab.paper.catalog import Column, tables
+from vsm_lab.paper.tables import Column, tables
 
 EXCERPT = Path(__file__).with_name("paper_tables.tex").read_text(encoding="utf-8")
 PAPER = (

@@ -25,10 +25,13 @@ from vsm.settings import METHODS, GaussianSettings, ModelSettings, RunSettings, 
 from vsm.system.interruption import Interrupted
 from vsm_lab import execution, jobs
 from vsm_lab.document import Block, Heading, Plot, Table, Text, to_html, to_markdown
+from vsm_lab.job_files import JobStore
 from vsm_lab.jobs import Job, evaluate_job, in_order, run_settings, train_job, with_changes
 from vsm_lab.launchers import Handle, InProcess, Outcome, SubmittedJob, make_launcher, run_jobs
 from vsm_lab.measures import separation
-from vsm_lab.paper.catalog import (
+from vsm_lab.paper.plan import Plan, Request, check_data, make_plan, remember, requests
+from vsm_lab.paper.report import collect, difference_table, value_table, write_report
+from vsm_lab.paper.tables import (
     BUDGETS,
     FOLDER,
     Budget,
@@ -39,9 +42,6 @@ from vsm_lab.paper.catalog import (
     table,
     tables,
 )
-from vsm_lab.paper.plan import Plan, Request, check_data, make_plan, remember, requests
-from vsm_lab.paper.report import collect, difference_table, value_table, write_report
-from vsm_lab.store import JobStore
 from vsm_lab.study.definition import StudySettings, read_study
 
 STUDIES = Path(__file__).parents[1] / "studies"
@@ -279,7 +279,7 @@ def test_without_a_word_about_data_the_paper_budget_takes_the_papers() -> None:
 def test_rows_this_version_lacks_are_listed_and_the_others_are_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("vsm_lab.paper.catalog.METHODS", ("protonet", "vsm"))
+    monkeypatch.setattr("vsm_lab.paper.tables.METHODS", ("protonet", "vsm"))
     plan = make_plan(Request("table-4", "tiny", seeds=1))
     assert {row for row, _, _ in plan.cells} == {"vsm"}
     assert plan.unavailable == {
@@ -351,7 +351,7 @@ def test_a_run_begins_with_the_pretraining_it_needs(
 ) -> None:
     frozen = replace(BUDGETS["tiny"], file="cpu.yaml", pretraining_epochs={"": 1})
     monkeypatch.setitem(BUDGETS, "tiny", frozen)
-    monkeypatch.setattr("vsm_lab.paper.catalog._base", short_heads)
+    monkeypatch.setattr("vsm_lab.paper.tables._base", short_heads)
     plan = make_plan(Request("figure-2", "tiny", (image_folder,), seeds=1))
     assert [job.kind for job in plan.jobs] == ["pretrain", *["train", "prototypes"] * 2]
     outcome, _ = run_plan(plan, tmp_path)
@@ -766,7 +766,7 @@ def test_quoted_rows_show_the_papers_number_and_a_dash_for_ours(tmp_path: Path) 
 def test_unfinished_seeds_and_missing_methods_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsm_lab.paper.catalog.METHODS", ("protonet", "vsm"))
+    monkeypatch.setattr("vsm_lab.paper.tables.METHODS", ("protonet", "vsm"))
     plan = make_plan(Request("table-4", "tiny", ("glyphs",), seeds=2))
     fill(plan, tmp_path, {"vsm": 5})
     store = JobStore(tmp_path)

@@ -33,13 +33,13 @@ from vsm.system.documents import read_json
 from vsm_lab.jobs import VIEWS, with_changes
 from vsm_lab.measures import with_slots
 from vsm_lab.provenance import command, training_record
+from vsm_lab.study.charts import chart
 from vsm_lab.study.definition import (
     PretrainingStudySettings,
     StudySettings,
     read_study,
 )
 from vsm_lab.study.page import write_page
-from vsm_lab.study.plots import chart
 from vsm_lab.study.runs import StudyPlan
 
 ROOT = Path(__file__).parents[1]

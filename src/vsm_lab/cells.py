@@ -11,8 +11,8 @@ from torch import Tensor
 
 from vsm.evaluation.intervals import Estimate, class_bootstrap, crossed_estimate
 from vsm.seeding import generator
+from vsm_lab.job_files import JobStore, State
 from vsm_lab.jobs import Job
-from vsm_lab.store import JobStore, State
 
 
 @dataclass(frozen=True)

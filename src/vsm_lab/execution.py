@@ -22,9 +22,9 @@ from vsm.system.devices import Placement, choose_placement
 from vsm.system.interruption import Interrupted, stop_request
 from vsm.training import train
 from vsm_lab.benchmarking.suite import Group
+from vsm_lab.job_files import JobStore
 from vsm_lab.jobs import VIEWS, Job, pretrain_settings, run_settings
 from vsm_lab.measures import changed_answers, measure_separation, nearness_to_slots, with_slots
-from vsm_lab.store import JobStore
 from vsm_lab.study.uncertainty import measure_uncertainty
 
 Outcome = dict[str, Any]

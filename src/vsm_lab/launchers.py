@@ -24,8 +24,8 @@ from vsm.system.interruption import Interrupted, stop_request
 from vsm.system.launching import open_executor, scheduler_parameters
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm_lab.execution import execute
+from vsm_lab.job_files import JobStore
 from vsm_lab.jobs import Job
-from vsm_lab.store import JobStore
 
 LauncherName = Literal["none", "local", "slurm"]
 POLL_SECONDS = 0.2

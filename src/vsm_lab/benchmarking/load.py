@@ -33,8 +33,8 @@ from vsm_lab.benchmarking.suite import (
     write_page,
 )
 from vsm_lab.document import Block, Heading, Table, Text
+from vsm_lab.job_files import JobStore
 from vsm_lab.provenance import measured_code
-from vsm_lab.store import JobStore
 
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 SPEED_PACKAGES = ("uvloop", "httptools")  # uvicorn uses them if they are installed

@@ -24,7 +24,7 @@ Benchmark = Callable[[], object]
 """The code that is timed."""
 Timed = Callable[[], float]
 """Runs a benchmark and returns its seconds."""
-COMMAND = (sys.executable, "-m", "vsm_lab.benchmarking.worker")
+COMMAND = (sys.executable, "-m", "vsm_lab.benchmarking.runner")
 SETTLE_SECONDS = 0.02  # OpenMP threads spin for some milliseconds after a benchmark
 HOST = "127.0.0.1"
 ADDRESS = re.compile(r"^vsm serve: http://[\d.]+:(\d+),", re.MULTILINE)
@@ -96,7 +96,7 @@ class Worker(_Process):
         self.metadata: dict[str, Any] = self.call("begin", *self._settings)
 
     def call(self, method: str, *arguments: object) -> Any:
-        """Call a method of :class:`vsm_lab.benchmarking.worker.BenchmarkRunner`."""
+        """Call a method of :class:`vsm_lab.benchmarking.runner.BenchmarkRunner`."""
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None
         assert answers is not None
@@ -115,7 +115,7 @@ class Worker(_Process):
         return answer
 
     def prepare(self, benchmarks: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, Timed]:
-        """Set up benchmarks, each given by :func:`.worker.find`'s name and its arguments.
+        """Set up benchmarks, each given by :func:`.runner.find`'s name and its arguments.
 
         Returns functions that time them. The worker runs them alternately: the first one asked for
         triggers a measurement of all, and the others return their time of the same round.

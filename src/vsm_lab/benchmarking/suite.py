@@ -27,10 +27,10 @@ from vsm_lab.jobs import Job
 from vsm_lab.provenance import measured_code
 
 if TYPE_CHECKING:
-    from vsm_lab.store import JobStore
+    from vsm_lab.job_files import JobStore
 
 Call = tuple[str, dict[str, Any]]
-"""A function that sets up a benchmark, see :func:`.worker.find`, and keyword arguments."""
+"""A function that sets up a benchmark, see :func:`.runner.find`, and keyword arguments."""
 Times = Mapping[str, Sequence[float]]
 """Seconds of each benchmark, one value per round."""
 IMAGE_SIZES, REFERENCE_IMAGE_SIZES = (28, 32, 84), (28, 32)

@@ -103,8 +103,8 @@ def _run_load(parsed: jsonargparse.Namespace) -> None:
 def _run_all(parsed: jsonargparse.Namespace) -> None:
     """Run the missing jobs one after another: concurrent measurements would disturb each other."""
     from vsm_lab.benchmarking.suite import collect_results, full_suite, speed_jobs, write_results
+    from vsm_lab.job_files import JobStore
     from vsm_lab.launchers import InProcess
-    from vsm_lab.store import JobStore
 
     jobs, store = speed_jobs(full_suite(parsed.threads)), JobStore(parsed.output)
     if parsed.again:

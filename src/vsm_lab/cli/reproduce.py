@@ -18,7 +18,7 @@ from vsm_lab.cli.running import (
     run_jobs,
     show_plan,
 )
-from vsm_lab.paper.catalog import BUDGETS, table, tables
+from vsm_lab.paper.tables import BUDGETS, table, tables
 
 if TYPE_CHECKING:
     from vsm_lab.paper.plan import Plan
@@ -94,9 +94,9 @@ def _list(chosen: jsonargparse.Namespace) -> None:
 def _reproduce(names: Sequence[str], chosen: jsonargparse.Namespace) -> None:
     """Plan, run, and print the results."""
     from vsm.system.allocator import keep_allocations
+    from vsm_lab.job_files import UNPREPARED, JobStore
     from vsm_lab.jobs import in_order
     from vsm_lab.paper.plan import Request, check_data, make_plan, remember
-    from vsm_lab.store import UNPREPARED, JobStore
 
     keep_allocations()
     if chosen.rows and len(names) > 1:
@@ -135,8 +135,8 @@ def _reproduce(names: Sequence[str], chosen: jsonargparse.Namespace) -> None:
 def _print_results(
     plans: "Sequence[Plan]", chosen: jsonargparse.Namespace, outcome: dict[str, Any]
 ) -> None:
+    from vsm_lab.job_files import JobStore
     from vsm_lab.paper.report import collect, describe, difference_table, value_table
-    from vsm_lab.store import JobStore
 
     found = [collect(plan, JobStore(chosen.output)) for plan in plans]
     if chosen.json:
@@ -154,8 +154,8 @@ def _print_results(
 
 
 def _status(chosen: jsonargparse.Namespace) -> None:
+    from vsm_lab.job_files import JobStore
     from vsm_lab.paper.report import plans_in_order, status_of
-    from vsm_lab.store import JobStore
 
     store = JobStore(chosen.output)
     found = [(plan, *status_of(plan, store)) for plan in plans_in_order(store)]

@@ -12,9 +12,9 @@ from vsm.errors import RunError
 from vsm.settings import SlurmSettings
 
 if TYPE_CHECKING:
+    from vsm_lab.job_files import JobStore
     from vsm_lab.jobs import Job
     from vsm_lab.launchers import Launcher, Outcome
-    from vsm_lab.store import JobStore
 
 
 def add_output_argument(parser: jsonargparse.ArgumentParser, default: Path) -> None:
@@ -44,7 +44,7 @@ def run_jobs(
 ) -> "Outcome":
     """Run jobs, and print how each ended unless ``quiet``."""
     from vsm_lab import launchers
-    from vsm_lab.store import JobStore
+    from vsm_lab.job_files import JobStore
 
     store = JobStore(output)
     if not quiet:

@@ -22,7 +22,7 @@ from vsm_lab.cli.running import (
 from vsm_lab.study.definition import Study, read_study
 
 if TYPE_CHECKING:
-    from vsm_lab.store import JobStore
+    from vsm_lab.job_files import JobStore
     from vsm_lab.study.pretraining import PretrainingPlan
     from vsm_lab.study.runs import StudyPlan
     from vsm_lab.study.uncertainty import UncertaintyPlan
@@ -61,8 +61,8 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         _render(studies, parsed)
         return
 
+    from vsm_lab.job_files import JobStore
     from vsm_lab.jobs import in_order
-    from vsm_lab.store import JobStore
 
     prepare_placement(parsed)  # says if there is no such device
     plans = [_plan(study, parsed) for study in studies]

@@ -12,10 +12,10 @@ from vsm.evaluation.intervals import Estimate
 from vsm.system.files import write_text
 from vsm_lab.cells import Cell, read_cell
 from vsm_lab.document import Block, Heading, Table, Text, to_html, write_markdown
+from vsm_lab.job_files import STATES, JobStore
 from vsm_lab.jobs import run_settings
-from vsm_lab.paper.catalog import BUDGETS, PaperTable, Row, table, tables
 from vsm_lab.paper.plan import Plan, make_plan, requests
-from vsm_lab.store import STATES, JobStore
+from vsm_lab.paper.tables import BUDGETS, PaperTable, Row, table, tables
 
 TITLE = "Reproduction of the paper's tables and figures"
 EXPLANATION = (
@@ -341,7 +341,7 @@ def describe(results: Results) -> str:
 
 
 def _plots(results: Results, store: JobStore) -> Sequence[Block]:
-    from vsm_lab.paper.plots import plots  # noqa: PLC0415 - it imports this module
+    from vsm_lab.paper.figures import plots  # noqa: PLC0415 - it imports this module
 
     try:
         return plots(results, store)

@@ -9,9 +9,9 @@ from typing import Any
 from vsm.errors import SettingsError
 from vsm.settings import PretrainSettings, own_code
 from vsm_lab.document import Block, Table, Text
+from vsm_lab.job_files import JobStore, data_checksum
 from vsm_lab.jobs import Job, in_order, pretrain_job, with_changes
 from vsm_lab.provenance import logged_seconds
-from vsm_lab.store import JobStore, data_checksum
 from vsm_lab.study.definition import Found, PretrainingStudySettings, Study
 
 

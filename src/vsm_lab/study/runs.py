@@ -19,6 +19,7 @@ from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import find_run
 from vsm.settings import BaselineSettings, ModelSettings, RunSettings, is_frozen_encoder
 from vsm_lab.cells import Cell, class_interval, interval, number, read_cell
+from vsm_lab.job_files import JobStore, data_checksum
 from vsm_lab.jobs import (
     VIEWS,
     Job,
@@ -30,7 +31,6 @@ from vsm_lab.jobs import (
     with_changes,
 )
 from vsm_lab.provenance import training_record
-from vsm_lab.store import JobStore, data_checksum
 from vsm_lab.study.definition import Condition, Found, Study, StudySettings
 
 SCORES = ("nll", "ece", "temperature", "calibrated_nll", "calibrated_ece")

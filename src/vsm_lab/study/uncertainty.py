@@ -27,8 +27,8 @@ from vsm.runs.shipped import find_run
 from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import Randomness, generator, task_generators
 from vsm_lab.document import Block, Table, Text, grouped_table
+from vsm_lab.job_files import JobStore
 from vsm_lab.jobs import Job, in_order
-from vsm_lab.store import JobStore
 from vsm_lab.study.definition import Found, Study, UncertaintySettings
 from vsm_lab.study.runs import run_job
 

@@ -9,10 +9,10 @@ from vsm.runs.loading import load
 from vsm_lab.document import Plot
 from vsm_lab.episode_plots import prototype_clouds
 from vsm_lab.execution import protocol_of
+from vsm_lab.job_files import JobStore
 from vsm_lab.measures import look_at_episodes
 from vsm_lab.paper.report import Results
 from vsm_lab.plots import color_of, png
-from vsm_lab.store import JobStore
 
 CLOUD_QUERIES = 10
 
