@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import vsm
 from vsm.cli import main
 from vsm.data.preprocessing import Preprocessing
-from vsm.encoders.custom import custom_preprocessing
+from vsm.encoders.backbones import custom_preprocessing
 from vsm.encoders.embedding import open_data
 from vsm.encoders.pretrained import (
     load_pretrained,

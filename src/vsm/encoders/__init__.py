@@ -4,15 +4,13 @@ from vsm.encoders.backbones import (
     BACKBONES,
     Backbone,
     BuiltInBackbone,
+    CustomBackbone,
     FrozenEncoder,
     build_backbone,
 )
-from vsm.encoders.conv4 import Conv4
-from vsm.encoders.custom import CustomBackbone
 from vsm.encoders.efficientnet_lite import EfficientNetLite
 from vsm.encoders.encoder import Encoder, EncoderIdentity, evaluation_mode
-from vsm.encoders.resnet12 import ResNet12
-from vsm.encoders.wrn28_10 import WideResNet
+from vsm.encoders.networks import Conv4, ResNet12, WideResNet
 
 __all__ = [
     "BACKBONES",

@@ -1,4 +1,4 @@
-"""Building blocks of backbones: convolutions, dropout and initialization."""
+"""Building blocks of backbones: convolutions and dropout."""
 
 from typing import Any
 
@@ -9,16 +9,6 @@ from torch.nn import functional as F
 from vsm.seeding import Randomness, bernoulli, uniform
 
 SMALL_MAP = 16  # pixels of the largest map whose patches are unfolded
-
-
-def scaled_width(width: int, channels: int) -> int:
-    """Scale a published width by ``channels / 64``, to at least 1."""
-    return max(1, round(width * channels / 64))
-
-
-def convolution3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
-    """Return a convolution without bias, for a batch norm to follow."""
-    return nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
 
 
 class SmallMapConv2d(nn.Conv2d):
@@ -120,13 +110,6 @@ def subsample_strided_1x1(network: nn.Module) -> None:
                 module.__class__ = type(kind.__name__, (SubsampledConv2d, kind), {})
 
 
-def initialize_convolutions(network: nn.Module) -> None:
-    """Draw every convolution's weights from N(0, 2 / fan-out)."""
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-
 def drop(hidden: Tensor, keep_probability: float, random: Randomness | None) -> Tensor:
     """Apply dropout from ``random``, which is needed unless ``keep_probability`` is 1."""
     if keep_probability == 1:
@@ -152,12 +135,9 @@ def drop_blocks(
     the batch. So an image's features do not depend on the pattern of its neighbors, and a batch
     may be split among processes.
 
-    Args:
-        hidden: maps ``[B, C, H, W]``; their memory layout is kept.
-        keep_probability: share of activations to survive, not counting overlaps of squares; at 1
-            nothing is drawn.
-        block_size: side of a square; smaller maps are dropped entirely.
-        random: source of the pattern; needed if anything is dropped.
+    ``hidden`` is ``[B, C, H, W]``, and its memory layout is kept. ``keep_probability`` is the share
+    of activations to survive, not counting overlaps of squares. ``block_size`` is the side of a
+    square; smaller maps are dropped entirely.
     """
     if keep_probability == 1:
         return hidden

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from vsm.data.preprocessing import Preprocessing
-from vsm.encoders.custom import checked_preprocessing, reported_as
 from vsm.encoders.efficientnet_lite import VARIANTS, EfficientNetLite
 from vsm.errors import BackboneError
 
@@ -62,6 +61,30 @@ def pretrained_preprocessing(name: str, network: nn.Module) -> Preprocessing:
         else:
             fields = _timm_preprocessing(network)
         return checked_preprocessing(name, fields)
+
+
+def checked_preprocessing(name: str, stated: Mapping[str, Any]) -> Preprocessing:
+    """Return the preprocessing that the encoder ``name`` states; images have color by default."""
+    defaults = {"channels": 3, "ink": False, "mean": (0.0,) * 3, "std": (1.0,) * 3}
+    try:
+        return Preprocessing.from_dict({**defaults, **stated})
+    except (TypeError, ValueError) as error:
+        raise BackboneError(
+            f"encoder: {name} has an invalid preprocessing ({error}); see its configuration"
+        ) from error
+
+
+@contextmanager
+def reported_as(problem: str, remedy: str = "") -> Iterator[None]:
+    """Turn any error inside the block into one line: problem, type, first line, remedy."""
+    try:
+        yield
+    except BackboneError:
+        raise
+    except Exception as error:  # the code is not ours, and may raise anything
+        first = str(error).strip().partition("\n")[0]
+        described = f"{type(error).__name__}: {first}".removesuffix(": ")
+        raise BackboneError(f"{problem} {described}{remedy}") from error
 
 
 def network_digest(network: nn.Module) -> bytes:

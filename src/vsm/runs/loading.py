@@ -15,7 +15,7 @@ from torch import Tensor
 from vsm.data import open_dataset
 from vsm.data.preprocessing import Preprocessing
 from vsm.encoders import Encoder, EncoderIdentity
-from vsm.encoders.custom import custom_preprocessing
+from vsm.encoders.backbones import custom_preprocessing
 from vsm.encoders.encoder import open_frozen
 from vsm.errors import RunError
 from vsm.evaluation.calibration import Calibration
