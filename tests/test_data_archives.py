@@ -10,8 +10,7 @@ import pytest
 
 from data_layouts import write_tree, write_zip
 from vsm.data.archives import open_tree
-from vsm.data.images import ImageFormat
-from vsm.data.published import Layout
+from vsm.data.catalog import prepare
 from vsm.errors import DataError
 
 FILES = {"a/x.png": b"first", "a/y.png": b"second", "b/c/z.txt": b"third"}
@@ -45,12 +44,13 @@ def test_folders_zips_and_tars_hold_the_same_files(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before  # nothing is unpacked
 
 
-def test_images_in_a_tar_have_to_be_unpacked_first(tmp_path: Path) -> None:
+def test_images_in_a_tar_have_to_be_unpacked_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VSM_DATA", str(tmp_path / "prepared"))
     path = write_tar(tmp_path / "images.tar.gz", [(tarfile.TarInfo("a/x.png"), b"")])
-    form = ImageFormat(side=8, channels=3)
-    message = r"images\.tar\.gz: .* unpack it"
-    with open_tree(path) as tree, pytest.raises(DataError, match=message):
-        Layout({"train": ["a"]}, 1, form, allow_missing=False).from_files(tree, {"a": tree.names})
+    with pytest.raises(DataError, match=r"images\.tar\.gz: .* unpack it"):
+        prepare("cifar-fs", path)
 
 
 def test_links_and_devices_in_a_tar_are_not_read(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from data_layouts import color_image, encoded, leftovers, write_zip
 from forked import ForkedPython
 from launching_helpers import finish
 from tiny import RecordedProgress
-from vsm.data import catalog, open_dataset, open_images, store
+from vsm.data import catalog, open_dataset, open_images, prepared
 from vsm.data.catalog import describe, list_datasets, prepare
-from vsm.data.downloads import PublicFile
-from vsm.data.published import CATALOG
+from vsm.data.published import CATALOG, PublicFile
 from vsm.errors import DataError
 from vsm.system.progress import Progress
 
@@ -123,7 +122,7 @@ def test_an_interrupted_preparation_leaves_nothing(source: Path, root: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         prepare("cifar-fs", source, allow_missing=True, progress=Interrupting())
     assert leftovers(root) == []
-    assert not store.is_prepared("cifar-fs")
+    assert not prepared.is_prepared("cifar-fs")
 
 
 FULL_DISK = """
@@ -164,15 +163,15 @@ def test_a_full_disk_is_reported_and_leaves_nothing(
 
 
 def test_damage_is_found_by_the_checksum(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "NUM_BLOCKS", 1)  # of few images, all would be among the blocks
-    monkeypatch.setattr(store, "BLOCK_BYTES", 128)
+    monkeypatch.setattr(prepared, "NUM_BLOCKS", 1)  # of few images, all would be among the blocks
+    monkeypatch.setattr(prepared, "BLOCK_BYTES", 128)
     folder = prepare("cifar-fs", source, allow_missing=True)
-    store.verify("cifar-fs")
+    prepared.verify("cifar-fs")
     with (folder / "images.npy").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x07")
     with pytest.raises(DataError, match=r"the checksum does not match.*prepare it again"):
-        store.verify("cifar-fs")
+        prepared.verify("cifar-fs")
 
 
 def test_a_damaged_preparation_is_not_taken_for_a_good_one(source: Path) -> None:

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from tiny import RecordedProgress
-from vsm.data import downloads
-from vsm.data.downloads import PublicFile, fetch
-from vsm.data.published import CATALOG
+from vsm.data import catalog
+from vsm.data.catalog import fetch
+from vsm.data.published import CATALOG, PublicFile
 from vsm.errors import DataError
 from vsm.system.progress import NULL_PROGRESS
 
@@ -54,7 +54,7 @@ class Server(ThreadingHTTPServer):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(downloads, "TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(catalog, "TIMEOUT_SECONDS", 0.5)
     running = Server(("127.0.0.1", 0), Handler)
     running.script, running.asked = [], 0
     thread = threading.Thread(target=running.serve_forever, args=(0.01,))

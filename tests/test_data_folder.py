@@ -144,7 +144,7 @@ def assert_refused(tmp_path: Path, files: dict[str, bytes], message: str) -> Non
 
 def test_an_empty_class_is_named(tmp_path: Path) -> None:
     files = images({"a": 1, "b": 1, "c": 1}) | {"hollow/notes.txt": b""}
-    assert_refused(tmp_path, files, "class 'hollow' has no images; add some or remove it")
+    assert_refused(tmp_path, files, "x/hollow has no images; add some or remove it")
 
 
 def test_a_class_in_two_splits_is_named(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_too_few_classes_are_refused(tmp_path: Path) -> None:
 
 def test_folders_without_any_images_are_refused(tmp_path: Path) -> None:
     files = {f"{name}/notes.txt": b"" for name in "abc"}
-    assert_refused(tmp_path, files, "has class folders but no images in them")
+    assert_refused(tmp_path, files, r"x/[abc] has no images; add some or remove it")
 
 
 def test_a_stray_folder_beside_split_folders_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data_layouts import leftovers, omniglot_drawing, write_tree, write_zip
-from vsm.data import open_images, store
+from vsm.data import open_images, prepared
 from vsm.data.catalog import prepare
 from vsm.data.published import paper_split, published_split
 from vsm.errors import DataError
@@ -115,4 +115,4 @@ def test_a_truncated_drawing_is_named_and_nothing_stays(source: Path, root: Path
     with pytest.raises(DataError, match=r"Greek/character02/0001_07\.png: unreadable or truncated"):
         prepare("omniglot", source, allow_missing=True)
     assert leftovers(root) == []
-    assert not store.is_prepared("omniglot")
+    assert not prepared.is_prepared("omniglot")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_layouts import python2_pickle
-from vsm.data import pickles
+from vsm.data.archives import load_pickle
 from vsm.errors import DataError
 
 ARRAYS: list[np.ndarray[Any, Any]] = [
@@ -30,7 +30,7 @@ ARRAYS: list[np.ndarray[Any, Any]] = [
 
 
 def load(data: bytes) -> Any:
-    return pickles.load(io.BytesIO(data), "untrusted.pkl")
+    return load_pickle(io.BytesIO(data), "untrusted.pkl")
 
 
 class Calls:

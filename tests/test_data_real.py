@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from data_layouts import shared_data
-from vsm.data import EpisodeSampler, ImageDataset, open_images, store
+from vsm.data import EpisodeSampler, ImageDataset, open_images, prepared
 from vsm.data.catalog import describe, prepare
 from vsm.data.published import CATALOG, paper_split, published_split
 from vsm.seeding import generator
@@ -34,15 +34,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def omniglot(root: Path) -> ImageDataset:
-    return prepared("omniglot", shared_data("omniglot"))
+    return prepared_images("omniglot", shared_data("omniglot"))
 
 
 @pytest.fixture(scope="module")
 def cifar_fs(root: Path) -> ImageDataset:
-    return prepared("cifar-fs", shared_data("cifar_fs", "cifar100.zip"))
+    return prepared_images("cifar-fs", shared_data("cifar_fs", "cifar100.zip"))
 
 
-def prepared(name: str, source: Path) -> ImageDataset:
+def prepared_images(name: str, source: Path) -> ImageDataset:
     prepare(name, source)
     return open_images(name)
 
@@ -55,7 +55,7 @@ def test_all_of_omniglot_is_there(omniglot: ImageDataset) -> None:
     assert described["image_shape"] == [1, 28, 28]
     assert described["splits"] == {"train": 4400, "validation": 400, "test": 1692}
     assert described["origin"].endswith("32,460 images; 1,623 characters in 4 rotations")
-    store.verify("omniglot")
+    prepared.verify("omniglot")
 
 
 def test_rotations_of_a_character_share_its_split(omniglot: ImageDataset) -> None:
@@ -78,7 +78,7 @@ def test_all_of_cifar_fs_is_there(cifar_fs: ImageDataset) -> None:
     assert described["class_sizes"] == {"smallest": 600, "largest": 600}
     assert described["image_shape"] == [3, 32, 32]
     assert described["splits"] == {"train": 64, "validation": 16, "test": 20}
-    store.verify("cifar-fs")
+    prepared.verify("cifar-fs")
 
 
 def test_cifar_fs_has_the_split_in_its_archive(cifar_fs: ImageDataset) -> None:

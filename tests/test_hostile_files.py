@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vsm.data import features, store
+from vsm.data import features, prepared
 from vsm.data.archives import open_tree
 from vsm.data.dataset import PixelNormalization
 from vsm.data.folder import images_below
 from vsm.data.images import ImageFormat, decode_files
-from vsm.data.store import Preparation, open_array
+from vsm.data.prepared import Preparation, open_array
 from vsm.errors import DataError
 from vsm.system.documents import read_object, write_json
 
@@ -110,7 +110,7 @@ def test_an_array_whose_header_was_changed_is_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("VSM_DATA", str(tmp_path / "data"))
     names = [f"c{n}" for n in range(6)]
     images = np.random.default_rng(0).integers(0, 256, (30, 20, 20, 1), dtype=np.uint8)
@@ -121,42 +121,42 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         batches=iter([images]),
         origin="drawn",
     )
-    return store.write("little", preparation, PixelNormalization((0.5,), (0.2,)))
+    return prepared.write("little", preparation, PixelNormalization((0.5,), (0.2,)))
 
 
-def test_every_change_of_prepared_images_is_noticed(prepared: Path) -> None:
-    assert store.read("little").images.shape == (30, 20, 20, 1)
-    path = prepared / "images.npy"
+def test_every_change_of_prepared_images_is_noticed(little: Path) -> None:
+    assert prepared.read("little").images.shape == (30, 20, 20, 1)
+    path = little / "images.npy"
     content, draw = path.read_bytes(), random.Random(5)
     for _ in range(60):  # so small a file is checked as a whole
         flipped = bytearray(content)
         flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
         path.write_bytes(flipped)
         with pytest.raises(DataError, match=r"the prepared little in .* is damaged"):
-            store.read("little")
+            prepared.read("little")
     for cut in (content[:-1], content + b"\0", content[:100], b""):
         path.write_bytes(cut)
         with pytest.raises(DataError, match="is damaged"):
-            store.read("little")
+            prepared.read("little")
 
 
 @pytest.mark.parametrize("key", ["class_sizes", "splits", "normalization", "origin", "sha256",
                                  "format", "sampled"])  # fmt: skip
-def test_an_index_of_any_other_kind_is_named(key: str, prepared: Path) -> None:
-    index = read_object(prepared / "index.json")
+def test_an_index_of_any_other_kind_is_named(key: str, little: Path) -> None:
+    index = read_object(little / "index.json")
     wrong = [None, 7, "x", [], [1], {"a": 1}, {"c0": 0}, {"train": ["c9"]},
              {"train": ["c0"], "test": ["c0"]}, {"mean": [0.5], "std": [0.0]},
              {"mean": [float("nan")], "std": [1.0]}]  # fmt: skip
     for value in wrong:
-        write_json(prepared / "index.json", index | {key: value})
+        write_json(little / "index.json", index | {key: value})
         if (key == "origin" and value == "x") or (key == "sha256" and value == "x"):
-            store.read("little")
+            prepared.read("little")
             continue
         with pytest.raises(DataError, match=r"the prepared little in .* is damaged") as caught:
-            store.read("little")
+            prepared.read("little")
         assert "\n" not in str(caught.value)
     for key_left_out in index:
         rest = {k: v for k, v in index.items() if k != key_left_out}
-        write_json(prepared / "index.json", rest)
+        write_json(little / "index.json", rest)
         with pytest.raises(DataError, match="is damaged"):
-            store.read("little")
+            prepared.read("little")

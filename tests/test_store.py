@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vsm.data import PixelNormalization, store
-from vsm.data.store import Preparation
+from vsm.data import PixelNormalization, prepared
+from vsm.data.prepared import Preparation
 from vsm.errors import DataError
 
 
@@ -27,14 +27,14 @@ def write(num_images: int = 5) -> Path:
         batches=[images[:2], images[2:]],
         origin="drawn by a test",
     )
-    return store.write("little", preparation, PixelNormalization((0.1,), (0.2,)))
+    return prepared.write("little", preparation, PixelNormalization((0.1,), (0.2,)))
 
 
 def test_what_is_written_is_read_back(root: Path) -> None:
-    assert not store.is_prepared("little")
+    assert not prepared.is_prepared("little")
     assert write() == root / "little"
-    assert store.is_prepared("little")
-    dataset = store.read("little")
+    assert prepared.is_prepared("little")
+    dataset = prepared.read("little")
     assert dataset.images.tolist() == np.arange(20).reshape(5, 2, 2, 1).tolist()
     assert dataset.class_names == ("a", "b")
     assert dataset.class_sizes.tolist() == [2, 3]
@@ -60,7 +60,7 @@ def test_writing_twice_keeps_the_first(root: Path) -> None:
 
 def test_missing_data_is_named(root: Path) -> None:
     with pytest.raises(DataError, match="data: little is not prepared"):
-        store.read("little")
+        prepared.read("little")
 
 
 @pytest.mark.parametrize("damage", ["truncate images", "garble index", "other format"])
@@ -73,7 +73,7 @@ def test_damaged_data_is_named_with_its_remedy(root: Path, damage: str) -> None:
     else:
         (folder / "index.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(DataError, match=r"is damaged \(.*\); delete that folder"):
-        store.read("little")
+        prepared.read("little")
 
 
 def test_an_unwritable_folder_is_named_with_its_remedy(
@@ -89,4 +89,4 @@ def test_an_unwritable_folder_is_named_with_its_remedy(
 def test_an_unknown_split_is_answered_with_the_known_ones(root: Path) -> None:
     write()
     with pytest.raises(DataError, match="has the splits train, test; got 'validation'"):
-        store.read("little").classes("validation")
+        prepared.read("little").classes("validation")

@@ -8,7 +8,7 @@ import numpy as np
 
 from vsm.data import SPLITS, ImageDataset, PixelNormalization, glyphs
 from vsm.data.dataset import ClassLists
-from vsm.data.store import Preparation
+from vsm.data.prepared import Preparation
 from vsm.settings import (
     ModelSettings,
     RunSettings,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vsm import __version__
-from vsm.data import open_dataset, store
+from vsm.data import open_dataset, prepared
 from vsm.data.catalog import FOLDER_PREFIX
 from vsm.data.folder import key as folder_key
 from vsm.data.glyphs import GENERATOR_VERSION
@@ -163,8 +163,8 @@ def data_checksum(data: str, remembered: Mapping[str, str]) -> str:
             return folder_key(Path(data.removeprefix(FOLDER_PREFIX)))
         except DataError:
             return remembered.get(data, UNPREPARED)
-    if store.is_prepared(data):
-        return str(store.read_index(data)["sha256"])
+    if prepared.is_prepared(data):
+        return str(prepared.read_index(data)["sha256"])
     if data not in CATALOG:
         open_dataset(data)  # raises, and lists the names
     return remembered.get(data, UNPREPARED)

@@ -114,8 +114,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 def _queries(given: Sequence[Path]) -> tuple[list[Path], list[str | None]]:
     """Return the images to classify, and the label of each if a table has one."""
-    from vsm.data.folder import images_below
-    from vsm.data.tables import is_table, read_table
+    from vsm.data.folder import images_below, is_table, read_table
 
     queries: list[Path] = []
     truth: list[str | None] = []

@@ -87,13 +87,13 @@ def _prepare(chosen: jsonargparse.Namespace) -> None:
 
 
 def _info(chosen: jsonargparse.Namespace) -> None:
-    from vsm.data import describe, store
+    from vsm.data import describe, prepared
 
     dataset = describe(chosen.name)
     if chosen.verify and "sha256" not in dataset:
         raise DataError(f"verify: {dataset['name']} is read as it is and has no checksum")
     if chosen.verify and dataset["location"]:
-        store.verify(Path(dataset["location"]).name)
+        prepared.verify(Path(dataset["location"]).name)
         say(f"{dataset['name']}: every pixel is as it was prepared", file=sys.stderr)
     if chosen.json:
         print_json(dataset)

@@ -5,18 +5,24 @@
 ``features:PATH`` is read as it is.
 """
 
+import hashlib
+import ssl
+import time
+import urllib.error
+import urllib.request
 from dataclasses import asdict, replace
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vsm.data import features, folder, glyphs, store
+from vsm.data import features, folder, glyphs, prepared
 from vsm.data.augmentation import NO_AUGMENTATION, natural
 from vsm.data.dataset import SPLITS, Dataset, FeatureDataset, ImageDataset, PixelNormalization
-from vsm.data.downloads import fetch
-from vsm.data.published import CATALOG, Entry
+from vsm.data.published import CATALOG, PublicFile, PublishedDataset
 from vsm.errors import DataError
+from vsm.system.files import atomic_path
 from vsm.system.progress import NULL_PROGRESS, Progress
 
 FOLDER_PREFIX = "folder:"
@@ -24,6 +30,11 @@ STORED_FOLDER_PREFIX = "folder-"
 FEATURES_PREFIX = "features:"
 GRAY = PixelNormalization(mean=(0.5,), std=(0.5,))
 IMAGENET = PixelNormalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+BLOCK = 1 << 18  # bytes of a download that are read at once
+TIMEOUT_SECONDS = 30.0
+TRANSIENT_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
+DROPPED = (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
+ALTERNATIVE = "get it by other means and pass it with --from"
 
 
 def open_dataset(spec: str) -> Dataset:
@@ -53,16 +64,16 @@ def open_images(spec: str) -> ImageDataset:
     if spec.startswith(FOLDER_PREFIX):
         path = _path(spec, FOLDER_PREFIX)
         return _open_folder(_prepare_folder(path, NULL_PROGRESS), f"folder:{path.resolve().name}")
-    if spec.startswith(STORED_FOLDER_PREFIX) and store.is_prepared(spec):
+    if spec.startswith(STORED_FOLDER_PREFIX) and prepared.is_prepared(spec):
         return _open_folder(spec, spec)
     entry = _entry(spec)
-    if not store.is_prepared(spec):
+    if not prepared.is_prepared(spec):
         options = "--from PATH | --download" if entry.downloads else "--from PATH"
         raise DataError(
-            f"data: {spec} is not prepared in {store.data_root()}; run "
+            f"data: {spec} is not prepared in {prepared.data_root()}; run "
             f"`vsm data prepare {spec} {options}`, where PATH is {entry.needs}"
         )
-    return replace(store.read(spec), augmentation=entry.augmentation)
+    return replace(prepared.read(spec), augmentation=entry.augmentation)
 
 
 def prepare(
@@ -75,27 +86,24 @@ def prepare(
 ) -> Path:
     """Prepare a dataset and return its folder; one that is prepared already is left as it is.
 
-    Args:
-        name: one of the catalog, ``glyphs``, ``folder`` (with ``source``) or ``folder:PATH``.
-        source: the files to read.
-        download: fetch public files in place of ``source``.
-        allow_missing: go without images that should be there; the origin then says so.
-        progress: receives reports.
+    ``name`` is one of the catalog, ``glyphs``, ``folder`` (with ``source``) or ``folder:PATH``.
+    ``download`` fetches public files in place of ``source``. With ``allow_missing`` images may be
+    missing from what was published; the origin then says so.
     """
     if name == "folder":
         if source is None:
             raise DataError("data: prepare folder needs --from PATH, a folder of class folders")
         name = f"{FOLDER_PREFIX}{source}"
     if name.startswith(FOLDER_PREFIX):
-        return store.data_root() / _prepare_folder(_path(name, FOLDER_PREFIX), progress)
+        return prepared.data_root() / _prepare_folder(_path(name, FOLDER_PREFIX), progress)
     if name.startswith(FEATURES_PREFIX):
         raise DataError(f"data: {name} needs no preparation; use it with --data {name}")
     if name == "glyphs":
         return _location(glyphs.open_glyphs())
     entry = _entry(name)
-    if store.is_prepared(name):
-        store.read(name)  # an error if it is damaged
-        return store.data_root() / name
+    if prepared.is_prepared(name):
+        prepared.read(name)  # an error if it is damaged
+        return prepared.data_root() / name
     if source is not None and download:
         raise DataError("data: --from and --download exclude each other; give one of them")
     if source is None:
@@ -103,7 +111,7 @@ def prepare(
     elif not source.expanduser().exists():
         raise DataError(f"data: {source} does not exist; check the path given with --from")
     with entry.read(source.expanduser(), allow_missing) as preparation:
-        return store.write(name, preparation, entry.normalization, progress)
+        return prepared.write(name, preparation, entry.normalization, progress)
 
 
 def describe(spec: str) -> dict[str, Any]:
@@ -134,7 +142,7 @@ def describe(spec: str) -> dict[str, Any]:
         "normalization": asdict(dataset.normalization),
         "augmentation": asdict(dataset.augmentation),
         "bytes": dataset.images.nbytes,
-        "sha256": store.read_index(location.name)["sha256"],
+        "sha256": prepared.read_index(location.name)["sha256"],
         "location": str(location),
     }
 
@@ -148,10 +156,10 @@ def list_datasets() -> list[dict[str, Any]]:
     rows = [_row("glyphs", "glyphs-v*", "built-in procedural characters", "nothing")]
     for name, entry in CATALOG.items():
         rows.append(_row(name, name, entry.title, entry.needs, bool(entry.downloads)))
-    for index in sorted(store.data_root().glob(f"{STORED_FOLDER_PREFIX}*/index.json")):
+    for index in sorted(prepared.data_root().glob(f"{STORED_FOLDER_PREFIX}*/index.json")):
         name = index.parent.name
         try:
-            title = str(store.read_index(name)["origin"])
+            title = str(prepared.read_index(name)["origin"])
         except DataError as error:
             title = str(error)
         rows.append(_row(name, name, title, "a folder of class folders"))
@@ -159,7 +167,7 @@ def list_datasets() -> list[dict[str, Any]]:
 
 
 def _row(name: str, stored: str, title: str, needs: str, download: bool = False) -> dict[str, Any]:
-    found = sorted(path.parent for path in store.data_root().glob(f"{stored}/index.json"))
+    found = sorted(path.parent for path in prepared.data_root().glob(f"{stored}/index.json"))
     return {
         "name": name,
         "title": title,
@@ -171,7 +179,7 @@ def _row(name: str, stored: str, title: str, needs: str, download: bool = False)
     }
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> PublishedDataset:
     try:
         return CATALOG[name]
     except KeyError:
@@ -179,7 +187,7 @@ def _entry(name: str) -> Entry:
         raise DataError(f"data: unknown dataset {name!r}; known: {known}") from None
 
 
-def _download(name: str, entry: Entry, wanted: bool, progress: Progress) -> Path:
+def _download(name: str, entry: PublishedDataset, wanted: bool, progress: Progress) -> Path:
     """Fetch the public files of ``entry`` and return the folder or file to read."""
     if not wanted:
         options = ", or --download" if entry.downloads else ""
@@ -189,7 +197,7 @@ def _download(name: str, entry: Entry, wanted: bool, progress: Progress) -> Path
             f"data: {name} has no public download; get it from its authors and pass --from PATH, "
             f"{entry.needs}"
         )
-    downloads = store.data_root() / "downloads"
+    downloads = prepared.data_root() / "downloads"
     files = [fetch(file, downloads, progress) for file in entry.downloads]
     return files[0]  # readers find a second part beside the first
 
@@ -204,15 +212,15 @@ def _path(spec: str, prefix: str) -> Path:
 def _prepare_folder(path: Path, progress: Progress) -> str:
     """Prepare the folder at ``path`` as it is now, and return the name it is stored under."""
     key = folder.key(path)
-    if not store.is_prepared(key):
+    if not prepared.is_prepared(key):
         preparation = folder.read(path)
         is_gray = preparation.image_shape[-1] == 1
-        store.write(key, preparation, GRAY if is_gray else IMAGENET, progress)
+        prepared.write(key, preparation, GRAY if is_gray else IMAGENET, progress)
     return key
 
 
 def _open_folder(key: str, name: str) -> ImageDataset:
-    dataset = store.read(key)
+    dataset = prepared.read(key)
     channels, side, _ = dataset.image_shape
     augmentation = NO_AUGMENTATION if channels == 1 else natural(crop_padding=side // 10)
     return replace(dataset, name=name, augmentation=augmentation)
@@ -222,3 +230,65 @@ def _location(dataset: ImageDataset) -> Path:
     """Return the folder that a prepared dataset is mapped from."""
     assert isinstance(dataset.images, np.memmap)
     return Path(str(dataset.images.filename)).parent
+
+
+def fetch(
+    file: PublicFile, folder: Path, progress: Progress, *, tries: int = 6, wait_seconds: float = 1.0
+) -> Path:
+    """Download ``file`` into ``folder``, unless it is there already, and return its path.
+
+    Only a file with the right checksum gets its name. The wait doubles with each attempt.
+    """
+    target, reason = folder / file.name, ""
+    if target.is_file():
+        with target.open("rb") as stored:
+            if hashlib.file_digest(stored, _md5).hexdigest() == file.md5:
+                return target
+    for attempt in range(tries):
+        if attempt:
+            time.sleep(wait_seconds * 2 ** (attempt - 1))
+        try:
+            with atomic_path(target) as temporary:
+                _receive(file, temporary, progress)
+            return target
+        except urllib.error.HTTPError as error:
+            reason = f"the server answered {error.code} {error.reason}"
+            if error.code not in TRANSIENT_STATUS:
+                raise DataError(f"download: {file.url}: {reason}; {ALTERNATIVE}") from error
+        except DROPPED as error:
+            reason = f"connection lost: {' '.join(map(str, error.args))}"
+        except OSError as error:
+            raise DataError(
+                f"download: cannot write {target}: {error.strerror}; free some space or point "
+                "VSM_DATA at a folder that can be written"
+            ) from error
+    raise DataError(
+        f"download: {file.url} failed {tries} times ({reason}); try again later, or {ALTERNATIVE}"
+    )
+
+
+def _receive(file: PublicFile, target: Path, progress: Progress) -> None:
+    """Write the file to ``target``; raise ``ConnectionError`` if other bytes arrived."""
+    digest, received = _md5(), 0
+    with urllib.request.urlopen(file.url, timeout=TIMEOUT_SECONDS) as response:
+        length = response.headers.get("Content-Length", "")
+        progress.start(f"downloading {file.name}", int(length) if length.isdecimal() else None)
+        with target.open("wb") as written:
+            while block := response.read(BLOCK):
+                received += len(block)
+                if received > file.size_limit:
+                    raise DataError(
+                        f"download: {file.url} sent more than {file.size_limit:,} bytes, which is "
+                        f"not the published file; {ALTERNATIVE}"
+                    )
+                digest.update(block)
+                written.write(block)
+                progress.advance(len(block))
+    if digest.hexdigest() != file.md5:
+        raise ConnectionError(
+            f"received {received:,} bytes with MD5 {digest.hexdigest()}, expected {file.md5}"
+        )
+
+
+def _md5() -> "hashlib._Hash":
+    return hashlib.md5(usedforsecurity=False)

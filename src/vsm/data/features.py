@@ -25,7 +25,7 @@ import safetensors.torch
 import torch
 
 from vsm.data.dataset import SPLITS, ClassLists, FeatureDataset, Split, class_index, random_split
-from vsm.data.store import open_array
+from vsm.data.prepared import open_array
 from vsm.errors import DataError, DocumentError
 from vsm.system.documents import MAX_JSON_BYTES, parse_json, read_file, shortened
 from vsm.system.files import atomic_path

@@ -1,25 +1,46 @@
-"""Your own images: a folder with one folder of images per class.
+"""Your own images: a folder with one folder of images per class, or a table of paths and labels.
 
-Either ``PATH/<class>/*.png``, whose classes are split 64 / 16 / 20 percent into train, validation
-and test from seed 0, or from another as ``PATH#7``; or ``PATH/{train,validation,test}/<class>``.
-Classes may differ in size. Images are resized to one square: their own if all share it and it is
-small, else 84×84.
+A folder is either ``PATH/<class>/*.png``, whose classes are split 64 / 16 / 20 percent into train,
+validation and test from seed 0, or from another as ``PATH#7``; or
+``PATH/{train,validation,test}/<class>``. Classes may differ in size. Images are resized to one
+square: their own if all share it and it is small, else 84×84.
+
+A table is a CSV file. Its header names the columns, in any order and among others: ``path`` (or
+``file``, ``filename``, ``image``) and ``label`` (or ``class``). Relative paths are relative to the
+table.
 """
 
+import csv
 import hashlib
+import io
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from vsm.data.dataset import SPLITS, ClassLists, Split, all_classes, random_split
-from vsm.data.images import ImageFormat, decode_files, is_image_name, read_header, refuse_bombs
-from vsm.data.store import Preparation
-from vsm.data.tables import is_table, read_table
+from vsm.data.images import (
+    ImageFormat,
+    decode_files,
+    is_image_name,
+    read_file,
+    read_header,
+    refuse_bombs,
+)
+from vsm.data.prepared import Preparation
 from vsm.errors import DataError
+from vsm.system.documents import shortened
 
 LARGEST_SIDE = 84
 SPLIT_FOLDERS: dict[str, Split] = {split: split for split in SPLITS} | {
     "valid": "validation",
     "val": "validation",
 }
+PATHS, LABELS = ("path", "file", "filename", "image"), ("label", "class")  # columns of tables
+MAX_TABLE_BYTES = 256 * 2**20
+MAX_SHOWN = 80  # letters of a cell that messages quote
+
+LabeledImage = tuple[Path, str, str]
+"""A file, its label, which is empty if it is not known, and where that was found."""
 
 
 def key(path: Path) -> str:
@@ -41,9 +62,7 @@ def list_classes(
 ) -> tuple[ClassLists, dict[str, list[Path]]]:
     """Return the classes of each split of a folder, and the image files of each class.
 
-    Args:
-        path: of class folders, or of folders ``train``, ``validation`` and ``test`` with them.
-        merge_splits: put all classes into one split ``all``; there may then be any number of them.
+    ``merge_splits`` puts all classes into one split ``all``; there may then be any number of them.
     """
     path, seed = _parse_seed(path)
     folders = _merged_folders(path) if merge_splits else _split_folders(path, seed)
@@ -55,12 +74,7 @@ def list_classes(
             both = f"{first} and {split}"
             raise DataError(f"class {folder.name!r} is in two splits, {both}; keep one of them")
         lists[split].append(folder.name)
-        files[folder.name] = _images(folder)
-    if not any(files.values()):
-        raise DataError(f"folder: {path} has class folders but no images in them; add some")
-    for name, found in files.items():
-        if not found:
-            raise DataError(f"class {name!r} has no images; add some or remove it")
+        files[folder.name] = _class_images(folder)
     return lists, files
 
 
@@ -82,36 +96,42 @@ def labeled_images(*sources: Path) -> tuple[list[Path], list[str]]:
     """Return the image files of all class folders of ``sources``, each once, with their classes.
 
     There may be any number of classes, and no splits: this is for examples, not for training.
-    A source may also be a table of paths and labels, see :mod:`vsm.data.tables`.
+    A source may also be a table.
     """
-    found: dict[Path, tuple[Path, str, Path]] = {}
-    for source in sources:
-        for image, label in _labeled_images(source):
-            _, before, first = found.setdefault(image.resolve(), (image, label, source))
-            if before != label:
-                raise DataError(
-                    f"{image} is {label!r} in {source}, but {before!r} in {first}; keep one of them"
-                )
-    return [image for image, _, _ in found.values()], [label for _, label, _ in found.values()]
+    return _distinct(image for source in sources for image in _labeled_images(source))
 
 
-def _labeled_images(source: Path) -> list[tuple[Path, str]]:
+def _labeled_images(source: Path) -> Iterator[LabeledImage]:
     if is_table(source):
-        table = read_table(source, "required")
-        return list(zip(table.images, table.labels or (), strict=True))
-    folders = {folder: _images(folder) for folder in _folders(source)}
-    for folder, images in folders.items():
-        if not images:
-            raise DataError(f"folder: {folder} has no images; add some, or remove it")
+        images, labels = read_table(source, "required")
+        for image, label in zip(images, labels or (), strict=True):
+            yield image, label, str(source)
+        return
+    folders = _folders(source)
     if not folders:
         raise DataError(f"folder: {source} has no class folders; add one for each class")
-    return [(image, folder.name) for folder, images in folders.items() for image in images]
+    for folder in folders:
+        for image in _class_images(folder):
+            yield image, folder.name, str(source)
+
+
+def _distinct(images: Iterable[LabeledImage]) -> tuple[list[Path], list[str]]:
+    """Return each image once, with its label."""
+    found: dict[Path, LabeledImage] = {}
+    for image, label, place in images:
+        _, before, first = found.setdefault(image.resolve(), (image, label, place))
+        if before != label:
+            raise DataError(
+                f"{image} is {_quoted(label)} in {place}, but {_quoted(before)} in {first}; keep "
+                "one of them"
+            )
+    return [image for image, _, _ in found.values()], [label for _, label, _ in found.values()]
 
 
 def images_below(path: Path) -> list[Path]:
     """Return all image files in ``path`` and its folders, those of a table, or a file itself."""
     if is_table(path):
-        return read_table(path, "ignored").images
+        return read_table(path, "ignored")[0]
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -171,6 +191,13 @@ def _images(folder: Path) -> list[Path]:
     return [file for file in _contents(folder) if is_image_name(file.name) and file.is_file()]
 
 
+def _class_images(folder: Path) -> list[Path]:
+    images = _images(folder)
+    if not images:
+        raise DataError(f"folder: {folder} has no images; add some or remove it")
+    return images
+
+
 def _contents(path: Path) -> list[Path]:
     if not path.is_dir():
         raise DataError(f"folder: {path} is not a folder; expected one with a folder per class")
@@ -189,3 +216,93 @@ def _common_format(images: list[Path]) -> ImageFormat:
     height, width = min(sizes)
     small_square = len(sizes) == 1 and height == width <= LARGEST_SIDE
     return ImageFormat(height if small_square else LARGEST_SIDE, 1 if gray else 3)
+
+
+def is_table(path: Path) -> bool:
+    """Whether ``path`` is a CSV file."""
+    return path.suffix.lower() == ".csv" and path.is_file()
+
+
+def read_table(
+    path: Path, labels: Literal["required", "optional", "ignored"]
+) -> tuple[list[Path], list[str] | None]:
+    """Return the images that a table lists, each once, and their labels, if there are any.
+
+    The file is UTF-8, separated by commas; errors name the line. ``labels`` says whether there must
+    be a column of labels, and whether it is read.
+    """
+    images, found = _distinct(_table_images(path, labels))
+    if not images:
+        raise DataError(f"{path}: has a header but no images; add a line for each")
+    return images, found if any(found) else None
+
+
+def _table_images(path: Path, labels: str) -> Iterator[LabeledImage]:
+    rows = _rows(path)
+    place, header = next(rows, (f"{path}, line 1", []))
+    header = [name.lower() for name in header]
+    columns = {"path": _column(place, header, PATHS, required=True)}
+    if labels != "ignored":
+        columns["label"] = _column(place, header, LABELS, required=labels == "required")
+    for place, row in rows:
+        if len(row) > len(header):
+            raise DataError(
+                f"{place}: has {len(row)} cells, but the header {len(header)}; put cells with "
+                "commas in double quotes"
+            )
+        cells = [*row, *[""] * (len(header) - len(row))]
+        found = {kind: cells[column] for kind, column in columns.items() if column is not None}
+        for kind, cell in found.items():
+            if not cell:
+                raise DataError(f"{place}: the {kind} is empty; fill it in, or remove the line")
+        image = path.parent / found["path"]
+        if not _is_file(image):
+            name = _quoted(found["path"])
+            raise DataError(f"{place}: there is no file {name}; paths are relative to the table")
+        yield image, found.get("label", ""), place
+
+
+def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the cells of lines that are not blank, each with its place for messages."""
+    try:
+        text = read_file(path, MAX_TABLE_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}, line {line}: is not UTF-8 text; save it as UTF-8") from error
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            if any("\0" in cell for cell in cells):
+                raise csv.Error("a NUL character")
+            if any(cells):
+                yield f"{path}, line {reader.line_num}", cells
+    except csv.Error as error:
+        line = reader.line_num
+        raise DataError(f"{path}, line {line}: is not CSV ({error}); check its quotes") from error
+
+
+def _column(place: str, header: Sequence[str], names: Sequence[str], required: bool) -> int | None:
+    """Return the position of the column that has one of ``names``."""
+    found = [position for position, name in enumerate(header) if name in names]
+    if len(found) > 1:
+        both = " and ".join(repr(header[position]) for position in found)
+        raise DataError(f"{place}: has the columns {both}; keep one of them")
+    if required and not found:
+        raise DataError(
+            f"{place}: expected a header with the column {names[0]!r}, separated by commas, got "
+            + (_quoted(",".join(header)) if header else "nothing")
+        )
+    return found[0] if found else None
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is neither a device nor a pipe, which would never end, nor an invalid name."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _quoted(text: str) -> str:
+    return repr(shortened(text, MAX_SHOWN))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vsm.data import store
+from vsm.data import prepared
 from vsm.data.dataset import (
     SPLITS,
     ClassLists,
@@ -21,7 +21,7 @@ from vsm.data.dataset import (
     Split,
     all_classes,
 )
-from vsm.data.store import Preparation
+from vsm.data.prepared import Preparation
 from vsm.seeding import derive_seed
 
 Floats = npt.NDArray[np.float64]
@@ -317,10 +317,10 @@ def draw_alphabet(seed: int, number: int) -> Pixels:
 
 def open_glyphs() -> ImageDataset:
     """Open glyphs from the cache; draw and cache it first if it is not there."""
-    cached = f"glyphs-v{GENERATOR_VERSION}-{store.FORMAT}"
-    if not store.is_prepared(cached):
-        store.write(cached, _draw_all(), NORMALIZATION)
-    return replace(store.read(cached), name="glyphs")
+    cached = f"glyphs-v{GENERATOR_VERSION}-{prepared.FORMAT}"
+    if not prepared.is_prepared(cached):
+        prepared.write(cached, _draw_all(), NORMALIZATION)
+    return replace(prepared.read(cached), name="glyphs")
 
 
 def _draw_all() -> Preparation:

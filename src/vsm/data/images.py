@@ -167,10 +167,10 @@ def decode_files(files: Sequence[Path], form: ImageFormat) -> Iterator[Pixels]:
     return decode_all(files, read_file, form, str)
 
 
-def read_file(file: Path) -> bytes:
-    """Return the contents of a regular file of at most ``MAX_BYTES``."""
+def read_file(file: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the contents of a regular file of at most ``max_bytes``."""
     try:
-        return documents.read_file(file, MAX_BYTES)
+        return documents.read_file(file, max_bytes)
     except DocumentError as error:
         raise DataError(f"{error}; replace or remove it") from error
     except OSError as error:

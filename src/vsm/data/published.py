@@ -1,22 +1,22 @@
 """Omniglot, CIFAR-FS, miniImageNet and tieredImageNet, as they are published.
 
-Every reader opens an archive or a folder, finds the images of every class, and compares them with
-the published class lists (:class:`Layout`), which gives a :class:`~vsm.data.store.Preparation`.
+:data:`CATALOG` describes them. :meth:`PublishedDataset.read` finds the images of every class in an
+archive or a folder and compares them with the published class lists.
 """
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 
-from vsm.data import pickles
-from vsm.data.archives import Tree, open_tree
+from vsm.data.archives import Tree, open_tree, text
 from vsm.data.augmentation import NO_AUGMENTATION, Augmentation, natural
 from vsm.data.dataset import (
     SPLITS,
@@ -28,13 +28,10 @@ from vsm.data.dataset import (
     all_classes,
     random_split,
 )
-from vsm.data.downloads import PublicFile
-from vsm.data.images import ImageFormat, decode_all
-from vsm.data.store import Preparation
+from vsm.data.images import ImageFormat, decode_all, is_image_name
+from vsm.data.prepared import Preparation
 from vsm.errors import DataError
 
-Reader = Callable[[Path, bool], AbstractContextManager[Preparation]]
-"""Reads a source; the second argument allows images to be missing."""
 SHORT_NAMES: dict[Split, str] = {"train": "train", "validation": "val", "test": "test"}
 
 
@@ -44,67 +41,114 @@ def published_split(name: str) -> ClassLists:
     The lists are ``cifar_fs`` (Bertinetto et al.), ``mini_imagenet`` (Ravi & Larochelle),
     ``omniglot_vinyals`` (Vinyals et al.) and ``tiered_imagenet`` (Ren et al.).
     """
-    text = (resources.files("vsm.data") / "splits" / f"{name}.csv").read_text(encoding="utf-8")
-    rows = list(csv.DictReader(text.splitlines()))
+    listed = (resources.files("vsm.data") / "splits" / f"{name}.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(listed.splitlines()))
     return {split: [row["class"] for row in rows if row["split"] == split] for split in SPLITS}
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What a published dataset consists of."""
+class PublicFile:
+    """A file that can be downloaded."""
 
-    lists: ClassLists  # the classes of each split
+    url: str
+    md5: str  # as its publisher says
+    size_limit: int = 256 << 20  # bytes; no server fills a disk
+
+    @property
+    def name(self) -> str:
+        """The last part of the address."""
+        return self.url.rsplit("/", 1)[-1]
+
+
+class Images(NamedTuple):
+    """The images found in some files."""
+
+    sizes: Mapping[str, int]  # of each class
+    batches: Callable[[list[str]], Iterable[Pixels]]  # of these classes, class after class
+    lists: ClassLists | None = None  # the classes of each split, if the files say
+
+    @staticmethod
+    def of_arrays(arrays: Mapping[str, Pixels]) -> "Images":
+        """Return the images ``[n, H, W, C]`` of every class."""
+        sizes = {name: len(array) for name, array in arrays.items()}
+        return Images(sizes, lambda names: map(arrays.__getitem__, names))
+
+
+def _no_pickles(_: Tree, __: bool) -> Images | None:
+    return None
+
+
+@dataclass(frozen=True)
+class PublishedDataset:
+    """What is known of a dataset before it is prepared."""
+
+    title: str  # one line
+    needs: str  # what --from expects
+    form: ImageFormat
+    lists: Callable[[], ClassLists]  # the classes of each split
     class_size: int | None  # images of each class; None if they differ, and only classes count
-    form: ImageFormat  # of all images
-    allow_missing: bool  # go on with the classes that have any images
+    normalization: PixelNormalization  # mean and standard deviation of the training images
+    open: Callable[[Path], AbstractContextManager[Tree]]
+    class_of: Callable[[PurePosixPath], str]  # the class of an image file
+    load_pickles: Callable[[Tree, bool], Images | None] = _no_pickles  # may splits be missing?
+    has_rotations: bool = False  # each class is followed by its rotations
+    augmentation: Augmentation = NO_AUGMENTATION
+    downloads: tuple[PublicFile, ...] = ()  # public files that --download fetches
 
-    def from_files(self, tree: Tree, files: Mapping[str, Sequence[str]]) -> Preparation:
-        """Prepare image files of ``tree``, given those of every class."""
-        if tree.is_tar:
+    @contextmanager
+    def read(self, source: Path, allow_missing: bool) -> Iterator[Preparation]:
+        """Read ``source``; if ``allow_missing``, go on with the classes that have any images."""
+        with self.open(source) as tree:
+            images = self.load_pickles(tree, allow_missing) or self._image_files(tree)
+            upright = self._prepare(tree.location, images, allow_missing)
+            yield _with_rotations(upright) if self.has_rotations else upright
+
+    def _image_files(self, tree: Tree) -> Images:
+        files: dict[str, list[str]] = {}
+        for name in filter(is_image_name, tree.names):
+            files.setdefault(self.class_of(PurePosixPath(name)), []).append(name)
+        if files and tree.is_tar:
             raise DataError(f"{tree.location}: a tar of images; unpack it and pass the folder")
 
-        def batches(present: list[str]) -> Iterator[Pixels]:
-            names = [file for class_name in present for file in files[class_name]]
+        def decode(classes: list[str]) -> Iterator[Pixels]:
+            names = [name for class_name in classes for name in files[class_name]]
             return decode_all(names, tree.read, self.form, lambda n: f"{tree.location}/{n}")
 
-        return self.prepare(tree.location, files, batches)
+        return Images({name: len(found) for name, found in files.items()}, decode)
 
-    def from_arrays(self, location: Path, images: Mapping[str, Pixels]) -> Preparation:
-        """Prepare the images ``[n, H, W, C]`` of every class."""
-        return self.prepare(location, images, lambda present: map(images.__getitem__, present))
-
-    def prepare(
-        self,
-        location: Path,
-        found: Mapping[str, Sequence[str] | Ids | Pixels],
-        batches: Callable[[list[str]], Iterable[Pixels]],
-    ) -> Preparation:
-        """Compare what was found with what was published, and prepare what is there.
-
-        Args:
-            location: where it was found.
-            found: the images of each class that has any.
-            batches: gives the images of these classes, class after class.
-        """
+    def _prepare(self, location: Path, images: Images, allow_missing: bool) -> Preparation:
+        """Compare what was found with what was published, and prepare what is there."""
         each, unit = (self.class_size, "images") if self.class_size else (1, "classes")
-        sizes = {name: len(found.get(name, ())) for name in all_classes(self.lists)}
-        present = {s: [name for name in names if sizes[name]] for s, names in self.lists.items()}
+        lists = images.lists or self.lists()
+        sizes = {name: images.sizes.get(name, 0) for name in all_classes(lists)}
+        total, expected = sum(sizes.values()), each * len(sizes)
+        if not total:
+            raise DataError(
+                f"data: {location} holds no images of this dataset; pass {self.needs} with --from"
+                + (", or use --download" if self.downloads else "")
+            )
         missing = {name: each - size for name, size in sizes.items() if size < each}
-        num_missing, expected = sum(missing.values()), each * len(sizes)
-        images = sum(sizes.values())
-        if missing and not (self.allow_missing and images):
+        num_missing = sum(missing.values())
+        if missing and not allow_missing:
             first = next(iter(missing))
             raise DataError(
                 f"{num_missing:,} of {expected:,} {unit} are missing, first of class {first!r} "
-                f"({sizes[first]} of {each}); complete the files"
-                + (", or pass --allow-missing to go without them" if images else "")
+                f"({sizes[first]} of {each}); complete the files, or pass --allow-missing to go "
+                "without them"
             )
-        origin = f"{location.resolve()}: {images:,} images"
+        for name, size in sizes.items():
+            if self.class_size and size > self.class_size:
+                raise DataError(
+                    f"data: class {name} has {size:,} images in {location}, more than "
+                    f"{self.class_size}; keep the published ones only"
+                )
+        origin = f"{location.resolve()}: {total:,} images"
         if missing:
             origin += f"; INCOMPLETE, {expected - num_missing:,} of {expected:,} {unit}"
+        present = {split: [n for n in names if sizes[n]] for split, names in lists.items()}
         names = all_classes(present)
-        chosen = {name: sizes[name] for name in names}
-        return Preparation(self.form.shape, present, chosen, batches(names), origin)
+        found = {name: sizes[name] for name in names}
+        return Preparation(self.form.shape, present, found, images.batches(names), origin)
 
 
 # Omniglot: 1,623 handwritten characters of 50 alphabets, 20 drawings each. B. M. Lake,
@@ -115,7 +159,6 @@ class Layout:
 
 OMNIGLOT_PARTS = ("images_background", "images_evaluation")
 OMNIGLOT_TURNS = ("", "@90", "@180", "@270")  # suffixes of class names, counter-clockwise
-OMNIGLOT_FORMAT = ImageFormat(side=28, channels=1, ink=True)
 
 
 def paper_split() -> ClassLists:
@@ -125,10 +168,8 @@ def paper_split() -> ClassLists:
 
 
 @contextmanager
-def read_omniglot(
-    source: Path, allow_missing: bool, split: Callable[[], ClassLists] = paper_split
-) -> Iterator[Preparation]:
-    """Read the official zips or folders, in ``source`` or beside it."""
+def _open_omniglot(source: Path) -> Iterator[Tree]:
+    """Open the two official zips or folders, in ``source`` or beside it, as one tree."""
     is_above = source.is_dir() and source.name not in OMNIGLOT_PARTS
     folder = source if is_above else source.parent
     owner: dict[str, Tree] = {}
@@ -146,11 +187,7 @@ def read_omniglot(
                 )
             tree = stack.enter_context(open_tree(found[0]))
             owner |= {f"{found[0].name}/{name}": tree for name in tree.names}
-        both = Tree(folder, list(owner), open_member)
-        # …/<alphabet>/<character>/<file>
-        files = both.images_by_class(lambda path: "/".join(path.parts[-3:-1]))
-        upright = Layout(split(), 20, OMNIGLOT_FORMAT, allow_missing).from_files(both, files)
-        yield _with_rotations(upright)
+        yield Tree(folder, list(owner), open_member)
 
 
 def _with_rotations(upright: Preparation) -> Preparation:
@@ -181,38 +218,27 @@ def _with_rotations(upright: Preparation) -> Preparation:
 
 CIFAR_ARCHIVE = "cifar-100-python.tar.gz"
 CIFAR_PICKLES = ("train", "test")  # classes of the three splits are in both
-CIFAR_FORMAT = ImageFormat(side=32, channels=3)
 
 
-@contextmanager
-def read_cifar_fs(source: Path, allow_missing: bool) -> Iterator[Preparation]:
-    """Read CIFAR-FS or CIFAR-100 from an archive or its unpacked folder."""
-    if source.is_dir():
-        for archive in (source / "cifar100.zip", source / CIFAR_ARCHIVE):
-            source = archive if archive.is_file() else source
-    layout = Layout(published_split("cifar_fs"), 600, CIFAR_FORMAT, allow_missing)
-    with open_tree(source) as tree:
-        if {"meta", *CIFAR_PICKLES} <= {PurePosixPath(name).name for name in tree.names}:
-            yield layout.from_arrays(tree.location, _load_cifar(tree))
-            return
-        files = tree.images_by_class()
-        if not files:
-            raise DataError(
-                f"cifar-fs: {tree.location} holds neither <class>/*.png nor the pickles of "
-                f"{CIFAR_ARCHIVE}; pass one of these with --from, or use --download"
-            )
-        yield layout.from_files(tree, files)
+def _open_cifar(source: Path) -> AbstractContextManager[Tree]:
+    for archive in (source / "cifar100.zip", source / CIFAR_ARCHIVE):
+        source = archive if archive.is_file() else source
+    return open_tree(source)
 
 
-def _load_cifar(tree: Tree) -> dict[str, Pixels]:
-    """Return the images of every class of CIFAR-100."""
-    with pickles.expecting("the layout of CIFAR-100", f"{tree.location}: meta"):
-        names = [pickles.text(name) for name in tree.load_pickle("meta")["fine_label_names"]]
-        parts = [tree.load_pickle(name) for name in CIFAR_PICKLES]
-        labels = np.concatenate([np.asarray(part["fine_labels"], np.int64) for part in parts])
-        planes = np.concatenate([np.asarray(part["data"], np.uint8) for part in parts])
-        images = planes.reshape(len(labels), 3, 32, 32).transpose(0, 2, 3, 1)
-        return {name: images[labels == label] for label, name in enumerate(names)}
+def _load_cifar(tree: Tree, _: bool) -> Images | None:
+    if not {"meta", *CIFAR_PICKLES} <= tree.file_names:
+        return None
+    what = "the layout of CIFAR-100"
+    with tree.pickled("meta", what) as meta:
+        names = [text(name) for name in meta["fine_label_names"]]
+    labels, planes = [], []
+    for part in CIFAR_PICKLES:
+        with tree.pickled(part, what) as table:
+            labels.append(np.asarray(table["fine_labels"], np.int64))
+            planes.append(np.asarray(table["data"], np.uint8).reshape(len(labels[-1]), 3, 32, 32))
+    images, ids = np.concatenate(planes).transpose(0, 2, 3, 1), np.concatenate(labels)
+    return Images.of_arrays({name: images[ids == label] for label, name in enumerate(names)})
 
 
 # miniImageNet: 100 classes of 600 images of ImageNet at 84×84. O. Vinyals et al.: Matching networks
@@ -223,85 +249,44 @@ def _load_cifar(tree: Tree) -> dict[str, Pixels]:
 # pickles: all of miniImageNet's at once (1.3 GB), of tieredImageNet's one split (6 GB) at a time.
 
 IMAGENET_FORMAT = ImageFormat(side=84, channels=3)
-MINI_CLASS_SIZE = 600  # images
 MINI_PICKLE = "mini-imagenet-cache-{}.pkl"
 TIERED_CLASSES: dict[Split, int] = {"train": 351, "validation": 97, "test": 160}
 TIERED_IMAGES, TIERED_LABELS = "{}_images_png.pkl", "{}_labels.pkl"
-SYNSET_LENGTH = 9  # characters of a WordNet id such as n01532829
-
-
-@contextmanager
-def read_mini_imagenet(source: Path, allow_missing: bool) -> Iterator[Preparation]:
-    """Read miniImageNet from a folder or archive of images or of the pickles."""
-    lists = published_split("mini_imagenet")
-    layout = Layout(lists, MINI_CLASS_SIZE, IMAGENET_FORMAT, allow_missing)
-    with _open_imagenet(source) as tree:
-        if splits := _splits_with(MINI_PICKLE, tree, allow_missing):
-            images = {name: i for split in splits for name, i in _load_mini(tree, split).items()}
-            yield layout.from_arrays(tree.location, images)
-            return
-        classes = set(all_classes(lists))
-        files = tree.images_by_class(
-            lambda path: (
-                path.parent.name if path.parent.name in classes else path.name[:SYNSET_LENGTH]
-            )
-        )
-        if not files:
-            raise DataError(
-                f"mini-imagenet: {tree.location} holds no images and no mini-imagenet-cache-*.pkl; "
-                "pass the folder that does with --from"
-            )
-        for label in classes & files.keys():
-            if (count := len(files[label])) > MINI_CLASS_SIZE:
-                raise DataError(
-                    f"mini-imagenet: class {label} has {count:,} images in {tree.location}, more "
-                    f"than {MINI_CLASS_SIZE}; keep those of miniImageNet only"
-                )
-        yield layout.from_files(tree, files)
-
-
-@contextmanager
-def read_tiered_imagenet(source: Path, allow_missing: bool) -> Iterator[Preparation]:
-    """Read tieredImageNet from the pickles, or from an ImageNet folder or archive."""
-    with _open_imagenet(source) as tree:
-        if splits := _splits_with(TIERED_IMAGES, tree, allow_missing):
-            yield _tiered_from_pickles(tree, splits, allow_missing)
-            return
-        lists, files = published_split("tiered_imagenet"), tree.images_by_class()
-        if not files.keys() & all_classes(lists):
-            raise DataError(
-                f"tiered-imagenet: {tree.location} holds neither *_images_png.pkl nor images in "
-                "folders named by synset, such as n01530575; pass the folder that does with --from"
-            )
-        yield Layout(lists, None, IMAGENET_FORMAT, allow_missing).from_files(tree, files)
+SYNSET = re.compile(r"n\d{8}")  # a WordNet id
 
 
 def _open_imagenet(source: Path) -> AbstractContextManager[Tree]:
     return open_tree(source.parent if source.suffix == ".pkl" else source)
 
 
+def _synset(path: PurePosixPath) -> str:
+    """Return the synset that the folder of an image file, or the file itself, is named by."""
+    folder = path.parent.name
+    return folder if SYNSET.fullmatch(folder) else path.name[:9]
+
+
 def _splits_with(pickle: str, tree: Tree, allow_missing: bool) -> list[Split]:
     """Return the splits to read if there are such pickles, else none."""
-    names = {PurePosixPath(name).name for name in tree.names}
-    there = [split for split in SPLITS if pickle.format(SHORT_NAMES[split]) in names]
+    there = [split for split in SPLITS if pickle.format(SHORT_NAMES[split]) in tree.file_names]
     return there if allow_missing or not there else list(SPLITS)
 
 
-def _load_mini(tree: Tree, split: Split) -> dict[str, Pixels]:
-    """Return the images ``[n, 84, 84, 3]`` of every class in the pickle of a split."""
+def _load_mini(tree: Tree, allow_missing: bool) -> Images | None:
     what = "a miniImageNet cache, which has image_data uint8 [n, 84, 84, 3] and class_dict"
-    name = MINI_PICKLE.format(SHORT_NAMES[split])
-    cache = tree.load_pickle(name)
-    with pickles.expecting(what, f"{tree.location}/{name}"):
-        images = np.asarray(cache["image_data"])
-        if images.dtype != np.uint8 or images.shape[1:] != IMAGENET_FORMAT.shape:
-            raise ValueError(f"image_data is {images.dtype} {images.shape}")
-        classes = cache["class_dict"].items()
-        return {label: images[np.asarray(ids, np.int64)] for label, ids in classes}
+    images: dict[str, Pixels] = {}
+    for split in _splits_with(MINI_PICKLE, tree, allow_missing):
+        with tree.pickled(MINI_PICKLE.format(SHORT_NAMES[split]), what) as cache:
+            pixels = np.asarray(cache["image_data"])
+            if pixels.dtype != np.uint8 or pixels.shape[1:] != IMAGENET_FORMAT.shape:
+                raise ValueError(f"image_data is {pixels.dtype} {pixels.shape}")
+            for label, ids in cache["class_dict"].items():
+                images[label] = pixels[np.asarray(ids, np.int64)]
+    return Images.of_arrays(images) if images else None
 
 
-def _tiered_from_pickles(tree: Tree, splits: list[Split], allow_missing: bool) -> Preparation:
+def _load_tiered(tree: Tree, allow_missing: bool) -> Images | None:
     """Read the labels of all splits now, and the images of one split after another later."""
+    splits = _splits_with(TIERED_IMAGES, tree, allow_missing)
     positions = {split: _load_tiered_labels(tree, split) for split in splits}
     lists = {split: [*positions.get(split, ())] for split in SPLITS}
     for split, count in TIERED_CLASSES.items():  # what is not there counts as missing
@@ -312,9 +297,8 @@ def _tiered_from_pickles(tree: Tree, splits: list[Split], allow_missing: bool) -
         for split, classes in positions.items():
             yield from _decode_tiered(tree, split, np.concatenate([*classes.values()]).tolist())
 
-    found = {name: ids for classes in positions.values() for name, ids in classes.items()}
-    layout = Layout(lists, None, IMAGENET_FORMAT, allow_missing)
-    return layout.prepare(tree.location, found, batches)
+    sizes = {name: len(ids) for classes in positions.values() for name, ids in classes.items()}
+    return Images(sizes, batches, lists) if sizes else None
 
 
 def _load_tiered_labels(tree: Tree, split: Split) -> dict[str, Ids]:
@@ -322,12 +306,10 @@ def _load_tiered_labels(tree: Tree, split: Split) -> dict[str, Ids]:
 
     Two classes may share an English word (crane), so names begin with split and label.
     """
-    name = TIERED_LABELS.format(SHORT_NAMES[split])
-    table = tree.load_pickle(name)
     what = "the labels of tieredImageNet, label_specific and label_specific_str"
-    with pickles.expecting(what, f"{tree.location}/{name}"):
+    with tree.pickled(TIERED_LABELS.format(SHORT_NAMES[split]), what) as table:
         labels = np.asarray(table["label_specific"], np.int64)
-        words = [pickles.text(word) for word in table["label_specific_str"]]
+        words = [text(word) for word in table["label_specific_str"]]
         return {
             f"{split} {label:03} {words[label]}": np.flatnonzero(labels == label)
             for label in np.unique(labels)
@@ -337,66 +319,66 @@ def _load_tiered_labels(tree: Tree, split: Split) -> dict[str, Ids]:
 def _decode_tiered(tree: Tree, split: Split, order: list[int]) -> Iterator[Pixels]:
     """Yield the images of a pickled list of PNGs in this order, class after class."""
     name = TIERED_IMAGES.format(SHORT_NAMES[split])
-    encoded = tree.load_pickle(name)
-    if not isinstance(encoded, list) or len(encoded) != len(order):
-        raise DataError(
-            f"{tree.location}/{name}: expected a list of {len(order):,} PNGs, one for each label; "
-            "fetch or copy it and its labels again"
+    with tree.pickled(name, f"a list of {len(order):,} PNGs, one for each label") as encoded:
+        if len(encoded) != len(order):
+            raise ValueError(f"it has {len(encoded):,}")
+        yield from decode_all(
+            order,
+            lambda position: np.asarray(encoded[position], np.uint8).tobytes(),
+            IMAGENET_FORMAT,
+            label=lambda position: f"{tree.location}/{name}, image {position}",
         )
-    yield from decode_all(
-        order,
-        lambda position: np.asarray(encoded[position], np.uint8).tobytes(),
-        IMAGENET_FORMAT,
-        label=lambda position: f"{tree.location}/{name}, image {position}",
-    )
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What is known of a dataset before it is prepared."""
-
-    title: str  # one line
-    needs: str  # what --from expects
-    read: Reader
-    normalization: PixelNormalization  # mean and standard deviation of the training images
-    augmentation: Augmentation = NO_AUGMENTATION
-    downloads: tuple[PublicFile, ...] = ()  # public files that --download fetches
 
 
 _OMNIGLOT_URL = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python"
-_OMNIGLOT = Entry(
+_OMNIGLOT = PublishedDataset(
     title="Omniglot, 1100/100/423 characters in 4 rotations (split of the paper)",
     needs="images_background.zip and images_evaluation.zip, or the folders inside them",
-    read=read_omniglot,
+    form=ImageFormat(side=28, channels=1, ink=True),
+    lists=paper_split,
+    class_size=20,
     normalization=PixelNormalization(mean=(0.0839,), std=(0.2393,)),
+    open=_open_omniglot,
+    class_of=lambda path: "/".join(path.parts[-3:-1]),  # …/<alphabet>/<character>/<file>
+    has_rotations=True,
     downloads=(
         PublicFile(f"{_OMNIGLOT_URL}/images_background.zip", "68d2efa1b9178cc56df9314c21c6e718"),
         PublicFile(f"{_OMNIGLOT_URL}/images_evaluation.zip", "6b91aef0f799c5bb55b94e3f2daec811"),
     ),
 )
-_MINI_IMAGENET = Entry(
+_MINI_IMAGENET = PublishedDataset(
     title="miniImageNet, 64/16/20 classes (Ravi & Larochelle)",
     needs="the folder of mini-imagenet-cache-{train,val,test}.pkl, or of the images",
-    read=read_mini_imagenet,
+    form=IMAGENET_FORMAT,
+    lists=partial(published_split, "mini_imagenet"),
+    class_size=600,
     normalization=PixelNormalization(mean=(0.4721, 0.4533, 0.4100), std=(0.2772, 0.2678, 0.2845)),
+    open=_open_imagenet,
+    class_of=_synset,
+    load_pickles=_load_mini,
     augmentation=natural(crop_padding=8),
 )
 _CIFAR_100_URL = f"https://www.cs.toronto.edu/~kriz/{CIFAR_ARCHIVE}"
 
-CATALOG: dict[str, Entry] = {
+CATALOG: dict[str, PublishedDataset] = {
     "omniglot": _OMNIGLOT,
     "omniglot-vinyals": replace(
         _OMNIGLOT,
         title="Omniglot, 1028/172/423 characters in 4 rotations (split of Vinyals et al.)",
-        read=partial(read_omniglot, split=partial(published_split, "omniglot_vinyals")),
+        lists=partial(published_split, "omniglot_vinyals"),
     ),
-    "cifar-fs": Entry(
+    "cifar-fs": PublishedDataset(
         title="CIFAR-FS, 64/16/20 classes (Bertinetto et al.)",
         needs=f"the CIFAR-FS zip cifar100.zip or {CIFAR_ARCHIVE}, or either unpacked",
-        read=read_cifar_fs,
+        form=ImageFormat(side=32, channels=3),
+        lists=partial(published_split, "cifar_fs"),
+        class_size=600,
         normalization=PixelNormalization(
             mean=(0.5088, 0.4917, 0.4437), std=(0.2674, 0.2564, 0.2772)
         ),
+        open=_open_cifar,
+        class_of=lambda path: path.parent.name,
+        load_pickles=_load_cifar,
         augmentation=natural(crop_padding=4),
         downloads=(PublicFile(_CIFAR_100_URL, "eb9058c3a382ffc7106e4002c42a8d85"),),
     ),
@@ -406,6 +388,8 @@ CATALOG: dict[str, Entry] = {
         title="tieredImageNet, 351/97/160 classes (Ren et al.)",
         needs="the folder of {train,val,test}_images_png.pkl and *_labels.pkl, or ImageNet's "
         "folder of synsets",
-        read=read_tiered_imagenet,
+        lists=partial(published_split, "tiered_imagenet"),
+        class_size=None,
+        load_pickles=_load_tiered,
     ),
 }

@@ -24,8 +24,8 @@ from vsm.data import Dataset, FeatureDataset, ImageDataset, Split, folder, open_
 from vsm.data.catalog import FEATURES_PREFIX, FOLDER_PREFIX
 from vsm.data.dataset import SPLITS, class_index
 from vsm.data.images import decode_all, read_file
+from vsm.data.prepared import data_root
 from vsm.data.preprocessing import Preprocessing
-from vsm.data.store import data_root
 from vsm.encoders.encoder import Encoder, evaluation_mode
 from vsm.errors import DataError, RunError
 from vsm.system.devices import send
