@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 from vsm.data import ImageDataset, open_dataset
 from vsm.runs.loading import load
 from vsm.runs.trained_model import TrainedModel
+from vsm.serve import Limits
 from vsm.serve.app import Service, create_app
-from vsm.serve.limits import Limits
 from vsm.serve.middleware import Access
 from vsm.stores import open_store
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from serving import HERE, LABELS, MODEL, add_task, drawing, parts, problem, queries, serving
 from vsm import FewShotClassifier
 from vsm.encoders import Encoder
-from vsm.serve.limits import Limits
+from vsm.serve import Limits
 from vsm.serve.middleware import Access
 
 JSON = {"content-type": "application/json"}
@@ -122,7 +122,7 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
         assert client.get("/v1/memory?limit=10000").json() == listed
         example = after[0]["examples"][0]["id"]
         store = client.app_state["service"].store
-        assert store.original(task, example) == drawing(0, 0)
+        assert store.example_file(task, example, "original") == drawing(0, 0)
         small = client.get(f"/v1/tasks/{task}/examples/{example}/thumbnail")
         assert small.headers["content-type"] == "image/png"
         assert Image.open(io.BytesIO(small.content)).size == (28, 28)
@@ -421,7 +421,7 @@ def test_a_batch_passes_the_model_in_pieces(
 ) -> None:
     task = add_task(client)
     before = classify(client, task, *queries())
-    monkeypatch.setattr("vsm.serve.worker.NUMBERS_AT_ONCE", 3 * 28 * 28)
+    monkeypatch.setattr("vsm.serve.batching.NUMBERS_AT_ONCE", 3 * 28 * 28)
     embed, sizes = Encoder.embed_samples, list[int]()
 
     def noting(encoder: Encoder, samples: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from starlette.testclient import TestClient
 
 from serving import HERE, LABELS, add_task, drawing, model
 from store_helpers import new_database
+from vsm.serve import Limits
 from vsm.serve.app import Service, create_app
-from vsm.serve.limits import Limits
 from vsm.stores import Store, open_store
 
 LIMITS = Limits(files=3, examples=40, tasks=8, file_bytes=20_000, request_bytes=40_000)
@@ -49,8 +49,8 @@ class Server:
         return add_task(self.client, labels=LABELS[:2])
 
     def state(self) -> tuple[Any, ...]:
-        tasks = self.store.tasks()
-        return tasks, [self.store.examples(one.id) for one in tasks], self.store.memory().version
+        tasks = [self.store.task(one.id) for one in self.store.tasks()]
+        return tasks, [one.examples for one in tasks], self.store.memory().version
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -215,7 +215,7 @@ def test_nothing_that_is_sent_breaks_the_server(server: Server, number: int) -> 
     def attempt(data: st.DataObject) -> None:
         request = data.draw(requests(server, method, path))
         task = server.task()
-        example = server.store.examples(task)[0].id
+        example = server.store.task(task).examples[0].id
         for name, id_ in (("TASK", task), ("EXAMPLE", example)):
             request["url"] = request["url"].replace(_quoted(name), id_)
         before, begin = server.state(), time.monotonic()

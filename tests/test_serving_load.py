@@ -13,8 +13,8 @@ from PIL import Image
 
 from serving import HERE, LABELS, drawing, model, parts
 from vsm import FewShotClassifier
+from vsm.serve import Limits
 from vsm.serve.app import Service, create_app
-from vsm.serve.limits import Limits
 from vsm.stores import open_store
 
 CLIENTS, EACH, TASKS = 32, 6, 3

@@ -51,7 +51,7 @@ def check(store: Store, log: Path) -> dict[str, int]:
             assert label in memory.names  # what was remembered stays
             continue
         assert id_ in tasks, f"{label} is lost"
-        examples = store.examples(id_)
+        examples = store.task(id_).examples
         assert len(examples) in ({0, AT_ONCE} if will == "add" else {0 if did == "create" else 3})
         remembered = {one.remembered for one in examples}
         assert len(remembered) <= 1, f"half of {label} is remembered"

@@ -26,8 +26,7 @@ from vsm.memory import SlotMemory
 from vsm.memory.named import NamedMemory
 from vsm.memory.slots.kanerva import KanervaMemory
 from vsm.runs.memory_files import read_memory
-from vsm.stores import Store, default_store, open_store
-from vsm.stores.records import name_error
+from vsm.stores import Store, default_store, name_error, open_store
 from vsm.stores.store import SCHEMA_VERSION
 
 MANY = 1_000_000
@@ -57,19 +56,25 @@ def test_tasks_and_examples_are_there_for_others_at_once(store: Store, other: St
     found = other.task(first.id)
     assert found.classes == {"elm": 1, "oak": 3}
     assert found.version == 3
-    assert [one.id for one in other.examples(first.id)][:3] == ids
-    assert [one.file for one in other.examples(first.id)] == ["0.png", "1.png", "2.png", "0.png"]
-    assert other.thumbnail(first.id, ids[1]) == given[1].thumbnail
-    assert [other.original(first.id, one) for one in ids] == [None, b"file", None]
+    assert [one.id for one in found.examples][:3] == ids
+    assert [one.file for one in found.examples] == [
+        "0.png",
+        "1.png",
+        "2.png",
+        "0.png",
+    ]
+    assert other.example_file(first.id, ids[1], "thumbnail") == given[1].thumbnail
+    originals = [other.example_file(first.id, one, "original") for one in ids]
+    assert originals == [None, b"file", None]
     support = other.support(first.id)
     assert support.labels == ["oak", "oak", "oak", "elm"]
     np.testing.assert_array_equal(support.features[1].numpy(), given[1].embedding)
-    assert other.examples(second.id) == []
+    assert other.task(second.id).examples == []
     store.delete_example(first.id, ids[0])
     assert other.task(first.id).classes == {"elm": 1, "oak": 2}
     other.delete_task(first.id)
     assert [task.id for task in store.tasks()] == [second.id]
-    with pytest.raises(NotStoredError, match=f"task: there is no {first.id}"):
+    with pytest.raises(NotStoredError, match=f"task: there is no '{first.id}'"):
         store.support(first.id)
 
 
@@ -102,10 +107,10 @@ def test_a_memory_comes_back_to_the_bit(store: Store, other: Store) -> None:
     expected, _ = take_in(begun, store.support(task).features, ["oak"] * 3)
     assert same(after, expected)
     assert same(other.memory().named, expected)
-    assert all(one.remembered for one in other.examples(task))
+    assert all(one.remembered for one in other.task(task).examples)
     other.change_memory(lambda memory: memory.forget(["oak"]))
     assert same(store.memory().named, begun)
-    assert not any(one.remembered for one in store.examples(task))
+    assert not any(one.remembered for one in store.task(task).examples)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +192,7 @@ def test_servers_that_write_at_the_same_time_lose_nothing(store: Store, other: S
 def test_what_fails_leaves_nothing_behind(store: Store) -> None:
     task = store.create_task("trees", MANY).id
     store.add_examples(task, "oak", some_examples(2), MANY)
-    before = store.versions([task]), store.tasks(), store.examples(task)
+    before = store.versions([task]), store.tasks(), store.task(task).examples
 
     def fail(*_: object) -> NamedMemory:
         raise ZeroDivisionError
@@ -199,7 +204,7 @@ def test_what_fails_leaves_nothing_behind(store: Store) -> None:
     broken = [*some_examples(2), some_examples(1)[0]._replace(thumbnail=None)]  # type: ignore[arg-type]
     with pytest.raises(StoreUnavailableError, match="cannot be used now"):
         store.add_examples(task, "oak", broken, MANY)
-    assert (store.versions([task]), store.tasks(), store.examples(task)) == before
+    assert (store.versions([task]), store.tasks(), store.task(task).examples) == before
     assert store.encoder() == ENCODER
 
 
@@ -220,12 +225,13 @@ def test_limits_are_kept_and_named(store: Store) -> None:
 )
 def test_what_is_not_there_is_said_to_be(store: Store, id_: str) -> None:
     task = store.create_task("trees", MANY).id
-    for ask in (store.task, store.delete_task, store.examples, store.support):
+    for ask in (store.task, store.delete_task, store.support):
         with pytest.raises(NotStoredError, match="task: there is no"):
             ask(id_)
-    for look in (store.thumbnail, store.original, store.delete_example):
-        with pytest.raises(NotStoredError, match="example: there is no"):
-            look(task, id_)
+    with pytest.raises(NotStoredError, match="example: there is no"):
+        store.delete_example(task, id_)
+    with pytest.raises(NotStoredError, match="example: there is no"):
+        store.example_file(task, id_, "original")
     with pytest.raises(NotStoredError, match="there is no image"):
         store.class_thumbnail(id_)
     with pytest.raises(NotStoredError, match="near: there is no class"):

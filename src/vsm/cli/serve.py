@@ -10,7 +10,7 @@ import jsonargparse
 from vsm.cli.arguments import add_backbone_argument, add_memory_argument
 from vsm.cli.classify import default_model
 from vsm.errors import SettingsError
-from vsm.serve.limits import Limits
+from vsm.serve import Limits
 from vsm.system.allocator import keep_allocations
 
 NEEDED = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -30,13 +29,12 @@ from vsm.errors import ClassifierError, NotStoredError, SettingsError
 from vsm.memory.named import NamedMemory
 from vsm.runs.memory_map import map_coordinates
 from vsm.runs.trained_model import TrainedModel
-from vsm.serve import schemas
-from vsm.serve.images import Upload, decode_uploads, draw_glyph, is_glyph, read_uploads
-from vsm.serve.limits import Limits
-from vsm.serve.middleware import Access, LimitsMiddleware, Metrics
-from vsm.serve.problems import ERROR_HANDLERS, Problem, ProblemBody, ProblemResponse
-from vsm.serve.worker import FittedTask, Question, Worker
+from vsm.serve import Limits, middleware, schemas
+from vsm.serve.batching import FittedTask, Question, Worker
+from vsm.serve.middleware import Access, LimitsMiddleware, Problem
+from vsm.serve.uploads import Upload, decode_uploads, draw_glyph, is_glyph, read_uploads
 from vsm.stores import NewExample, Store, name_error
+from vsm.stores.store import TaskWithExamples
 
 PAGE = Path(str(package_files("vsm.serve") / "page"))
 STORE_THREADS = 8
@@ -85,7 +83,7 @@ class Service:
         self.limits = limits or Limits()
         self.keep_originals = keep_originals
         self.form = trained.preprocessing
-        self.metrics = Metrics()
+        self.metrics = middleware.Metrics()
         self.worker = Worker(trained, store, self.limits)
         self.start = self.worker.start
         self._draws_glyphs = trained.settings.data == "glyphs"
@@ -111,7 +109,7 @@ class Service:
     async def remember(self, task: str) -> schemas.Remembered:
         """Add the task's examples to the memory, each once."""
         consolidation = self.trained.manual_consolidation()
-        source = {"from": "vsm serve", "task": (await self._in_thread(self.store.task, task)).name}
+        source = {"from": "vsm serve", "task": (await self.task(task)).name}
         changes, memory = await self._in_thread(
             self.store.remember,
             task,
@@ -144,11 +142,9 @@ class Service:
         return schemas.TaskList(await self._in_thread(self.store.tasks))
 
     @_route("GET", TASK)
-    async def task(self, task: str) -> schemas.TaskWithExamples:
+    async def task(self, task: str) -> TaskWithExamples:
         """Show a task with its examples."""
-        found = await self._in_thread(self.store.task, task)
-        examples = await self._in_thread(self.store.examples, task)
-        return schemas.TaskWithExamples(**vars(found), examples=examples)
+        return await self._in_thread(self.store.task, task)
 
     @_route("DELETE", TASK, status_code=204)
     async def delete_task(self, task: str) -> None:
@@ -163,7 +159,7 @@ class Service:
             error = f"{NONE_OF_THESE!r} is the answer for images of no class; choose another"
         if error:
             raise Problem(422, "label", error)
-        await self._in_thread(self.store.task, task)  # before anything is decoded
+        await self.task(task)  # must exist, before anything is decoded
         uploads, pixels, thumbnails = await self._decode(form.files, thumbnails=True)
         features = await self.worker.submit(pixels)
         examples = [
@@ -183,7 +179,7 @@ class Service:
     @_route("GET", f"{EXAMPLE}/thumbnail", response_class=Response)
     async def thumbnail(self, task: str, example: str) -> Response:
         """A small PNG of an example."""
-        content = await self._in_thread(self.store.thumbnail, task, example)
+        content = await self._in_thread(self.store.example_file, task, example, "thumbnail")
         return Response(content, media_type="image/png")
 
     @_route("GET", "/v1/memory", response_model_exclude_none=True)
@@ -193,19 +189,16 @@ class Service:
         total, found = await self._in_thread(
             self.store.classes, query.search, query.near, query.offset, query.limit
         )
-        places: dict[str, list[float]] = {}
+        places: dict[str, dict[str, float]] = {}
         if query.map and memory is not None and memory.names:
             points = await self._in_thread(map_coordinates, memory.slots.coordinates, memory)
-            places = dict(zip(memory.names, points.tolist(), strict=True))
-        if self._draws_glyphs:
-            found = [
-                replace(one, has_thumbnail=one.has_thumbnail or is_glyph(one.name)) for one in found
-            ]
-        listed = [
-            schemas.ListedClass(**vars(one), x=x, y=y)
-            for one in found
-            for x, y in [places.get(one.name, (None, None))]
-        ]
+            pairs = zip(memory.names, points.tolist(), strict=True)
+            places = {name: {"x": x, "y": y} for name, (x, y) in pairs}
+        listed = []
+        for one in found:
+            has_image = one.has_thumbnail or (self._draws_glyphs and is_glyph(one.name))
+            known = vars(one) | places.get(one.name, {}) | {"has_thumbnail": has_image}
+            listed.append(schemas.ListedClass(**known))
         return schemas.MemoryPage(version, total, listed)
 
     @_route("DELETE", MEMORY)
@@ -276,7 +269,7 @@ class Service:
         try:
             return self.store.class_thumbnail(name)
         except NotStoredError:
-            memory = self.store.memory().named if self._draws_glyphs and is_glyph(name) else None
+            memory = self.store.memory().named if self._draws_glyphs else None
             drawn = draw_glyph(name) if memory is not None and name in memory.places else None
             if drawn is None:
                 raise
@@ -284,10 +277,8 @@ class Service:
 
     def _can_reject(self) -> bool:
         """Whether "none of these" can be answered with the current memory."""
-        memory = self.store.memory().named
-        model = self.trained if memory is None else self.trained.with_memory(memory, "store")
         try:
-            model.thresholds()
+            self.worker.current_model().thresholds()
         except ClassifierError:
             return False
         return True
@@ -319,8 +310,8 @@ def create_app(service: Service, access: Access | None = None) -> LimitsMiddlewa
         finally:
             service.stop()
 
-    schema = TypeAdapter(ProblemBody).json_schema()
-    refused = {"description": "Refused; the detail says why."}
+    schema = TypeAdapter(middleware.ProblemBody).json_schema()
+    content = {middleware.ProblemResponse.media_type: {"schema": schema}}
     app = FastAPI(
         title="VSM",
         description="Few-shot classification with a long-term memory.",
@@ -328,8 +319,8 @@ def create_app(service: Service, access: Access | None = None) -> LimitsMiddlewa
         docs_url=None,  # its pages load scripts from elsewhere
         redoc_url=None,
         lifespan=lifespan,
-        responses={"4XX": {**refused, "content": {ProblemResponse.media_type: {"schema": schema}}}},
-        exception_handlers=ERROR_HANDLERS,
+        responses={"4XX": {"description": "Refused; the detail says why.", "content": content}},
+        exception_handlers=middleware.ERROR_HANDLERS,
     )
     for method, address, endpoint, options in ROUTES:
         app.add_api_route(address, getattr(service, endpoint), methods=[method], **options)

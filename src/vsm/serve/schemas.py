@@ -7,8 +7,8 @@ from fastapi import Form, Query, UploadFile
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from vsm.serve.limits import Limits
-from vsm.stores import Example, RememberedClass, Task
+from vsm.serve import Limits
+from vsm.stores.store import RememberedClass, Task
 
 MAX_LISTED = 10_000
 
@@ -74,13 +74,6 @@ class TaskList:
     """All tasks, oldest first."""
 
     tasks: list[Task]
-
-
-@dataclass(frozen=True)
-class TaskWithExamples(Task):
-    """A task with its examples, oldest first."""
-
-    examples: list[Example]
 
 
 @dataclass(frozen=True)

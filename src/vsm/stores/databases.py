@@ -50,25 +50,15 @@ class Connection:
 
 
 class Database(ABC):
-    """A database and a pool of connections to it, each used by one thread at a time.
+    """A database and a pool of connections to it, each used by one thread at a time."""
 
-    Attributes:
-        name: for messages; without the password.
-        errors: what its driver raises.
-        advice: what to check after such an error.
-        placeholder: for values in SQL.
-        begin_reading: starts a transaction that sees one state of all tables.
-        begin_writing: starts one that may change them.
-        lock: excludes other transactions that run it, where ``begin_writing`` does not.
-    """
-
-    name: str
-    errors: tuple[type[Exception], ...]
-    advice: str
-    placeholder: str
-    begin_reading: str
-    begin_writing: str
-    lock: str | None = None
+    name: str  # for messages; without the password
+    errors: tuple[type[Exception], ...]  # what its driver raises
+    advice: str  # what to check after such an error
+    placeholder: str  # for values in SQL
+    begin_reading: str  # starts a transaction that sees one state of all tables
+    begin_writing: str  # starts one that may change them
+    lock: str | None = None  # excludes others that run it, where begin_writing does not
 
     def __init__(self) -> None:
         self._idle: list[Connection] = []

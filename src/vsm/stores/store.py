@@ -10,33 +10,27 @@ import hashlib
 import json
 import re
 import threading
+import unicodedata
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from vsm.encoders import EncoderIdentity
 from vsm.errors import NotStoredError, RunError, StoreError, StoreFullError
 from vsm.memory.codec import decode_memory
 from vsm.memory.named import Changes, NamedMemory
 from vsm.stores.databases import Connection, Database, open_database
-from vsm.stores.records import (
-    Consolidate,
-    Example,
-    NewExample,
-    RememberedClass,
-    StoredMemory,
-    Support,
-    Task,
-    Versions,
-    name_error,
-)
 from vsm.system.documents import shortened
 
 SCHEMA_VERSION = 3
@@ -75,7 +69,82 @@ TABLES = (
 )
 ID = re.compile(r"[0-9a-f]{32}")
 TASKS = "SELECT id, name, created, version FROM vsm_tasks"
-COUNTS = "SELECT task, label, COUNT(*) FROM vsm_examples"
+MAX_NAME_LENGTH = 200
+
+Consolidate = Callable[[NamedMemory, Tensor, Sequence[str]], tuple[NamedMemory, Changes]]
+"""A memory, features and their labels to the memory that includes them."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: classes defined by a user, each with a few examples."""
+
+    id: str
+    name: str  # for display
+    created: str  # in UTC, in ISO 8601 format
+    version: int  # incremented by every change of its examples
+    classes: dict[str, int]  # number of examples of each label
+
+
+@dataclass(frozen=True)
+class Example:
+    """A stored example; ``remembered`` if the memory includes it."""
+
+    id: str
+    label: str
+    file: str
+    created: str
+    remembered: bool
+
+
+@dataclass(frozen=True)
+class TaskWithExamples(Task):
+    """A task with its examples, oldest first."""
+
+    examples: list[Example]
+
+
+class NewExample(NamedTuple):
+    """An example to add: ``embedding [D]``, a PNG, and the uploaded file if it is to be kept."""
+
+    file: str
+    embedding: npt.NDArray[np.float32]
+    thumbnail: bytes
+    original: bytes | None = None
+
+
+class Versions(NamedTuple):
+    """Counters that are incremented by every change of what answers depend on."""
+
+    task: int
+    memory: int
+
+
+class Support(NamedTuple):
+    """The embedded examples of a task, oldest first; ``features [n, D]``."""
+
+    ids: list[str]
+    labels: list[str]
+    features: Tensor
+    remembered: list[bool]
+
+
+class StoredMemory(NamedTuple):
+    """The memory and its version; ``named`` is None for models without one."""
+
+    version: int
+    named: NamedMemory | None
+
+
+@dataclass(frozen=True)
+class RememberedClass:
+    """A class of the memory."""
+
+    name: str
+    count: int  # number of its images
+    last_update: int  # the step of its latest change
+    added: bool  # by a user, as opposed to training
+    has_thumbnail: bool
 
 
 class Store:
@@ -155,33 +224,45 @@ class Store:
                 raise StoreFullError(
                     f"tasks: there are {count} already, of at most {max_tasks}; delete one"
                 )
-            row = {"id": task.id, "name": name, "created": task.created, "version": task.version}
+            row = {name: value for name, value in vars(task).items() if name != "classes"}
             _insert(connection, "vsm_tasks", row | {"place": place + 1})
         return task
 
     def tasks(self) -> list[Task]:
         """Return all tasks, oldest first."""
         with self.database.reading() as connection:
-            found = connection.rows(f"{TASKS} ORDER BY place")
-            counts = connection.rows(f"{COUNTS} GROUP BY task, label")
-        return _with_counts(found, counts)
+            rows = connection.rows(f"{TASKS} ORDER BY place")
+            counts = connection.rows(
+                "SELECT task, label, COUNT(*) FROM vsm_examples GROUP BY task, label"
+            )
+        classes: dict[str, dict[str, int]] = {}
+        for task, label, count in sorted(counts):
+            classes.setdefault(task, {})[label] = count
+        return [
+            Task(id_, name, created, version, classes.get(id_, {}))
+            for id_, name, created, version in rows
+        ]
 
-    def task(self, task: str) -> Task:
-        """Return one task."""
-        _require_id("task", task)
-        with self.database.reading() as connection:
-            found = connection.rows(f"{TASKS} WHERE id = ?", task)
-            counts = connection.rows(f"{COUNTS} WHERE task = ? GROUP BY task, label", task)
-        if not found:
-            raise _no_task(task)
-        return _with_counts(found, counts)[0]
+    def task(self, task: str) -> TaskWithExamples:
+        """Return a task."""
+        with self._reading(task) as connection:
+            [[_, name, created, version]] = connection.rows(f"{TASKS} WHERE id = ?", task)
+            rows = connection.rows(
+                "SELECT id, label, file, created, remembered FROM vsm_examples WHERE task = ? "
+                "ORDER BY place",
+                task,
+            )
+        examples = [
+            Example(id_, label, file, added, bool(remembered))
+            for id_, label, file, added, remembered in rows
+        ]
+        classes = Counter(sorted(one.label for one in examples))
+        return TaskWithExamples(task, name, created, version, dict(classes), examples)
 
     def delete_task(self, task: str) -> None:
         """Delete a task and its examples; what the memory learned from it stays."""
-        _require_id("task", task)
-        with self.database.writing() as connection:
-            if not connection.change("DELETE FROM vsm_tasks WHERE id = ?", task):
-                raise _no_task(task)
+        with self._changing(task) as connection:
+            connection.change("DELETE FROM vsm_tasks WHERE id = ?", task)
 
     def add_examples(
         self, task: str, label: str, examples: Sequence[NewExample], max_examples: int
@@ -206,36 +287,23 @@ class Store:
                 _insert(connection, "vsm_examples", row)
         return ids
 
-    def examples(self, task: str) -> list[Example]:
-        """Return the examples of a task, oldest first."""
-        self.task(task)
-        with self.database.single() as connection:
-            rows = connection.rows(
-                "SELECT id, label, file, created, remembered FROM vsm_examples WHERE task = ? "
-                "ORDER BY place",
-                task,
-            )
-        return [
-            Example(id_, label, file, created, bool(remembered))
-            for id_, label, file, created, remembered in rows
-        ]
-
     def support(self, task: str) -> Support:
         """Return the embedded examples of a task."""
-        _require_id("task", task)
-        with self.database.reading() as connection:
-            if not connection.rows("SELECT id FROM vsm_tasks WHERE id = ?", task):
-                raise _no_task(task)
+        with self._reading(task) as connection:
             return self._support(connection, task)
 
-    def thumbnail(self, task: str, example: str) -> bytes:
-        """Return the PNG of an example."""
-        return bytes(self._example_column("thumbnail", task, example))
-
-    def original(self, task: str, example: str) -> bytes | None:
-        """Return the uploaded file of an example; None if it was not kept."""
-        found = self._example_column("original", task, example)
-        return None if found is None else bytes(found)
+    def example_file(
+        self, task: str, example: str, which: Literal["thumbnail", "original"]
+    ) -> bytes | None:
+        """Return the PNG of an example, or the uploaded file; None if that was not kept."""
+        _require_id("example", example)
+        with self._reading(task) as connection:
+            found = connection.rows(
+                f"SELECT {which} FROM vsm_examples WHERE task = ? AND id = ?", task, example
+            )
+        if not found:
+            raise _not_stored("example", example)
+        return None if found[0][0] is None else bytes(found[0][0])
 
     def delete_example(self, task: str, example: str) -> None:
         """Delete an example."""
@@ -244,7 +312,7 @@ class Store:
             if not connection.change(
                 "DELETE FROM vsm_examples WHERE task = ? AND id = ?", task, example
             ):
-                raise NotStoredError(f"example: there is no {example} in the task {task}")
+                raise _not_stored("example", example)
 
     def versions(self, tasks: Sequence[str]) -> dict[str, Versions]:
         """Return the versions of those tasks that exist."""
@@ -315,13 +383,10 @@ class Store:
     def classes(
         self, search: str = "", near: str | None = None, offset: int = 0, limit: int = 1000
     ) -> tuple[int, list[RememberedClass]]:
-        """Return how many remembered classes match, and a part of them.
+        """Return how many remembered classes match, and ``limit`` of them from ``offset`` on.
 
-        Args:
-            search: a part of the name, ignoring case.
-            near: sort by the distance of class means to that of this class, instead of by age.
-            offset: how many to skip.
-            limit: how many to return at most.
+        A class matches if ``search`` is a part of its name, ignoring case. Classes are sorted by
+        age, or by the distance of their means to that of the class ``near``.
         """
         memory = self.memory().named
         if near is not None and (memory is None or near not in memory.places):
@@ -354,6 +419,15 @@ class Store:
         return bytes(found[0][0])
 
     @contextmanager
+    def _reading(self, task: str) -> Iterator[Connection]:
+        """Begin to read a task, which must exist."""
+        _require_id("task", task)
+        with self.database.reading() as connection:
+            if not connection.rows("SELECT id FROM vsm_tasks WHERE id = ?", task):
+                raise _not_stored("task", task)
+            yield connection
+
+    @contextmanager
     def _changing(self, task: str) -> Iterator[Connection]:
         """Begin a change of a task: increment its version, which makes other writers wait."""
         _require_id("task", task)
@@ -361,19 +435,8 @@ class Store:
             if not connection.change(
                 "UPDATE vsm_tasks SET version = version + 1 WHERE id = ?", task
             ):
-                raise _no_task(task)
+                raise _not_stored("task", task)
             yield connection
-
-    def _example_column(self, column: str, task: str, example: str) -> Any:
-        _require_id("task", task)
-        _require_id("example", example)
-        with self.database.single() as connection:
-            found = connection.rows(
-                f"SELECT {column} FROM vsm_examples WHERE task = ? AND id = ?", task, example
-            )
-        if not found:
-            raise NotStoredError(f"example: there is no {example} in the task {task}")
-        return found[0][0]
 
     def _support(self, connection: Connection, task: str) -> Support:
         rows = connection.rows(
@@ -437,11 +500,7 @@ class Store:
 
 
 def open_store(target: str | Path, *, create: bool = True) -> Store:
-    """Open a store: ``postgresql://…``, or the path of an SQLite file.
-
-    Args:
-        target: what to open.
-        create: create the file if there is none.
+    """Open the store at ``postgresql://…``, or in an SQLite file, which ``create`` may create.
 
     Raises:
         StoreError: if it is not a store, or of another version.
@@ -482,16 +541,6 @@ def _insert(connection: Connection, table: str, row: Mapping[str, Any]) -> None:
     connection.change(f"INSERT INTO {table} ({names}) VALUES ({marks})", *row.values())
 
 
-def _with_counts(tasks: Sequence[Any], counts: Sequence[Any]) -> list[Task]:
-    classes: dict[str, dict[str, int]] = {}
-    for task, label, count in sorted(counts):
-        classes.setdefault(task, {})[label] = count
-    return [
-        Task(id_, name, created, version, classes.get(id_, {}))
-        for id_, name, created, version in tasks
-    ]
-
-
 def _encoder(connection: Connection) -> EncoderIdentity | None:
     found = connection.rows("SELECT encoder, fingerprint FROM vsm_memory")
     return EncoderIdentity(*found[0]) if found else None
@@ -505,6 +554,16 @@ def _require_memory(memory: NamedMemory | None) -> NamedMemory:
     return memory
 
 
+def name_error(name: str) -> str | None:
+    """Return what is wrong with the name of a task, label or class; None if it is valid."""
+    if not name or name != name.strip():
+        return "expected text that neither begins nor ends with a space"
+    if len(name) > MAX_NAME_LENGTH:
+        return f"expected at most {MAX_NAME_LENGTH} characters, got {len(name)}"
+    odd = next((one for one in name if unicodedata.category(one) in ("Cc", "Cs")), None)
+    return None if odd is None else f"expected text without control characters, got {odd!r}"
+
+
 def _require_name(field: str, name: str) -> None:
     if error := name_error(name):
         raise StoreError(f"{field}: {error}")
@@ -513,11 +572,11 @@ def _require_name(field: str, name: str) -> None:
 def _require_id(field: str, value: str) -> None:
     """Refuse what is not an id before it comes near a query."""
     if not ID.fullmatch(value):
-        raise NotStoredError(f"{field}: there is no {value[:64]!r}")
+        raise _not_stored(field, value)
 
 
-def _no_task(task: str) -> NotStoredError:
-    return NotStoredError(f"task: there is no {task}; was it deleted?")
+def _not_stored(field: str, value: str) -> NotStoredError:
+    return NotStoredError(f"{field}: there is no {value[:64]!r}; was it deleted?")
 
 
 def _now() -> str:

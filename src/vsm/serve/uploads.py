@@ -15,8 +15,8 @@ from vsm.data.dataset import Pixels
 from vsm.data.glyphs import NUM_ALPHABETS, SEED, draw_alphabet
 from vsm.data.images import ImageFormat, decode, read_header, thumbnail
 from vsm.errors import DataError
-from vsm.serve.limits import Limits
-from vsm.serve.problems import Problem
+from vsm.serve import Limits
+from vsm.serve.middleware import Problem
 
 THUMBNAIL_SIDE = 96
 MAX_FILENAME_LENGTH = 200

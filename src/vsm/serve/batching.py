@@ -24,8 +24,8 @@ from vsm.classify.classifier import NONE_OF_THESE, Embedded
 from vsm.classify.fitted import Examples, FittedClasses
 from vsm.errors import ClassifierError, NotStoredError, VsmError
 from vsm.runs.trained_model import TrainedModel
-from vsm.serve.limits import Limits
-from vsm.serve.problems import Problem, logger
+from vsm.serve import Limits
+from vsm.serve.middleware import Problem, logger
 from vsm.serve.schemas import Alternative, Answer, RecalledClass
 from vsm.stores import Store, Support, Versions
 from vsm.system.documents import finite
@@ -38,17 +38,11 @@ faster, and the memory that the server keeps would grow with its largest batch."
 
 
 class Question(NamedTuple):
-    """What a client asks about images, besides the most probable class of each.
+    """What a client asks about images, besides the most probable class of each."""
 
-    Attributes:
-        names: of the images.
-        reject: the coverage at which the answer may be "none of these"; None: never.
-        explain: whether to explain the answers.
-    """
-
-    names: list[str]
-    reject: float | None = None
-    explain: bool = False
+    names: list[str]  # of the images
+    reject: float | None  # the coverage at which the answer may be "none of these"; None: never
+    explain: bool  # whether to explain the answers
 
 
 class FittedTask(NamedTuple):
@@ -97,22 +91,16 @@ class FittedTask(NamedTuple):
 class Job:
     """A job for the model.
 
-    Attributes:
-        result: the features ``[n, D]`` without a task; the fitted task without a question; else
-            the answers.
-        pixels: uint8 ``[n, H, W, C]`` to embed.
-        task: the task to use.
-        question: what to answer.
-        features: of the pixels.
-        outcome: the result, or an error, before it is delivered.
+    Its result are the features ``[n, D]`` without a task, the fitted task without a question, and
+    else the answers.
     """
 
     result: "asyncio.Future[Any]"
-    pixels: npt.NDArray[np.uint8] | None = None
-    task: str | None = None
-    question: Question | None = None
-    features: Tensor | None = None
-    outcome: Any = None
+    pixels: npt.NDArray[np.uint8] | None  # to embed [n, H, W, C]
+    task: str | None
+    question: Question | None
+    features: Tensor | None = None  # of the pixels
+    outcome: Any = None  # the result, or an error, before it is delivered
 
     @property
     def size(self) -> int:
@@ -276,7 +264,7 @@ class Worker:
             raise ClassifierError(
                 f"task: {task} has no examples yet; add some with POST /v1/tasks/{task}/examples"
             )
-        trained = self._current_model()
+        trained = self.current_model()
         features = support.features.to(trained.model.device)
         examples = Examples().add(features, np.asarray(support.labels))
         pairs = zip(support.labels, support.remembered, strict=True)
@@ -292,7 +280,7 @@ class Worker:
         self.fits += 1
         return FittedTask(versions, classifier, support, classifier.recalled(MAX_RECALLED))
 
-    def _current_model(self) -> TrainedModel:
+    def current_model(self) -> TrainedModel:
         """Return the model with the current memory of the store."""
         version, memory = self.store.memory()
         if self._model is None or self._model[0] != version:
