@@ -23,7 +23,7 @@ from vsm.cli import main
 from vsm.data import ImageDataset, open_images
 from vsm.errors import DataError, ExportError
 from vsm.export import onnx_files
-from vsm.export.graphs import ClassifierGraph
+from vsm.export.onnx_files import ClassifierGraph
 from vsm.memory import GaussianMemory
 from vsm.model import FewShotModel
 from vsm.runs.loading import load
@@ -242,7 +242,7 @@ def graph_answers(
         "temperature": torch.ones(()),
     }
     with torch.no_grad():
-        return ClassifierGraph(trained).by_name(inputs | more)
+        return ClassifierGraph(trained).forward(**inputs, **more)
 
 
 def test_the_graph_of_a_model_without_memory_computes_what_its_classifier_does(

@@ -1,7 +1,8 @@
 """Trained models as ONNX files, checked against PyTorch before they are written.
 
-Needs the extra ``export``. A graph is converted with small example inputs, run by ONNX Runtime on
-inputs of other sizes, and compared with what the same model answers in PyTorch.
+Needs the extra ``export``. The graphs compute what :class:`vsm.FewShotClassifier` does, by the same
+code. A graph is converted with small example inputs, run by ONNX Runtime on inputs of other sizes,
+and compared with what the same model answers in PyTorch.
 """
 
 import importlib.util
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vsm import __version__
 from vsm.errors import ExportError
-from vsm.export.graphs import TASK_NAMES, ClassifierGraph, EncoderGraph
+from vsm.memory import SupportSet
+from vsm.nn.networks import mean_distance, predictive
 from vsm.runs.loading import load
 from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import generator
@@ -31,6 +33,8 @@ from vsm.system.files import atomic_path
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 TOLERANCE = 1e-4  # largest difference between ONNX and PyTorch, see _difference
 TASKS = ((5, (1,), 7), (2, (1, 3), 1), (20, (5, 2, 1), 3))  # classes, examples in turn, queries
+Tensors = dict[str, Tensor]  # inputs or outputs of a graph, by name
+Check = tuple[Tensors, Tensors]  # inputs, and the outputs that are expected
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,14 @@ def export_onnx(
     with torch.no_grad():
         encoding = _converted(encoder, _metadata(trained, "vsm encoder"))
         classifying = _converted(classifier, _metadata(trained, "vsm classifier"))
-        for name, ours, expected in _answers(encoding, classifying, encoder, classifier):
-            difference = _difference(name, ours, expected)
-            differences[name] = max(differences.get(name, 0.0), difference)
+        checks = [(encoding, encoder.checks()), (classifying, classifier.checks(encoder))]
+        for converted, cases in checks:
+            run = _session(converted)
+            for inputs, expected in cases:
+                answers = run(inputs)
+                for name, value in expected.items():
+                    difference = _difference(name, answers[name], value)
+                    differences[name] = max(differences.get(name, 0.0), difference)
     for name, difference in differences.items():
         if not difference <= TOLERANCE:
             raise ExportError(
@@ -85,6 +94,137 @@ def export_onnx(
         first.write_bytes(encoding)
         second.write_bytes(classifying)
     return Exported(*paths, differences)
+
+
+class EncoderGraph(nn.Module):
+    """Images ``[n, C, H, W]`` from 0 to 1, or features ``[n, D]``, to features ``[n, D]``."""
+
+    def __init__(self, trained: TrainedModel) -> None:
+        super().__init__()
+        self.model, self.preprocessing = trained.model, trained.preprocessing
+        self.input_name = "raw_features" if self.preprocessing is None else "images"
+        self.defaults: Tensors = {}
+
+    def forward(self, inputs: Tensor) -> Tensors:
+        """Embed images or features."""
+        if self.preprocessing is not None:
+            constants = (self.preprocessing.mean, self.preprocessing.std)
+            mean, std = (torch.tensor(values).view(-1, 1, 1) for values in constants)
+            inputs = (inputs - mean) / std
+        return {"features": self.model.embed(inputs)}
+
+    def sample(self, count: int) -> Tensor:
+        """Draw ``count`` inputs to check with: images between empty and full, or features."""
+        random = generator(0, "export", "inputs", count)
+        if self.preprocessing is None:
+            return torch.randn(count, self.model.num_features, generator=random)
+        density = torch.rand(count, 1, 1, 1, generator=random)
+        return torch.rand(count, *self.preprocessing.input_shape, generator=random) * density
+
+    def example(self) -> tuple[Tensors, list[dict[int, str]]]:
+        """Return inputs to convert the graph with, and the axes of each whose size may vary."""
+        return {self.input_name: self.sample(3)}, [{0: "batch"}]
+
+    def checks(self) -> Iterator[Check]:
+        """Yield inputs, and their features as the model embeds them."""
+        for count in (1, 6):
+            inputs = prepared = self.sample(count)
+            if self.preprocessing is not None:
+                prepared = self.preprocessing.normalize(255 * inputs)
+            yield {self.input_name: inputs}, {"features": self.model.embed(prepared)}
+
+
+class ClassifierGraph(nn.Module):
+    """Support and queries to probabilities, with the memory inside."""
+
+    def __init__(self, trained: TrainedModel) -> None:
+        super().__init__()
+        self.trained, self.model = trained, trained.model
+        fitted = sorted(trained.calibration.temperatures.items()) or [(1, 1.0)]
+        self.log_shots, self.log_temperatures = torch.tensor(fitted).log().unbind(1)
+        self.defaults = {"temperature": torch.zeros(())}  # of inputs that are not given
+        if trained.state is not None:
+            self.defaults["slot_mask"] = torch.zeros(1, len(trained.state), dtype=torch.bool)
+            trained.state.project(torch.zeros(1, self.model.num_features))  # decompose it now
+
+    def forward(
+        self,
+        support_features: Tensor,  # [S, D], of all classes in any order
+        support_labels: Tensor,  # [S, N], 1 where an example is of a class; zeros do not count
+        query_features: Tensor,  # [Q, D]
+        temperature: Tensor,  # T of p^(1/T) / Z []; 0: the model's own
+        slot_mask: Tensor | None = None,  # slots that a class may not recall [N, A] or [1, A]
+    ) -> Tensors:
+        """Infer the classes, and classify; only methods without memory have no ``slot_mask``.
+
+        Returns probabilities ``[Q, N]``, distances to the prototypes ``[Q, N]``, and with a memory
+        the weights λ of its slots ``[N, A]``.
+        """
+        shots = support_labels.sum(0).unsqueeze(-1)  # [N, 1]
+        support_features, query_features = (
+            self.model.project(part, self.trained.state)
+            for part in (support_features, query_features)
+        )
+        mean = (support_labels.mT @ support_features / shots).unsqueeze(0)
+        support = SupportSet(mean.unsqueeze(2), mean, shots.unsqueeze(0))
+        if slot_mask is not None:
+            rows = torch.arange(mean.shape[1]) % torch.full((1,), slot_mask.shape[0])
+            slot_mask = slot_mask[rows].unsqueeze(0)  # [1, N, A]
+        nothing_drawn = torch.Generator()
+        posterior = self.model.infer(support, self.trained.state, nothing_drawn, slot_mask)
+        queries = query_features.unsqueeze(0)
+        log_probabilities = predictive(posterior.log_probabilities(queries))
+        chosen = torch.where(temperature > 0, temperature, self.temperature(shots))
+        distances = mean_distance(queries, posterior.prototypes, self.model.classifier.distance)
+        answers = {
+            "probabilities": F.softmax(log_probabilities / chosen, dim=-1)[0],
+            "distances": distances[0],
+        }
+        if posterior.weights is not None:
+            answers["recalled_weights"] = posterior.weights[0]
+        return answers
+
+    def temperature(self, shots: Tensor) -> Tensor:
+        """``Calibration.temperature`` of shots ``[N, 1]``, as tensor operations: ``[]``."""
+        starts, steps = self.log_shots[:-1], self.log_shots.diff()
+        passed = (shots.log().mean() - starts).clamp_min(0).minimum(steps)
+        slopes = self.log_temperatures.diff() / steps
+        return (self.log_temperatures[0] + (slopes * passed).sum()).exp()
+
+    def example(self) -> tuple[Tensors, list[dict[int, str]]]:
+        """See ``EncoderGraph``; sizes differ, so that no axis is taken for another."""
+        support, way, queries, width = 7, 3, 4, self.model.num_features
+        inputs = {
+            "support_features": torch.randn(support, width, generator=generator(0, "export")),
+            "support_labels": F.one_hot(torch.arange(support) % way).float(),
+            "query_features": torch.randn(queries, width, generator=generator(0, "export")),
+            "temperature": torch.ones(()),
+        }
+        axes = [{0: "support"}, {0: "support", 1: "way"}, {0: "queries"}, {}]
+        if "slot_mask" in self.defaults:
+            inputs["slot_mask"] = self.defaults["slot_mask"].repeat(2, 1)
+            axes.append({0: "hidden_classes"})
+        return inputs, axes
+
+    def checks(self, encoder: EncoderGraph) -> Iterator[Check]:
+        """Yield tasks of other sizes, with defaults and with all inputs, and their answers."""
+        for way, shots, queries in TASKS:
+            sizes = torch.tensor([shots[n % len(shots)] for n in range(way)])
+            labels = F.one_hot(torch.arange(way).repeat_interleave(sizes)).float()
+            features = encoder(encoder.sample(len(labels) + queries))["features"]
+            task = {
+                "support_features": features[:-queries],
+                "support_labels": labels,
+                "query_features": features[-queries:],
+            }
+            given = {**self.defaults, "temperature": torch.tensor(2.0)}
+            if "slot_mask" in given:
+                random = generator(0, "export", "hidden", way)
+                given["slot_mask"] = (
+                    torch.rand(way, given["slot_mask"].shape[1], generator=random) < 0.5
+                )
+            for optional in ({}, given):
+                yield task | optional, self(**{**self.defaults, **task, **optional})
 
 
 def _require_possible(encoder: Path, classifier: Path, overwrite: bool) -> None:
@@ -121,7 +261,7 @@ def _require_exportable(trained: TrainedModel) -> None:
 
 def _metadata(trained: TrainedModel, kind: str) -> dict[str, Any]:
     """Return what a program needs to use a graph."""
-    model, memory = trained.model, trained.memory
+    model, memory, prepared = trained.model, trained.memory, trained.preprocessing
     metadata = {
         "kind": kind,
         "format": "1",
@@ -141,16 +281,16 @@ def _metadata(trained: TrainedModel, kind: str) -> dict[str, Any]:
             "class_names": [] if memory is None else memory.names,
             "class_counts": memory.slots.counts.tolist() if memory and memory.names else [],
         }
-    prepared = trained.preprocessing
-    if prepared is None:
-        return metadata
-    return metadata | {
-        "input_shape": prepared.input_shape,
-        "input_range": (0, 1),
-        "input_resizing": prepared.resampling or ("bicubic" if prepared.crop else "lanczos"),
-        "input_ink": "high" if prepared.ink else "as it is",
-        **({} if prepared.crop is None else {"input_crop": prepared.crop}),
-    }
+    if prepared is not None:
+        metadata |= {
+            "input_shape": prepared.input_shape,
+            "input_range": (0, 1),
+            "input_resizing": prepared.resampling or ("bicubic" if prepared.crop else "lanczos"),
+            "input_ink": "high" if prepared.ink else "as it is",
+        }
+        if prepared.crop is not None:
+            metadata["input_crop"] = prepared.crop
+    return metadata
 
 
 def _converted(graph: EncoderGraph | ClassifierGraph, metadata: Mapping[str, Any]) -> bytes:
@@ -160,7 +300,16 @@ def _converted(graph: EncoderGraph | ClassifierGraph, metadata: Mapping[str, Any
     own = graph.model.settings.model.own_backbone
     whose = "this model" if own is None else f"the backbone {own}"
     with _wrap_errors(f"torch cannot export {whose}"), _quiet():
-        program = torch.onnx.export(graph, **graph.signature(), dynamo=True, verbose=False)
+        inputs, axes = graph.example()
+        program = torch.onnx.export(
+            graph,
+            tuple(inputs.values()),
+            input_names=list(inputs),
+            output_names=list(graph(*inputs.values())),
+            dynamic_shapes=tuple(axes),
+            dynamo=True,
+            verbose=False,
+        )
     assert program is not None
     proto: Any = program.model_proto
     for name, value in graph.defaults.items():
@@ -186,49 +335,16 @@ def _wrap_errors(problem: str) -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress the exporter's messages for its developers."""
-    before = logging.root.manager.disable
+    before, sink = logging.root.manager.disable, StringIO()
     logging.disable(logging.WARNING)
     try:
-        sink = StringIO()
         with warnings.catch_warnings(action="ignore"), redirect_stderr(sink), redirect_stdout(sink):
             yield
     finally:
         logging.disable(before)
 
 
-def _answers(
-    encoding: bytes, classifying: bytes, encoder: EncoderGraph, classifier: ClassifierGraph
-) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield names of outputs, the answers of ONNX Runtime, and those of PyTorch.
-
-    Classifiers are compared on tasks of other sizes than the traced one, with defaults and with
-    all inputs.
-    """
-    run, preprocessing = _session(encoding), encoder.preprocessing
-    for count in (1, 6):
-        inputs = encoder.sample(count)
-        prepared = inputs if preprocessing is None else preprocessing.normalize(255 * inputs)
-        answers = run({encoder.input_name: inputs})
-        yield "features", answers["features"], encoder.model.embed(prepared)
-    run, defaults = _session(classifying), classifier.defaults
-    for way, shots, queries in TASKS:
-        sizes = torch.tensor([shots[n % len(shots)] for n in range(way)])
-        labels = F.one_hot(torch.arange(way).repeat_interleave(sizes)).float()
-        features = encoder(encoder.sample(len(labels) + queries))
-        parts = (features[:-queries], labels, features[-queries:])
-        task = dict(zip(TASK_NAMES, parts, strict=True))
-        given = {**defaults, "temperature": torch.tensor(2.0)}
-        if "slot_mask" in given:
-            random = generator(0, "export", "hidden", way)
-            chances = torch.rand(way, given["slot_mask"].shape[1], generator=random)
-            given["slot_mask"] = chances < 0.5
-        for optional in ({}, given):
-            answers = run(task | optional)
-            for name, expected in classifier.by_name({**task, **defaults, **optional}).items():
-                yield name, answers[name], expected
-
-
-def _session(converted: bytes) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+def _session(converted: bytes) -> Callable[[Tensors], Tensors]:
     """Return a function that runs a graph with ONNX Runtime: inputs by name to outputs by name."""
     import onnxruntime  # noqa: PLC0415 - an extra
 
@@ -239,7 +355,7 @@ def _session(converted: bytes) -> Callable[[Mapping[str, Tensor]], dict[str, Ten
         session = onnxruntime.InferenceSession(converted, options, ["CPUExecutionProvider"])
     outputs = [output.name for output in session.get_outputs()]
 
-    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def run(inputs: Tensors) -> Tensors:
         with _wrap_errors("ONNX Runtime cannot run the graph"):
             values = session.run(outputs, {name: value.numpy() for name, value in inputs.items()})
         return dict(zip(outputs, map(torch.from_numpy, values), strict=True))
