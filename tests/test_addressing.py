@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vsm.memory.slots.addressing import Addressing, entropy, masked_softmax
+from vsm.memory.slots.recall import Addressing, entropy, masked_softmax
 from vsm.settings import MemorySettings
 
 TASKS, WAY, SLOTS, WIDTH = 2, 3, 6, 4

@@ -11,9 +11,8 @@ from memories import remember
 from tiny import variant
 from vsm.errors import SettingsError
 from vsm.memory import MEMORIES, Memory, MemoryPrior, SlotMemory, SupportSet
-from vsm.memory.slots.conjugate import ConjugateInference
 from vsm.memory.slots.kanerva import KanervaMemory, KanervaRecall
-from vsm.memory.slots.variational import VariationalRecall
+from vsm.memory.slots.recall import ConjugateInference, VariationalRecall
 from vsm.model import FewShotModel, Prediction
 from vsm.nn.distributions import DiagonalGaussian
 from vsm.nn.networks import MemoryConditionedNetwork, predictive

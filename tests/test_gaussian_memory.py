@@ -13,9 +13,8 @@ from vsm import FewShotClassifier
 from vsm.encoders import EncoderIdentity
 from vsm.errors import MemoryFileError, VsmError
 from vsm.memory import GaussianMemory, Observations, ReadSettings, SlotMemory, SupportSet
-from vsm.memory.codec import decode_memory
-from vsm.memory.named import NamedMemory
-from vsm.memory.statistics import GaussianConsolidation
+from vsm.memory.gaussian import GaussianConsolidation
+from vsm.memory.named import NamedMemory, decode_memory
 from vsm.runs.memory_files import read_memory, update_memory
 from vsm.settings import Normalization
 from vsm.system.tensor_files import load_tensors, save_tensors

@@ -150,7 +150,7 @@ def test_readings_are_distributed_as_samples_of_the_memory_with_noise() -> None:
 def test_an_empty_memory_reads_as_the_prior() -> None:
     machine = machine_of()
     weights = machine.weights(features_of(2))
-    reading = machine.read(weights, KanervaMemory.empty(SLOTS, WIDTH))
+    reading = machine.read(weights, KanervaConsolidation(machine, 1.0).empty())
     torch.testing.assert_close(reading.mean, weights @ machine.prior_mean)
     variance = machine.prior_variance * weights.square().sum(-1) + machine.noise_variance
     torch.testing.assert_close(reading.variance, variance.unsqueeze(-1).expand(2, WIDTH))
@@ -295,4 +295,4 @@ def test_no_class_can_be_hidden(mask: str) -> None:
 
 def test_a_device_without_double_precision_is_refused() -> None:
     with pytest.raises(SettingsError, match="device: the method kanerva needs double precision"):
-        KanervaMemory.empty(SLOTS, WIDTH).to(torch.device("mps"))
+        KanervaConsolidation(machine_of(), 1.0).empty().to(torch.device("mps"))

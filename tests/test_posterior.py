@@ -14,7 +14,7 @@ from vsm.memory import (
     SlotMemory,
     SupportSet,
 )
-from vsm.memory.codec import KINDS, decode_tensors
+from vsm.memory.named import KINDS, decode_tensors
 from vsm.model import FewShotModel
 from vsm.nn.networks import predictive
 from vsm.seeding import generator

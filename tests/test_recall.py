@@ -12,8 +12,13 @@ from memories import remember
 from tiny import variant
 from vsm.memory import MEMORIES, Consolidation, Recall, SlotMemory, SupportSet
 from vsm.memory.slots.kanerva import KanervaRecall
-from vsm.memory.slots.recall import RoteRecall, SlotRecall, TransformedRecall
-from vsm.memory.slots.variational import VariationalRecall, mixture_divergence
+from vsm.memory.slots.recall import (
+    RoteRecall,
+    SlotRecall,
+    TransformedRecall,
+    VariationalRecall,
+    mixture_divergence,
+)
 from vsm.nn.distributions import DiagonalGaussian, GaussianMixture, pairwise_log_prob
 from vsm.settings import (
     KanervaSettings,
@@ -375,7 +380,7 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros for normal numbers, so that samples are means; uniform ones in double precision."""
     zeros = partial(torch.zeros, dtype=torch.float64)
     monkeypatch.setattr("vsm.nn.distributions.normal", lambda _, *shape: zeros(shape))
-    monkeypatch.setattr("vsm.memory.slots.variational.uniform", doubles)
+    monkeypatch.setattr("vsm.memory.slots.recall.uniform", doubles)
 
 
 def doubles(random: torch.Generator, *shape: int) -> Tensor:

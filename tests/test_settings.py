@@ -11,7 +11,7 @@ import torch
 
 from vsm.errors import SettingsError
 from vsm.memory import Observations, SlotConsolidation
-from vsm.memory.slots.addressing import Addressing, entropy
+from vsm.memory.slots.recall import Addressing, entropy
 from vsm.runs.configuration import (
     PRESETS,
     check_settings,

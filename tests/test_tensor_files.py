@@ -18,7 +18,7 @@ from torch import Tensor
 from vsm.classify import FewShotClassifier
 from vsm.data.preprocessing import Preprocessing
 from vsm.errors import RunError, VsmError
-from vsm.memory.codec import decode_memory
+from vsm.memory.named import decode_memory
 from vsm.runs.loading import load
 from vsm.runs.memory_files import read_memory
 from vsm.runs.shipped import shipped_folder

@@ -15,7 +15,7 @@ from vsm.errors import RunError
 from vsm.evaluation.calibration import Calibration
 from vsm.evaluation.evaluator import evaluate
 from vsm.memory import MEMORIES, SlotConsolidation, SlotMemory
-from vsm.memory.slots.variational import VariationalRecall
+from vsm.memory.slots.recall import VariationalRecall
 from vsm.model import FewShotModel
 from vsm.runs.checkpoints import TrainingState, apply_pending
 from vsm.runs.directory import RunDirectory

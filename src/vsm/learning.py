@@ -2,7 +2,7 @@
 
 Images → features (:class:`vsm.encoders.Encoder`, each image once) → how the statistics are to be
 read (:mod:`vsm.evaluation.memory_choice`) → counts, means and scatter of every class
-(:mod:`vsm.memory.statistics`) → rejection thresholds (:mod:`vsm.evaluation.calibration`).
+(:mod:`vsm.memory.gaussian`) → rejection thresholds (:mod:`vsm.evaluation.calibration`).
 """
 
 from collections.abc import Callable

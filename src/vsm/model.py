@@ -23,7 +23,7 @@ from vsm.memory import (
     SampledPosterior,
     SupportSet,
 )
-from vsm.memory.slots.conjugate import ConjugateInference
+from vsm.memory.slots.recall import ConjugateInference
 from vsm.nn.distributions import DiagonalGaussian, GaussianMixture
 from vsm.nn.networks import GaussianNetwork, MemoryConditionedNetwork, PrototypeClassifier
 from vsm.seeding import Randomness, default_generator

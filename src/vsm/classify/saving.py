@@ -11,7 +11,7 @@ from torch import Tensor
 from vsm.classify.fitted import Examples, FittedClasses
 from vsm.errors import RunError, VsmError
 from vsm.evaluation.calibration import Calibration
-from vsm.memory.codec import decode_memory
+from vsm.memory.named import decode_memory
 from vsm.runs.configuration import check_settings
 from vsm.runs.loading import restored_model, trusted_settings
 from vsm.settings import RunSettings

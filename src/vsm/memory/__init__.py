@@ -5,8 +5,14 @@ Class statistics (:class:`GaussianMemory`) and the paper's slots (:class:`SlotMe
 writes; only a :class:`Consolidation` makes a new memory out of an old one.
 """
 
-from vsm.memory.posterior import GaussianPosterior, Posterior, SampledPosterior
-from vsm.memory.reader import GaussianReader
+from vsm.memory.gaussian import (
+    ClassStatistics,
+    GaussianConsolidation,
+    GaussianMemory,
+    ReadSettings,
+)
+from vsm.memory.posterior import Posterior, SampledPosterior
+from vsm.memory.reader import GaussianPosterior, GaussianReader
 from vsm.memory.slots.consolidation import Consolidation, MeanConsolidation, SlotConsolidation
 from vsm.memory.slots.kanerva import KanervaRecall
 from vsm.memory.slots.mann import MannRecall
@@ -16,15 +22,9 @@ from vsm.memory.slots.recall import (
     Recollection,
     RoteRecall,
     TransformedRecall,
+    VariationalRecall,
 )
-from vsm.memory.slots.variational import VariationalRecall
 from vsm.memory.state import ClassMemory, Memory, Observations, SlotMemory, SupportSet
-from vsm.memory.statistics import (
-    ClassStatistics,
-    GaussianConsolidation,
-    GaussianMemory,
-    ReadSettings,
-)
 from vsm.settings import Method
 
 MEMORIES: dict[Method, type[Recall]] = {

@@ -1,12 +1,12 @@
 """A memory with its class names, encoder and provenance; changes return a new one.
 
-Files are in :mod:`vsm.runs.memory_files`.
+Runs, checkpoints, saved classifiers and stores hold its tensors, and its metadata as JSON.
 """
 
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +18,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vsm.encoders import EncoderIdentity
-from vsm.errors import MemoryFileError
+from vsm.errors import MemoryFileError, RunError
+from vsm.memory.gaussian import GaussianMemory
 from vsm.memory.slots.consolidation import Consolidation, MeanConsolidation, SlotConsolidation
-from vsm.memory.state import ClassMemory, Memory, Observations
+from vsm.memory.slots.kanerva import KanervaMemory
+from vsm.memory.state import ClassMemory, Memory, Observations, SlotMemory
 from vsm.settings import MemorySettings, RunSettings
+from vsm.system.documents import shortened
 from vsm.system.files import as_cell, atomic_path, write_text
 from vsm.system.tensor_files import save_tensors
+
+KINDS: dict[frozenset[str], type[Memory]] = {
+    frozenset(field.name for field in fields(kind)): kind
+    for kind in (SlotMemory, GaussianMemory, KanervaMemory)
+}
+"""The kind of memory that has tensors of these names."""
 
 
 class Changes(NamedTuple):
@@ -69,7 +78,7 @@ class NamedMemory:
         return replace(self, memory=self.memory.to(device))
 
     def write(self, path: Path) -> None:
-        """Write a memory file atomically; ``vsm.memory.codec`` reads it."""
+        """Write a memory file atomically; :func:`decode_memory` reads it."""
         save_tensors(path, self.memory.tensors(), self.metadata())
 
     def require_encoder(self, wanted: EncoderIdentity, source: object = "memory") -> None:
@@ -107,13 +116,9 @@ class NamedMemory:
         labels: Sequence[str],
         source: dict[str, Any],
     ) -> tuple["NamedMemory", Changes]:
-        """Add labeled features; return the new memory, and what changed.
+        """Add features ``[P, D]`` of P labels; return the new memory, and what changed.
 
-        Args:
-            consolidation: of ``manual_consolidation``.
-            features: ``[P, D]``.
-            labels: P names; known classes are updated, others are appended.
-            source: added to the provenance.
+        Known classes are updated, others are appended; ``source`` is added to the provenance.
         """
         if not len(features):
             return self, Changes((), (), ())
@@ -277,3 +282,43 @@ def _slot_rows(slots: ClassMemory, names: Sequence[str], neighbors: int) -> list
         }
         for name, count, updated, others, cosines in rows
     ]
+
+
+def decode_tensors(tensors: Mapping[str, Tensor], width: int | None = None) -> Memory:
+    """Make a memory of its tensors, of features of this width (None: any), or a ``ValueError``."""
+    kind = KINDS.get(frozenset(tensors))
+    if kind is None:
+        raise ValueError(f"no memory has the tensors {', '.join(sorted(tensors)) or 'none'}")
+    single = {name: t.float() if t.dtype == torch.float16 else t for name, t in tensors.items()}
+    memory = kind(**single)
+    memory.check(width)
+    return memory
+
+
+def decode_memory(tensors: Mapping[str, Tensor], metadata: Any, source: Path) -> NamedMemory:
+    """Make a named memory of its tensors and :meth:`NamedMemory.metadata`."""
+    try:
+        memory = decode_tensors(tensors)
+        names, encoder = tuple(metadata["class_names"]), EncoderIdentity.stored(metadata["encoder"])
+        provenance = _checked_provenance(metadata["provenance"])
+        method, step = metadata["method"], metadata["step"]
+        if not all(isinstance(name, str) for name in (*names, method)) or type(step) is not int:
+            raise TypeError("class_names and method must be strings, and step an integer")
+        if len(set(names)) < len(names):
+            raise ValueError("two slots have the same name")
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = shortened(repr(error) if isinstance(error, KeyError) else error)
+        raise RunError(f"memory: {source} does not hold a memory ({reason})") from error
+    if len(names) != len(memory.slot_classes):
+        raise RunError(f"memory: {source} has {len(memory)} slots but {len(names)} names")
+    return NamedMemory(memory, names, encoder, provenance, method, step)
+
+
+def _checked_provenance(events: Any) -> tuple[dict[str, Any], ...]:
+    """Return the provenance, if each event has what :attr:`NamedMemory.added` reads."""
+    for event in events:
+        if event["action"] == "added" and not all(isinstance(name, str) for name in event["new"]):
+            raise TypeError("names of added classes must be strings")
+        if event["action"] == "merged":
+            _checked_provenance(event["with"])
+    return tuple(events)

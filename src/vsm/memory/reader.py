@@ -9,17 +9,20 @@ diagonal make all of it per-feature; docs/design/gaussian-memory.md derives it.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.memory.posterior import GaussianPosterior, gaussian_scores
-from vsm.memory.slots.addressing import masked_softmax
+from vsm.memory.posterior import Posterior, SplitUncertainty
+from vsm.memory.slots.recall import entropy, masked_softmax
 from vsm.memory.state import SupportSet
-from vsm.nn.distributions import DiagonalGaussian
+from vsm.nn.distributions import LOG_TWO_PI, DiagonalGaussian, pairwise_squares
+from vsm.seeding import Randomness, normal
 
+PROTOTYPE_SAMPLES = 64
 FLAT = 1e4
 """Variance between classes, in that within them, where no two classes are remembered."""
 
@@ -31,6 +34,145 @@ def unit(features: Tensor) -> Tensor:
     """
     length: Tensor = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
     return features / length.clamp_min(1e-12)
+
+
+@dataclass(frozen=True)
+class GaussianPosterior(Posterior):
+    """Prototypes as Gaussians in the reader's coordinates, in which W is the identity.
+
+    Attributes:
+        gaussian: ``[T, N, D]``.
+        prior_mean: π ``[T, N, D]``.
+        recalled: λ ``[T, N, A]``, which remembered classes were recalled.
+        support_mean: ``[T, N, D]``.
+        reader: of the memory.
+        precision: 1/(1 + v) ``[D]``, where all classes share v because they have equally many
+            examples; None elsewhere.
+    """
+
+    gaussian: DiagonalGaussian
+    prior_mean: Tensor
+    recalled: Tensor
+    support_mean: Tensor
+    reader: "GaussianReader"
+    precision: Tensor | None = None
+
+    @property
+    def prototypes(self) -> Tensor:  # type: ignore[override]
+        """See :class:`Posterior`."""
+        return self.gaussian.mean.unsqueeze(-2)
+
+    @property
+    def weights(self) -> Tensor:
+        """See :class:`Posterior`."""
+        return self.recalled
+
+    def log_probabilities(self, queries: Tensor) -> Tensor:
+        """See :class:`Posterior`: the log-softmax of :meth:`scores`, L = 1."""
+        linear = self._linear()
+        if linear is None:
+            scores = self.scores(queries)
+        else:
+            weights, biases = linear
+            scores = torch.baddbmm(biases.unsqueeze(-2), queries, weights.mT)
+        return F.log_softmax(scores, -1).unsqueeze(-1)
+
+    def _linear(self, offset: Tensor | float = 0.0) -> tuple[Tensor, Tensor] | None:
+        """Return weights ``[T, N, D]`` and biases ``[T, N]`` of scores that are linear in queries.
+
+        None unless classes share their variance. If so, squares of queries and determinants are
+        the same for all and cancel, and with c the prototype of the first class,
+        h·(m − c)/(1 + v) − ½ (m² − c²)/(1 + v) is left. The map is of queries less ``offset [D]``.
+        """
+        if self.precision is None:
+            return None
+        mean = self.gaussian.mean
+        center = mean[..., :1, :].detach()  # far from zero, differences would cancel
+        directions = (mean - center) * self.precision
+        return directions, ((offset - torch.lerp(mean, center, 0.5)) * directions).sum(-1)
+
+    def linear(self) -> tuple[Tensor, Tensor] | None:
+        """See :class:`Posterior`: with projected features y = A·h + a, W·(y − a) = (W·A)·h."""
+        linear = self._linear(self.reader.offset)
+        return None if linear is None else (linear[0][0] @ self.reader.rotation, linear[1][0])
+
+    def scores(self, queries: Tensor) -> Tensor:
+        """See :class:`Posterior`: the density ∫ N(h; z, I) N(z; m, v) dz = N(h; m, I + v)."""
+        determinants = self.gaussian.variance.log1p().sum(-1).unsqueeze(-2)
+        return self.reader.tempered(self.squares(queries), determinants)
+
+    def squares(self, queries: Tensor) -> Tensor:
+        """Squared Mahalanobis distances of ``queries [T, B, D]`` to each class: ``[T, B, N]``."""
+        predictive = DiagonalGaussian(self.gaussian.mean, self.gaussian.variance.log1p())
+        return pairwise_squares(queries, predictive)
+
+    def rejection_scores(self, queries: Tensor, slots: Tensor | None) -> Tensor:
+        """See :class:`Posterior`: how much nearer to a class than to one never met."""
+        del slots
+        unknown = self.reader.marginal_squares(queries)  # [T, B]
+        return 0.5 * (self.squares(queries) - unknown.unsqueeze(-1))
+
+    def uncertainty(
+        self, queries: Tensor, random: Randomness, samples: int = PROTOTYPE_SAMPLES
+    ) -> SplitUncertainty:
+        """See :class:`Posterior`: H[y | x] = E H[y | x, z] + I(y; z | x).
+
+        The expectation is over the prototypes z given the examples *and* the image x. It may be of
+        class y with probability p(y | x), and is then one more member of it:
+
+            E H[y | x, z] = Σ_y p(y | x) E[H | z_y ~ q(z_y | x), z_c ~ q(z_c) for the others c].
+
+        The distances ‖x − z_c‖² that H depends on are drawn with the same noise for all images,
+        which makes them matrix products; ``samples`` is L.
+        """
+        mean, variance = self.gaussian.mean, self.gaussian.variance  # [T, N, D]
+        way = mean.shape[1]
+        noise = normal(random, samples, *mean.shape[1:]).to(mean)  # [L, N, D]
+        precision = (1 + variance).reciprocal()
+        # x − z_c is N(x − m, v); if x is counted for c, it is N((x − m)/(1 + v), v/(1 + v)).
+        without = _squared_distances(queries, mean, torch.ones_like(mean), variance, noise)
+        counted = _squared_distances(queries, mean, precision, variance * precision, noise)
+        own = torch.eye(way, dtype=torch.bool, device=mean.device)  # the y that x is counted for
+        distances = torch.where(own, counted.unsqueeze(3), without.unsqueeze(3))  # [T, B, L, y, N]
+        answers = (-0.5 * distances).softmax(-1)
+        probabilities = self.scores(queries).softmax(-1)  # [T, B, N]
+        weights = probabilities.unsqueeze(2)  # [T, B, 1, y]
+        total = entropy(probabilities)
+        aleatoric = torch.minimum((entropy(answers) * weights).sum(-1).mean(-1), total)
+        first, second = (
+            (power * weights.unsqueeze(-1)).sum(3).mean(2) for power in (answers, answers.square())
+        )
+        std = (second - first.square()).clamp_min(0).sqrt()
+        return SplitUncertainty(std, total, aleatoric, total - aleatoric)
+
+    def memory_strength(self, shots: Tensor) -> Tensor:
+        """See :class:`Posterior`.
+
+        The memory counts for κ_d = 1/e_d images in direction d; this is the κ of the mean share
+        κ_d / (κ_d + K).
+        """
+        share = (1 / (1 + shots * self.reader.ratios.cpu())).mean(-1, keepdim=True)
+        return (shots * share / (1 - share)).squeeze(-1)
+
+    @property
+    def displacement(self) -> tuple[Tensor, Tensor] | None:
+        """See :class:`Posterior`."""
+        if not len(self.reader.slots):
+            return None
+        return self.gaussian.mean - self.support_mean, self.support_mean
+
+
+def _squared_distances(
+    queries: Tensor, mean: Tensor, scale: Tensor, variance: Tensor, noise: Tensor
+) -> Tensor:
+    """|scale·(x − m) − √v·ξ|² by matrix products: ``[T, B, L, N]``.
+
+    ``queries`` are ``[T, B, D]``, the others ``[T, N, D]``, the noise ξ ``[L, N, D]``.
+    """
+    drawn = variance.sqrt().unsqueeze(1) * noise  # [T, L, N, D]
+    apart = (queries.unsqueeze(2) - mean.unsqueeze(1)) * scale.unsqueeze(1)  # [T, B, N, D]
+    products = torch.einsum("tbnd,tlnd->tbln", apart, drawn)
+    return apart.square().sum(-1).unsqueeze(2) - 2 * products + drawn.square().sum(-1).unsqueeze(1)
 
 
 class ShotConstants(NamedTuple):
@@ -94,14 +236,10 @@ class GaussianReader(NamedTuple):
         return F.linear(features, self.rotation, self.offset)
 
     def infer(self, support: SupportSet, slot_mask: Tensor | None = None) -> GaussianPosterior:
-        """Infer prototypes from projected support by Bayes' rule.
+        """Infer prototypes from projected support by Bayes' rule, every feature by itself.
 
-        With K members of mean h̄, every feature by itself: z ~ N(π + e/(e + 1/K)·(h̄ − π),
-        e/(K·e + 1)).
-
-        Args:
-            support: projected.
-            slot_mask: boolean ``[T, N, A]``, remembered classes that may not be recalled.
+        With K members of mean h̄, z ~ N(π + e/(e + 1/K)·(h̄ − π), e/(K·e + 1)). ``slot_mask [T, N,
+        A]`` is true for remembered classes that may not be recalled.
         """
         weights = self._address(support.mean, slot_mask)
         prior = self.rho * (weights @ self.slots)  # the grand mean is zero here
@@ -130,16 +268,24 @@ class GaussianReader(NamedTuple):
         return masked_softmax(logits.masked_fill(slot_mask, -torch.inf))
 
     def marginal_scores(self, queries: Tensor) -> Tensor:
-        """Score ``queries [..., D]`` in a class never met, N(h; g, W + B).
-
-        Tempered as ``GaussianPosterior.scores``.
-        """
-        squares, determinant = self.marginal_squares(queries), self.ratios.log1p().sum()
-        return gaussian_scores(squares, determinant, self.noise, queries.shape[-1])
+        """Score ``queries [..., D]`` in a class never met, N(h; g, W + B)."""
+        return self.tempered(self.marginal_squares(queries), self.ratios.log1p().sum())
 
     def marginal_squares(self, queries: Tensor) -> Tensor:
         """Squared Mahalanobis distances of ``queries [..., D]`` to a class never met."""
         return (queries.square() / (1 + self.ratios)).sum(-1)
+
+    def tempered(self, squares: Tensor, determinants: Tensor) -> Tensor:
+        """Return a·log N(h; m, a(I + v)), but for a constant, with a the noise.
+
+        W is shrunk and scaled until probabilities are calibrated for equally many examples. It is
+        then wider than the covariance within classes, which is a·W on average. That scales
+        ``squares``, distances to m in units of I + v, but not ``determinants``, log |I + v|, which
+        matter where K differs: without a correction, the class with most examples would always win.
+        Hence the density under a·W, to the power a.
+        """
+        constants = self.noise * determinants + len(self.ratios) * LOG_TWO_PI
+        return -0.5 * (squares + constants)
 
 
 class Decomposition(NamedTuple):
@@ -177,10 +323,15 @@ class Decomposition(NamedTuple):
         apart = weights.sqrt().unsqueeze(-1) * (means - grand_mean)
         apart = apart if apart.square().sum() > rounding else torch.zeros_like(apart)
         between = apart.square().sum().item()  # tr S_b
-        covariance = _shrunk(within, epsilon, between)
+        # Where members of classes do not differ at all, or none has two, w̄ is that between classes.
+        mean_variance = within.trace().item() / width or between / width or 1.0
+        identity = torch.eye(width, dtype=within.dtype)
+        if math.isinf(epsilon):
+            covariance = mean_variance * identity
+        else:
+            covariance = within + epsilon * mean_variance * identity
         factor = torch.linalg.cholesky(covariance)
         directions, ratios = _directions(factor, apart)
-        identity = torch.eye(width, dtype=factor.dtype)
         rotation = directions.mT @ torch.linalg.solve_triangular(factor, identity, upper=False)
         share = between / covariance.trace().item()
         # A(S_w + δI)Aᵀ = I, so that tr(A S_w Aᵀ) = D − δ·tr(AAᵀ).
@@ -236,28 +387,11 @@ def _weights(means: Tensor, counts: Tensor, within: Tensor) -> Tensor:
     return weights / weights.sum() if len(weights) else weights
 
 
-def _shrunk(within: Tensor, epsilon: float, between: float) -> Tensor:
-    """Return S_w + ε·w̄·I, or w̄·I for infinite ε: ``[D, D]``.
-
-    Where members of classes do not differ at all, or none has two, w̄ is that between classes.
-    """
-    width = len(within)
-    identity = torch.eye(width, dtype=within.dtype)
-    mean_variance = within.trace().item() / width or between / width or 1.0
-    if math.isinf(epsilon):
-        return mean_variance * identity
-    return within + epsilon * mean_variance * identity
-
-
 def _directions(factor: Tensor, apart: Tensor) -> tuple[Tensor, Tensor]:
-    """Diagonalize the covariance of class means where W = LLᵀ is the identity.
+    """Diagonalize the covariance of class means where W = LLᵀ, of ``factor`` L, is the identity.
 
-    Args:
-        factor: L ``[D, D]``.
-        apart: class means less their mean, times the root of their weight ``[A, D]``.
-
-    Returns:
-        Orthonormal columns ``[D, D]``, and the variances of the means along them ``[D]``, falling.
+    ``apart [A, D]`` are class means less their mean, times the root of their weight. Returns
+    orthonormal columns ``[D, D]``, and the variances of the means along them ``[D]``, falling.
     """
     count, width = apart.shape
     ratios = apart.new_zeros(width)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from vsm.memory.statistics import GaussianMemory
+    from vsm.memory.gaussian import GaussianMemory
 
 Mask = Literal["none", "own", "task"]
 
@@ -18,8 +18,7 @@ class SupportSet(NamedTuple):
     """S, the labeled images of the classes of a batch.
 
     Attributes:
-        features: ``[T, N, K, D]``; where classes differ in size, K is the largest, and smaller ones
-            repeat their images.
+        features: ``[T, N, K, D]``; classes with fewer images than K repeat theirs.
         mean: h̄ ``[T, N, D]``, over the images of each class.
         shots: images of each class ``[T, N, 1]``; None where all have K.
     """
@@ -35,10 +34,7 @@ class SupportSet(NamedTuple):
 
     @staticmethod
     def of_classes(rows: Tensor, sizes: Sequence[int]) -> "SupportSet":
-        """Make one task of ``rows [P, D]``, the first K_1 ≥ 1 of one class, then K_2 of the next.
-
-        ``sizes`` are the K_n.
-        """
+        """Make one task of ``rows [P, D]``, class after class; ``sizes`` are the K_n ≥ 1."""
         if len(set(sizes)) == 1:
             return SupportSet.of(rows.view(1, len(sizes), sizes[0], -1))
         classes, turns = rows.split(list(sizes)), torch.arange(max(sizes))
@@ -54,15 +50,10 @@ class SupportSet(NamedTuple):
 
 
 class Observations(NamedTuple):
-    """Features of one step, to be consolidated in the next.
+    """Features of one step, to be consolidated in the next."""
 
-    Attributes:
-        features: ``[P, D]``, detached.
-        class_ids: int64 ``[P]``.
-    """
-
-    features: Tensor
-    class_ids: Tensor
+    features: Tensor  # [P, D], detached
+    class_ids: Tensor  # int64 [P]
 
     def to(self, device: torch.device) -> "Observations":
         """Move to ``device``."""
@@ -123,14 +114,9 @@ class Memory(ABC):
 
     @abstractmethod
     def slot_mask(self, class_ids: Tensor, mask: Mask) -> Tensor | None:
-        """Return which slots each class of a training batch must not address.
+        """Return which slots classes ``[T, N]`` of a training batch must not address.
 
-        Args:
-            class_ids: ``[T, N]``, the classes of the batch.
-            mask: ``none``, the class's ``own`` slot, or the slots of all classes of its ``task``.
-
-        Returns:
-            Boolean ``[T, N, A]``, true where masked; None where no slot is.
+        Boolean ``[T, N, A]`` or None: no slot, the class's ``own``, or all of its ``task``.
         """
 
     def normalize(self, features: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vsm.errors import RunError
 from vsm.memory import Memory, Observations
-from vsm.memory.codec import decode_tensors
+from vsm.memory.named import decode_tensors
 from vsm.model import FewShotModel
 from vsm.runs.directory import BACKBONE_NAME, RunDirectory
 from vsm.runs.shipped import find_run, is_shipped

@@ -19,8 +19,7 @@ from vsm.encoders.backbones import custom_preprocessing
 from vsm.encoders.encoder import open_frozen
 from vsm.errors import RunError
 from vsm.evaluation.calibration import Calibration
-from vsm.memory.codec import decode_memory
-from vsm.memory.named import trained_memory
+from vsm.memory.named import decode_memory, trained_memory
 from vsm.model import FewShotModel
 from vsm.runs.checkpoints import apply_pending, load_backbone, restored_state
 from vsm.runs.directory import RunDirectory

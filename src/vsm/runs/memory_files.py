@@ -1,14 +1,13 @@
 """Memory files, which are replaced atomically and changed under a lock.
 
-The ``memory.safetensors`` of a run directory is one; :mod:`vsm.memory.codec` has the format.
+The ``memory.safetensors`` of a run directory is one; :mod:`vsm.memory.named` has the format.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
 from vsm.errors import MemoryFileError, RunError
-from vsm.memory.codec import decode_memory
-from vsm.memory.named import NamedMemory
+from vsm.memory.named import NamedMemory, decode_memory
 from vsm.runs.directory import RunDirectory
 from vsm.runs.shipped import MODELS, is_shipped
 from vsm.system.files import exclusive_lock, is_sqlite

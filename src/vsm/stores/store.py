@@ -28,8 +28,7 @@ from torch import Tensor
 
 from vsm.encoders import EncoderIdentity
 from vsm.errors import NotStoredError, RunError, StoreError, StoreFullError
-from vsm.memory.codec import decode_memory
-from vsm.memory.named import Changes, NamedMemory
+from vsm.memory.named import Changes, NamedMemory, decode_memory
 from vsm.stores.databases import Connection, Database, open_database
 from vsm.system.documents import shortened
 

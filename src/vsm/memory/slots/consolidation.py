@@ -26,7 +26,7 @@ class Consolidation(ABC):
     """Maps a memory and observations to a new memory; nothing else changes a memory.
 
     The training step calls it inside its own graph on the previous step's observations and then
-    recalls from the result. So its parameters learn although stored memories and observed features
+    recalls from the result: its parameters learn although stored memories and observed features
     are constants.
     """
 

@@ -14,10 +14,7 @@ Differences from the original, which generates images and forgets them after an 
   Key and addresses have length one, so that all observations have equal weight.
 * The memory lasts for the full run. Features and addresses change while they are learned, so old
   evidence loses a little weight at every step and the posterior falls back towards the prior.
-* The evidence is stored and the posterior computed from it, so that the prior and the noise can be
-  learned after the first step.
-
-A distributed memory has no slot for a class, so no class can be masked.
+* The evidence is stored and not the posterior, so that prior and noise can be learned.
 """
 
 from dataclasses import dataclass
@@ -53,15 +50,6 @@ class KanervaMemory(Memory):
     weight_products: Tensor
     weighted_sums: Tensor
     count: Tensor
-
-    @staticmethod
-    def empty(num_slots: int, num_features: int) -> "KanervaMemory":
-        """Return the memory without evidence, which reads as its prior."""
-        return KanervaMemory(
-            torch.zeros(num_slots, num_slots, dtype=torch.float64),
-            torch.zeros(num_slots, num_features, dtype=torch.float64),
-            torch.zeros((), dtype=torch.int64),
-        )
 
     SHAPES: ClassVar[dict[str, str]] = {
         "weight_products": "float S S",
@@ -135,9 +123,8 @@ class KanervaMachine(nn.Module):
     def posterior(self, memory: KanervaMemory) -> tuple[Tensor, Tensor]:
         """R ``[S, D]`` and U ``[S, S]`` by Bayes' rule, in double precision.
 
-        U⁻¹ = I/u₀ + WᵀW/σ² and R = U (R₀/u₀ + WᵀZ/σ²), with u₀ the prior variance. It equals
-        R + UWᵀ(WUWᵀ + σ²I)⁻¹(Z − WR) from the prior, at a cost that grows with S and not with the
-        number of observations.
+        U⁻¹ = I/u₀ + WᵀW/σ² and R = U (R₀/u₀ + WᵀZ/σ²), with u₀ the prior variance: its cost grows
+        with S and not with the number of observations.
         """
         products, sums = memory.weight_products, memory.weighted_sums
         prior_variance, noise_variance = self.prior_variance.double(), self.noise_variance.double()
@@ -168,8 +155,13 @@ class KanervaConsolidation(Consolidation):
     retention: float
 
     def empty(self) -> KanervaMemory:
-        """Return the memory that reads as its prior."""
-        return KanervaMemory.empty(*self.machine.prior_mean.shape)
+        """Return the memory without evidence, which reads as its prior."""
+        num_slots, num_features = self.machine.prior_mean.shape
+        return KanervaMemory(
+            torch.zeros(num_slots, num_slots, dtype=torch.float64),
+            torch.zeros(num_slots, num_features, dtype=torch.float64),
+            torch.zeros((), dtype=torch.int64),
+        )
 
     def __call__(self, memory: Memory, observations: Observations, step: int) -> KanervaMemory:
         """See :class:`Consolidation`; neither classes nor the step matter."""
@@ -207,7 +199,7 @@ class KanervaRecall(Recall):
         num_samples: int,
         random: Randomness,
     ) -> Recollection:
-        """See :class:`vsm.memory.slots.recall.Recall`; nothing can be hidden."""
+        """See :class:`Recall`; no class has a slot that could be masked."""
         del slot_mask
         weights = self.machine.weights(support.mean)  # [T, N, S]
         latent = self.machine.read(weights, memory)
@@ -217,7 +209,7 @@ class KanervaRecall(Recall):
     def prior(
         self, support: SupportSet, memory: KanervaMemory, slot_mask: Tensor | None
     ) -> MemoryPrior:
-        """See :class:`vsm.memory.slots.recall.Recall`: a reading is a Gaussian already."""
+        """See :class:`Recall`: a reading is a Gaussian already."""
         del slot_mask
         weights = self.machine.weights(support.mean)
         known = (memory.count > 0).expand(weights.shape[:2])

@@ -1,21 +1,30 @@
-"""Recall: the interface of all methods, and the deterministic recalls of the paper's Table 2.
+"""Reading slots: addressing (Eq. 9), recall (Eqs. 8 and 10), and prototypes by Bayes' rule.
 
 :data:`vsm.memory.MEMORIES` maps a method to its recall.
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from vsm.memory.slots.addressing import Addressing, entropy
 from vsm.memory.slots.consolidation import Consolidation, SlotConsolidation
 from vsm.memory.state import SlotMemory, SupportSet
-from vsm.nn.distributions import DiagonalGaussian
-from vsm.nn.networks import LearnedVariance, Perceptron
-from vsm.seeding import Randomness
-from vsm.settings import RunSettings
+from vsm.nn.distributions import (
+    DiagonalGaussian,
+    mean_and_variances,
+    pairwise_log_prob,
+    weighted_moments,
+)
+from vsm.nn.networks import GaussianNetwork, LearnedVariance, Perceptron
+from vsm.seeding import Randomness, categorical, uniform
+from vsm.settings import MemorySettings, ModelSettings, RunSettings
+
+EPSILON = 1e-6  # no length is taken to be less
+DEFAULT_SCALE = {"cosine": 30.0, "dot": 1.0}
 
 
 class Recollection(NamedTuple):
@@ -49,13 +58,86 @@ class MemoryPrior(NamedTuple):
     known: Tensor
 
 
-class Recall(nn.Module, ABC):
-    """Maps a support set and a memory to a recollection; changes nothing.
+class Addressing(nn.Module):
+    """λ_a = softmax_a(scale · g(M_a, S)), with g the cosine or the dot product.
 
-    Args:
-        num_features: D.
-        run: settings of the run.
+    Raw dot products of many post-ReLU features saturate to one-hot, and cosines alone are almost
+    uniform; hence the cosine with a learnable scale that starts sharp. Post-ReLU features also
+    share a large common part, which makes every cosine close to one: by default they are compared
+    relative to the mean of all slots that are not masked, so that a masked slot has no influence.
+
+    Two controls measure what addressing is worth: equal weights for all slots, and equally sharp
+    weights that belong to other slots (half the memory further on).
     """
+
+    def __init__(self, settings: MemorySettings) -> None:
+        super().__init__()
+        self.similarity = settings.addressing
+        self.center = settings.center_addressing
+        self.control = settings.control
+        scale = settings.addressing_scale or DEFAULT_SCALE[settings.addressing]
+        self.log_scale = nn.Parameter(
+            torch.tensor(math.log(scale)), requires_grad=settings.learn_addressing_scale
+        )
+
+    def forward(self, support_mean: Tensor, content: Tensor, slot_mask: Tensor | None) -> Tensor:
+        """Eq. 9: return λ ``[T, N, A]``, zero where all slots are masked.
+
+        Of means ``[T, N, D]`` and M ``[A, D]``; ``slot_mask [T, N, A]`` is true for masked slots.
+        """
+        num_slots = content.shape[0]
+        is_centered = self.center and num_slots > 0
+        if is_centered:
+            center = content.mean(0)
+            support_mean, content = support_mean - center, content - center
+        if is_centered and slot_mask is not None:
+            similarity = self._about_visible(support_mean, content, ~slot_mask)
+        elif self.similarity == "cosine":
+            similarity = F.normalize(support_mean, dim=-1) @ F.normalize(content, dim=-1).mT
+        else:
+            similarity = support_mean @ content.mT
+        logits = self.log_scale.exp() * similarity
+        if self.control == "uniform":
+            logits = torch.zeros_like(logits)
+        elif self.control == "permuted":
+            logits = logits.roll(num_slots // 2, -1)
+        if slot_mask is not None:
+            logits = logits.masked_fill(slot_mask, -torch.inf)
+        return masked_softmax(logits)
+
+    def _about_visible(self, support: Tensor, slots: Tensor, visible: Tensor) -> Tensor:
+        """Compare relative to the mean of each class's visible slots: ``[T, N, A]``.
+
+        Products are expanded, since a center for each class would make slots ``[T, N, A, D]``. As
+        ``support [T, N, D]`` and ``slots [A, D]`` are relative to the mean of all, nothing cancels.
+        """
+        counts = visible.sum(-1, keepdim=True).clamp_min(1)
+        center = visible.to(slots) @ slots / counts  # [T, N, D]
+        support = support - center
+        dot: Tensor = support @ slots.mT - (support * center).sum(-1, keepdim=True)
+        if self.similarity == "dot":
+            return dot
+        squares = slots.square().sum(-1) - 2 * (center @ slots.mT)
+        squares = squares + center.square().sum(-1, keepdim=True)  # |M_a - center|² [T, N, A]
+        lengths = squares.clamp_min(EPSILON**2).sqrt()
+        cosine: Tensor = dot / (lengths * support.norm(dim=-1, keepdim=True).clamp_min(EPSILON))
+        return cosine
+
+
+def masked_softmax(logits: Tensor) -> Tensor:
+    """Softmax over the last axis; rows of −∞ only become zeros, with finite gradients."""
+    all_masked = torch.isneginf(logits).all(-1, keepdim=True)
+    return logits.masked_fill(all_masked, 0.0).softmax(-1).masked_fill(all_masked, 0.0)
+
+
+def entropy(weights: Tensor) -> Tensor:
+    """Return −Σ λ log λ in nats over the last axis: ``[...]``."""
+    total: Tensor = torch.special.entr(weights).sum(-1)
+    return total
+
+
+class Recall(nn.Module, ABC):
+    """Maps a support set and a memory to a recollection; changes nothing."""
 
     def __init__(self, num_features: int, run: RunSettings) -> None:
         super().__init__()
@@ -75,18 +157,14 @@ class Recall(nn.Module, ABC):
 
         Args:
             support: of every class.
-            memory: of the kind that the method's consolidation makes; it may be empty. None for
-                memories that are wiped between episodes.
+            memory: what :meth:`consolidation` writes; None for one cleared between episodes.
             slot_mask: boolean ``[T, N, A]``, slots that may not be addressed, or None.
             num_samples: J.
             random: source of every draw.
         """
 
     def prior(self, support: SupportSet, memory: Any, slot_mask: Tensor | None) -> MemoryPrior:
-        """Return one Gaussian for every class instead of samples, for conjugate inference.
-
-        A memory that has none (mann) always goes with the network.
-        """
+        """Return one Gaussian for every class instead of samples, for conjugate inference."""
         raise NotImplementedError(f"{type(self).__name__} has no Gaussian prior")
 
     def consolidation(self) -> Consolidation | None:
@@ -159,7 +237,6 @@ class RoteRecall(SlotRecall):
     def _recalled(
         self, support: SupportSet, memory: SlotMemory, slot_mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return λ ``[T, N, A]`` and the transformed M̄ ``[T, N, D]``."""
         weights = self.addressing(support.mean, memory.content, slot_mask)
         known = addressed(weights).unsqueeze(-1)
         average = torch.where(known, weights @ memory.content, support.mean)
@@ -185,3 +262,171 @@ class TransformedRecall(RoteRecall):
         """Return T(M̄), or M̄ + T(M̄)."""
         transformed: Tensor = self.transformation(average)
         return transformed if self.variance is None else average + transformed
+
+
+class VariationalRecall(SlotRecall):
+    """The latent memory m ~ Σ λ_a p_ψ(m | M_a) of Eqs. 8-10, drawn in one of three ways.
+
+    ``soft`` draws from one Gaussian with the mixture's mean and variance, so λ learns through
+    both. ``mixture`` is ancestral, a ~ Cat(λ) and then N(μ_a, σ_a²), literally Eq. 10: the choice
+    of a passes no gradient to λ, which learns through the divergence alone (its bound, or the score
+    function of its Monte Carlo estimate). ``gumbel`` relaxes the choice to weights w_j (Table 11)
+    and draws from N(Σ w_j μ, Σ w_j σ²).
+
+    Where nothing can be addressed, m is drawn from p_ψ(m | h̄) and the divergence is zero.
+    """
+
+    def __init__(self, num_features: int, run: RunSettings) -> None:
+        super().__init__(num_features, run)
+        self.network = GaussianNetwork(num_features, run.model)  # ψ, shared by prior and posterior
+        self.kind = run.memory.recall
+        self.gumbel_temperature = run.memory.gumbel_temperature
+        self.kl = run.objective.kl
+
+    def forward(
+        self,
+        support: SupportSet,
+        memory: SlotMemory,
+        slot_mask: Tensor | None,
+        num_samples: int,
+        random: Randomness,
+    ) -> Recollection:
+        """See :class:`Recall`."""
+        weights = self.addressing(support.mean, memory.content, slot_mask)  # [T, N, A]
+        slots: DiagonalGaussian = self.network(memory.content)  # [A, D]
+        prior: DiagonalGaussian = self.network(support.mean)  # [T, N, D]
+        if self.kind == "soft":
+            latent = self._soft(weights, slots).where(addressed(weights), prior)
+            return Recollection(latent.sample(num_samples, random), weights, latent.kl(prior))
+        if self.kind == "mixture" or self.kl == "monte_carlo":
+            ancestral, chosen = self._ancestral(weights, slots, prior, num_samples, random)
+        if self.kind == "mixture":
+            samples = ancestral
+        else:
+            samples = self._relaxed(weights, slots, prior, num_samples, random)
+        if self.kl == "bound":
+            divergence = weighted_moments(weights, slots).bound_on_kl(prior)
+        else:
+            divergence = mixture_divergence(weights, slots, prior, ancestral, chosen)
+        divergence = torch.where(addressed(weights), divergence, torch.zeros_like(divergence))
+        return Recollection(samples, weights, divergence)
+
+    def prior(
+        self, support: SupportSet, memory: SlotMemory, slot_mask: Tensor | None
+    ) -> MemoryPrior:
+        """See :class:`Recall`: the mixture's mean and variance."""
+        weights = self.addressing(support.mean, memory.content, slot_mask)
+        gaussian = self._soft(weights, self.network(memory.content))
+        return MemoryPrior(gaussian, weights, addressed(weights))
+
+    def _soft(self, weights: Tensor, slots: DiagonalGaussian) -> DiagonalGaussian:
+        """One Gaussian ``[T, N, D]``: mean Σλμ, variance Σλ(σ² + μ²) − (Σλμ)²."""
+        mean, within, between = mean_and_variances(weights, slots)
+        # Unaddressed rows have no variance; they are replaced by the prior, and their log must
+        # not poison the gradient.
+        variance = within.masked_fill(~addressed(weights).unsqueeze(-1), 1.0)
+        return DiagonalGaussian(mean, (variance + between).log())
+
+    def _ancestral(
+        self,
+        weights: Tensor,
+        slots: DiagonalGaussian,
+        prior: DiagonalGaussian,
+        num_samples: int,
+        random: Randomness,
+    ) -> tuple[Tensor, Tensor]:
+        """m_j ~ N(μ_a, σ_a²) with a ~ Cat(λ): ``[T, N, J, D]``, and the slots a ``[T, N, J]``."""
+        tasks, way, num_slots = weights.shape
+        if num_slots == 0:
+            no_slots = torch.zeros(tasks, way, 0, dtype=torch.int64, device=weights.device)
+            return prior.sample(num_samples, random), no_slots
+        known = addressed(weights)
+        chances = weights.detach().masked_fill(~known.unsqueeze(-1), 1.0)
+        chosen = categorical(random, chances.flatten(0, 1), num_samples)
+        shape = (tasks, way, num_samples, -1)
+        drawn = DiagonalGaussian(
+            slots.mean.index_select(0, chosen.flatten()).view(shape),
+            slots.log_variance.index_select(0, chosen.flatten()).view(shape),
+        ).where(known.unsqueeze(-1), prior.unsqueeze(-2))
+        return drawn.sample(1, random).squeeze(-2), chosen.view(shape[:3])
+
+    def _relaxed(
+        self,
+        weights: Tensor,
+        slots: DiagonalGaussian,
+        prior: DiagonalGaussian,
+        num_samples: int,
+        random: Randomness,
+    ) -> Tensor:
+        """m_j ~ N(Σ w_j μ, Σ w_j σ²) with Gumbel-softmax weights w_j: ``[T, N, J, D]``."""
+        known = addressed(weights)
+        log_weights = weights.clamp_min(torch.finfo(weights.dtype).tiny).log().unsqueeze(-2)
+        chances = uniform(random, *weights.shape[:2], num_samples, weights.shape[-1])
+        gumbel = -torch.log(-torch.log(chances.clamp(1e-20, 1 - 1e-7))).to(weights)
+        relaxed = F.softmax((log_weights + gumbel) / self.gumbel_temperature, -1)
+        relaxed = relaxed * (weights > 0).unsqueeze(-2)  # masked slots stay masked: [T, N, J, A]
+        variance = (relaxed @ slots.variance).masked_fill(~known[..., None, None], 1.0)
+        drawn = DiagonalGaussian(relaxed @ slots.mean, variance.log())
+        return drawn.where(known.unsqueeze(-1), prior.unsqueeze(-2)).sample(1, random).squeeze(-2)
+
+
+def mixture_divergence(
+    weights: Tensor,
+    slots: DiagonalGaussian,
+    prior: DiagonalGaussian,
+    samples: Tensor,
+    chosen: Tensor,
+) -> Tensor:
+    """Monte Carlo KL(Σ λ_a p_ψ(m | M_a) ‖ p_ψ(m | h̄)) ``[T, N]``, unbiased, as its gradient is.
+
+    Which slot a sample came from was drawn from λ, so differentiating the samples alone would tell
+    λ nothing. The score function (log-ratio × ∇ log λ_a, less the mean of the other samples as a
+    baseline) is added with value zero. ``samples [T, N, J, D]`` are of slots ``chosen [T, N, J]``.
+    """
+    if weights.shape[-1] == 0:
+        return prior.mean.new_zeros(weights.shape[:2])
+    log_weights = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
+    log_densities = pairwise_log_prob(samples, slots) + log_weights.unsqueeze(-2)  # [T, N, J, A]
+    log_ratio = torch.logsumexp(log_densities, -1) - prior.unsqueeze(-2).log_prob(samples)
+    value = log_ratio.detach()
+    others = (value.sum(-1, keepdim=True) - value) / max(value.shape[-1] - 1, 1)
+    log_chosen = log_weights.gather(-1, chosen)  # [T, N, J]
+    score = (value - others) * (log_chosen - log_chosen.detach())
+    return (log_ratio + score).mean(-1)
+
+
+class ConjugateInference(nn.Module):
+    """q(z | M, S) in closed form, for every feature by itself.
+
+    With z ~ N(μ₀, τ²) from the memory and h_k | z ~ N(z, s²) for the K support images,
+
+        z | h ~ N((κ·μ₀ + K·h̄) / (κ + K), s² / (κ + K)),    κ = s² / τ²,
+
+    so the memory counts as κ support images. Without memory κ = 0. s² is one learned variance per
+    feature. ``memory.strength`` sets κ instead of learning it: on the classes that the backbone was
+    trained on, a learned κ comes out too small.
+    """
+
+    def __init__(self, num_features: int, model: ModelSettings, memory: MemorySettings) -> None:
+        super().__init__()
+        self.noise = LearnedVariance(num_features, model.initial_log_variance)  # s²
+        self.strength = memory.strength
+
+    def forward(self, support: SupportSet, prior: MemoryPrior | None) -> DiagonalGaussian:
+        """Return the posterior of each prototype ``[T, N, D]``; no memory, no prior."""
+        mean, shot, log_noise = support.mean, support.shot, self.noise()
+        if prior is None:
+            kappa = torch.zeros_like(mean)
+        else:
+            kappa = self.kappa(prior)
+            mean = torch.lerp(mean, prior.gaussian.mean, kappa / (kappa + shot))
+        return DiagonalGaussian(mean, log_noise - (kappa + shot).log())
+
+    def kappa(self, prior: MemoryPrior) -> Tensor:
+        """Return κ, the support images that the memory counts for ``[T, N, D]``."""
+        if self.strength is None:
+            kappa = (self.noise() - prior.gaussian.log_variance).exp()
+        else:
+            kappa = torch.full_like(prior.gaussian.mean, self.strength)
+        counted: Tensor = kappa.masked_fill(~prior.known.unsqueeze(-1), 0.0)
+        return counted

@@ -63,9 +63,9 @@ class ReadSettings(NamedTuple):
 class GaussianMemory(ClassMemory):
     """Means of classes, and the scatter of their members; everything in double precision.
 
-    The slots' ``content`` are means of normalized features. The scatter Σ_c Σ_i (h − M_c)(h − M_c)ᵀ
-    is kept in two parts: one matrix for the classes that were learned at once, and for what was
-    added since the rows F_c of each class with F_cᵀF_c its scatter, so that it can be forgotten.
+    ``content`` are means of normalized features. The scatter Σ_c Σ_i (h − M_c)(h − M_c)ᵀ is kept in
+    two parts: one matrix for the classes that were learned at once, and for what was added since
+    the rows F_c of each class with F_cᵀF_c its scatter, so that it can be forgotten.
 
     Attributes:
         center: subtracted by ``cl2n`` ``[D]``; it never changes, so that sums stay sums.
@@ -145,10 +145,7 @@ class GaussianMemory(ClassMemory):
         read_settings: ReadSettings,
         keep_factors: bool = False,
     ) -> "GaussianMemory":
-        """Learn all classes at once from ``features [P, D]`` of ``class_ids [P]``.
-
-        ``keep_factors`` keeps the scatter of every class apart, so that each can be forgotten.
-        """
+        """Learn ``features [P, D]`` of ``class_ids [P]``; with factors, each can be forgotten."""
         memory = GaussianMemory.empty(center, read_settings)
         rows = memory.normalize(features)
         if keep_factors:
@@ -218,10 +215,7 @@ class GaussianMemory(ClassMemory):
         return self
 
     def add(self, rows: Tensor, class_ids: Tensor, step: int) -> "GaussianMemory":
-        """Return the memory with normalized ``rows [P, D]`` of ``class_ids [P]`` added.
-
-        What is added is kept as factors, so that it can be forgotten.
-        """
+        """Add normalized ``rows [P, D]`` of ``class_ids [P]`` as factors; they can be forgotten."""
         batch = _ClassSums.of(rows, class_ids)
         new = replace(
             self,
@@ -236,10 +230,7 @@ class GaussianMemory(ClassMemory):
         return self._joined(new, batch.class_ids)
 
     def _joined(self, other: "GaussianMemory", class_ids: Tensor) -> "GaussianMemory":
-        """Join the classes of ``other``, known or new, with these; not its shared scatter.
-
-        ``class_ids [A']`` are their ids here.
-        """
+        """Join the classes of ``other``, called ``class_ids`` here; not its shared scatter."""
         memory = self._with_new_classes(class_ids[~torch.isin(class_ids, self.class_ids)])
         slots = memory.find(class_ids)
         old = memory.counts[slots]
@@ -281,10 +272,7 @@ class GaussianMemory(ClassMemory):
         return self.freedom == self.counts - 1
 
     def keep(self, slots: Tensor) -> "GaussianMemory":
-        """See :class:`vsm.memory.state.ClassMemory`.
-
-        Of the other classes only their part of the shared scatter stays, see ``can_be_forgotten``.
-        """
+        """See ``ClassMemory``; of the others only their part of the shared scatter stays."""
         parts = self.factors.split(self.factor_rows.tolist())
         names = ("content", "class_ids", "counts", "last_update", "factor_rows", "freedom")
         return replace(
@@ -294,11 +282,7 @@ class GaussianMemory(ClassMemory):
         )
 
     def first(self, count: int) -> "GaussianMemory":
-        """See :class:`vsm.Memory`.
-
-        Raises:
-            MemoryFileError: if the scatter of the others cannot be separated.
-        """
+        """See :class:`vsm.Memory`; an error where the scatter of the others is not separate."""
         if count >= len(self):
             return self
         if count == 0:
