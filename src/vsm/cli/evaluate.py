@@ -1,148 +1,190 @@
-"""``vsm evaluate``."""
+"""``vsm evaluate`` and ``vsm compare``."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-import jsonargparse
-
-from vsm.cli.arguments import add_backbone_argument, add_json_argument, add_protocol_arguments
+from vsm.cli.arguments import (
+    BackboneOption,
+    BackbonesOption,
+    JsonOption,
+    PlacementOptions,
+    ProtocolOptions,
+    argument,
+    declare,
+    prepare_placement,
+)
 from vsm.cli.output import ProgressBar, print_json, print_table
-from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.errors import SettingsError
 from vsm.runs.shipped import shipped_folder
-from vsm.settings import BaselineName, BaselineSettings, Inference
+from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings, Inference
 
-
-def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
-    """Declare the run and the episodes."""
-    parser.add_argument(
-        "run", type=Path | None, nargs="?", help="A run directory, or the name of a shipped model."
-    )
-    parser.add_argument(
-        "--model", type=str | None, help="A shipped model by name; `vsm models` lists them."
-    )
-    parser.add_argument(
-        "--calibrated",
-        action="store_true",
-        help="Calibrate probabilities by the temperature on the model's card.",
-    )
-    parser.add_argument(
-        "--checkpoint",
-        type=Literal["best", "last"],
-        default="best",
-        help="The best model by validation, or the last state.",
-    )
-    add_backbone_argument(parser)
-    parser.add_argument(
-        "--classifier",
-        type=BaselineName | None,
-        help="Classify the run's features by this baseline; unset: by the run's own method.",
-    )
-    add_episode_arguments(parser)
-
-
-def add_episode_arguments(parser: jsonargparse.ArgumentParser) -> None:
-    """Declare what ``evaluate`` and ``compare`` share."""
-    parser.add_class_arguments(BaselineSettings, "baseline")
-    parser.add_argument(
-        "--inference",
-        type=Inference | None,
-        help="As training did, or by the Gaussian memory that it left; unset: what validation "
-        "classes preferred.",
-    )
-    add_protocol_arguments(parser)
-    parser.add_argument(
-        "--data",
-        type=str | None,
-        help="Other data than the run's: folder:PATH or a prepared dataset; images are prepared "
-        "as the run's encoder wants them.",
-    )
-    parser.add_argument("--shot", type=int | None, help="Support images; unset: the run's.")
-    parser.add_argument(
-        "--split",
-        type=Literal["train", "validation", "test", "all"],
-        default="test",
-        help="Whose classes; a model has seen those of train of its own data.",
-    )
-    parser.add_argument(
-        "--batch_norm",
-        type=Literal["inductive", "transductive"],
-        default="inductive",
-        help="Running statistics, or each episode's own (queries then see each other).",
-    )
-    parser.add_argument(
-        "--memory_slots",
-        "--memory_classes",
-        type=int | None,
-        help="Keep only the first n classes of the memory, 0 for none; unset: all.",
-    )
-    add_placement_arguments(parser)
-    add_json_argument(parser)
-
-
-def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Measure one run."""
-    parsed = parser.parse_args(arguments)
-    settings = BaselineSettings(**parsed.baseline.as_dict())
-    source = _source(parsed)
-
-    from vsm.runs.loading import load
-
-    placement = prepare_placement(parsed)
-    trained = load(
-        source,
-        checkpoint=parsed.checkpoint,
-        backbone=parsed.backbone,
-        placement=placement,
-        inference=parsed.inference,
-    )
-    with ProgressBar(parsed.json) as bar:
-        measured = trained.evaluate(
-            **episode_options(parsed),
-            classifier=parsed.classifier,
-            baseline=settings,
-            calibrated=parsed.calibrated,
-            progress=bar,
-        )
-    result = measured.as_dict()
-    if parsed.json:
-        print_json(result)
-        return
-    name = result["method"] if parsed.classifier is None else measured.describe()
-    name += f", temperature {measured.temperature:.3g}" if parsed.calibrated else ""
-    print_table(measured.protocol.describe(), SCORE_COLUMNS, [[name, *score_cells(result)]])
-
-
-def _source(parsed: jsonargparse.Namespace) -> str:
-    """Return the run directory, or the name of the shipped model; refuse options that conflict."""
-    if parsed.classifier is not None and parsed.memory_slots is not None:
-        raise SettingsError(
-            f"memory_slots: the classifier {parsed.classifier} has no memory, got "
-            f"{parsed.memory_slots}; leave one of the two out"
-        )
-    if parsed.classifier is not None and parsed.calibrated:
-        raise SettingsError(
-            f"calibrated: the card's temperature is the model's, not that of the classifier "
-            f"{parsed.classifier}; leave one of the two out"
-        )
-    if (parsed.run is None) == (parsed.model is None):
-        raise SettingsError("run: give a run directory, or a shipped model with --model NAME")
-    return str(parsed.run) if parsed.model is None else shipped_folder(parsed.model).name
-
-
-EPISODE_OPTIONS = (
-    *("data", "split", "way", "shot", "queries", "episodes", "seed"),
-    *("batch_norm", "memory_slots"),
-)
-
-
-def episode_options(parsed: jsonargparse.Namespace) -> dict[str, Any]:
-    """Return the options that say which episodes to measure on."""
-    return {name: parsed[name] for name in EPISODE_OPTIONS}
-
+if TYPE_CHECKING:
+    from vsm.runs.measurement import Comparison
 
 SCORE_COLUMNS = ["", "accuracy", "NLL", "ECE"]
+
+
+@dataclass(kw_only=True)
+class EpisodeOptions(ProtocolOptions):
+    """Which episodes to measure on."""
+
+    data: str | None = None
+    """Other data than the run's: folder:PATH or a prepared dataset; images are prepared as the
+    run's encoder wants them."""
+    shot: int | None = None
+    """Support images; unset: the run's."""
+    split: Literal["train", "validation", "test", "all"] = "test"
+    """Whose classes; a model has seen those of train of its own data."""
+    batch_norm: Literal["inductive", "transductive"] = "inductive"
+    """Running statistics, or each episode's own (queries then see each other)."""
+    memory_slots: int | None = argument("--memory_classes", default=None)
+    """Keep only the first n classes of the memory, 0 for none; unset: all."""
+
+    def episodes_as_dict(self) -> dict[str, Any]:
+        """Return these options, without those of derived classes."""
+        return {one.name: getattr(self, one.name) for one in fields(EpisodeOptions)}
+
+
+@dataclass(kw_only=True)
+class MeasurementOptions(EpisodeOptions, PlacementOptions, JsonOption):
+    """What ``evaluate`` and ``compare`` share."""
+
+    baseline: BaselineSettings = field(default_factory=BaselineSettings)
+    inference: Inference | None = None
+    """As training did, or by the Gaussian memory that it left; unset: what validation classes
+    preferred."""
+
+
+@dataclass(kw_only=True)
+class Evaluate(BackboneOption, MeasurementOptions):
+    """Measure one run."""
+
+    run: Path | None = argument(positional=True, default=None)
+    """A run directory, or the name of a shipped model."""
+    model: str | None = None
+    """A shipped model by name; `vsm models` lists them."""
+    calibrated: bool = False
+    """Calibrate probabilities by the temperature on the model's card."""
+    checkpoint: Literal["best", "last"] = "best"
+    """The best model by validation, or the last state."""
+    classifier: BaselineName | None = None
+    """Classify the run's features by this baseline; unset: by the run's own method."""
+
+    def __call__(self) -> None:
+        source = self._source()
+
+        from vsm.runs.loading import load
+
+        trained = load(
+            source,
+            checkpoint=self.checkpoint,
+            backbone=self.backbone,
+            placement=prepare_placement(self),
+            inference=self.inference,
+        )
+        with ProgressBar(self.json) as bar:
+            measured = trained.evaluate(
+                **self.episodes_as_dict(),
+                classifier=self.classifier,
+                baseline=self.baseline,
+                calibrated=self.calibrated,
+                progress=bar,
+            )
+        result = measured.as_dict()
+        if self.json:
+            print_json(result)
+            return
+        name = result["method"] if self.classifier is None else measured.describe()
+        name += f", temperature {measured.temperature:.3g}" if self.calibrated else ""
+        print_table(measured.protocol.describe(), SCORE_COLUMNS, [[name, *score_cells(result)]])
+
+    def _source(self) -> str:
+        """Return the run directory, or the name of the shipped model; check for conflicts."""
+        if self.classifier is not None and self.memory_slots is not None:
+            raise SettingsError(
+                f"memory_slots: the classifier {self.classifier} has no memory, got "
+                f"{self.memory_slots}; leave one of the two out"
+            )
+        if self.classifier is not None and self.calibrated:
+            raise SettingsError(
+                f"calibrated: the card's temperature is the model's, not that of the classifier "
+                f"{self.classifier}; leave one of the two out"
+            )
+        if (self.run is None) == (self.model is None):
+            raise SettingsError("run: give a run directory, or a shipped model with --model NAME")
+        return str(self.run) if self.model is None else shipped_folder(self.model).name
+
+
+@dataclass(kw_only=True)
+class Compare(BackbonesOption, MeasurementOptions):
+    """Measure several runs, and baselines on the first one's features, on identical episodes."""
+
+    runs: list[Path] = argument(positional=True)
+    """Run directories or names of shipped models; two or more, or one with --baselines."""
+    baselines: str = ""
+    """Also measure these on the features of the first run, by comma; any of evaluate
+    --classifier."""
+
+    def __call__(self) -> None:
+        names = baseline_names(self.baselines)
+        if len(self.runs) < 2 and not names:
+            raise SettingsError(
+                "runs: two or more are compared, or one with --baselines, got one; vsm evaluate "
+                "measures one"
+            )
+
+        from vsm.runs.loading import load
+
+        placement = prepare_placement(self)
+        # All are loaded first: a run that is missing is named before anything is measured.
+        models = [
+            load(path, backbone=self.backbone, placement=placement, inference=self.inference)
+            for path in self.runs
+        ]
+        with ProgressBar(self.json) as bar:
+            comparison = models[0].compare(
+                *models[1:],
+                **self.episodes_as_dict(),
+                baselines=names,
+                baseline=self.baseline,
+                progress=bar,
+            )
+        if self.json:
+            print_json(comparison.as_dict())
+        else:
+            print_comparison(comparison)
+
+
+COMMANDS = {"evaluate": declare(Evaluate), "compare": declare(Compare)}
+
+
+def baseline_names(listed: str) -> list[BaselineName]:
+    """Return the baselines of a list with commas, each once."""
+    names = list(dict.fromkeys(word.strip() for word in listed.split(",") if word.strip()))
+    for name in names:
+        if name not in BASELINE_NAMES:
+            raise SettingsError(
+                f"baselines: unknown baseline {name!r}; known: {', '.join(BASELINE_NAMES)}"
+            )
+    return cast(list[BaselineName], names)
+
+
+def print_comparison(comparison: "Comparison") -> None:
+    """Print the scores, and the paired differences below them."""
+    measured = comparison.measured
+    print_table(
+        measured[0].protocol.describe(),
+        SCORE_COLUMNS,
+        [[one.describe(), *score_cells(one.as_dict())] for one in measured],
+    )
+    rows = [
+        [f"{one.a} − {one.b}", f"{100 * one.estimate.mean:+.2f} ± {100 * one.estimate.ci95:.2f}"]
+        for one in comparison.differences
+    ]
+    if rows:
+        title = "paired differences in accuracy, in points with 95% intervals"
+        print_table(title, ["", "difference"], rows)
 
 
 def score_cells(result: dict[str, object]) -> list[str]:

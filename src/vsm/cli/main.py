@@ -1,6 +1,7 @@
 """Find the command, parse its arguments, run it."""
 
 import importlib
+import importlib.util
 import io
 import os
 import sys
@@ -10,13 +11,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from vsm import __version__
-from vsm.cli import lab
-from vsm.cli.processes import is_first_process, is_one_of_several
 from vsm.errors import EpisodeError, RunError, SettingsError, VsmError
 from vsm.system.interruption import Interrupted
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
+
+    from vsm.cli.arguments import CommandEntry
 
 COMMANDS = {
     "demo": "train three methods on built-in data, compare them on unseen classes, write a report",
@@ -36,6 +37,15 @@ COMMANDS = {
     "study": "measure trained runs and their controls, and render a page of results",
     "bench": "measure speed on this machine, in a minute, or everything, or a server under load",
 }
+MODULES = {
+    "compare": "evaluate",
+    "export": "models",
+    "pretrain": "train",
+    "review": "classify",
+    "suggest": "classify",
+}
+"""Commands that are not in a module of their own name."""
+LAB_COMMANDS = ("demo", "reproduce", "study", "bench")
 SHARED_COMMANDS = (("train",), ("memory", "learn"))
 """What several processes can do together."""
 SAME_FOR_ALL = (EpisodeError, RunError, SettingsError, Interrupted)
@@ -64,41 +74,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _complain(name, error)
         return error.exit_code
     except (Exception, KeyboardInterrupt) as error:
-        return _end_by(error, name)
+        reason, code = _explain(error)
+        _complain(name, reason)
     return code
 
 
 def _run(name: str, rest: Sequence[str]) -> int:
-    module, parser = open_command(name)
+    command, parser = open_command(name)
     shared = any((name, *rest)[: len(one)] == one for one in SHARED_COMMANDS)
     if is_one_of_several() and not shared:
         raise SettingsError(
             "works in one process, but WORLD_SIZE announces several; start it without "
             "torchrun, or unset WORLD_SIZE"
         )
-    module.run(parser, rest)
+    command.run(parser, rest)
     return 0
 
 
-def _end_by(error: BaseException, name: str) -> int:
-    """Say in one line why the system, or a user, ended a command; a mistake of ours is raised."""
+def is_one_of_several() -> bool:
+    """Whether the environment announces other processes of the same job, as torchrun's does."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def is_first_process() -> bool:
+    """Whether this process is alone, or the first of a job: the one that speaks."""
+    return not is_one_of_several() or os.environ.get("RANK", "0") == "0"
+
+
+def _explain(error: BaseException) -> tuple[object, int]:
+    """Return why the system, or a user, ended a command, and the exit code; else raise it."""
     if _was_interrupted(error):
-        _complain(name, "interrupted")
-        return 130
+        return "interrupted", 130
     if isinstance(error, UnicodeDecodeError):
-        _complain(name, f"a settings file is not UTF-8 text ({error})")
-        return 2
+        return f"a settings file is not UTF-8 text ({error})", 2
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        _complain(name, f"{where}{error.strerror or error}")
-        return 1
-    if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # of Path.resolve
-        _complain(name, error)
-        return 1
-    is_memory = isinstance(error, RuntimeError) and "allocate" in str(error)  # of PyTorch
-    if is_memory or isinstance(error, MemoryError):
-        _complain(name, "there is not enough memory for this; ask for less, or use another machine")
-        return 1
+        return f"{where}{error.strerror or error}", 1
+    runtime = str(error) if isinstance(error, RuntimeError) else ""
+    if "Symlink loop" in runtime:  # of Path.resolve
+        return error, 1
+    if "allocate" in runtime or isinstance(error, MemoryError):
+        return "there is not enough memory for this; ask for less, or use another machine", 1
     raise error
 
 
@@ -123,21 +139,36 @@ def _discard_output() -> None:
         os.dup2(nowhere, sys.stdout.fileno())
 
 
-def open_command(name: str) -> tuple[ModuleType, "ArgumentParser"]:
-    """Return the module of a command, and a parser that knows its arguments.
-
-    A module offers ``add_arguments(parser)``, and ``run(parser, words)``, which parses and works.
-    """
+def open_command(name: str) -> "tuple[CommandEntry | ModuleType, ArgumentParser]":
+    """Return a command, which has ``run(parser, words)``, and a parser that knows its arguments."""
     import jsonargparse  # here, so that `vsm --help` answers at once
 
     from vsm.cli.arguments import CommandParser
 
-    is_lab = name in lab.COMMANDS
-    module = lab.lab_module(name) if is_lab else importlib.import_module(f"vsm.cli.{name}")
+    command: CommandEntry | ModuleType
+    if name in LAB_COMMANDS:
+        command = lab_module(name)
+    else:
+        command = importlib.import_module(f"vsm.cli.{MODULES.get(name, name)}").COMMANDS[name]
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = CommandParser(prog=f"vsm {name}", usage=f"vsm {name} ...", description=COMMANDS[name])
-    module.add_arguments(parser)
-    return module, parser
+    command.add_arguments(parser)
+    return command, parser
+
+
+def has_lab() -> bool:
+    """Whether the experiment tooling, which comes with a clone of the repository, is installed."""
+    return importlib.util.find_spec("vsm_lab") is not None
+
+
+def lab_module(name: str) -> ModuleType:
+    """Import the module of a lab command, or say how to install the lab."""
+    if not has_lab():
+        raise SettingsError(
+            "the experiment tooling is not installed; clone the repository and install it with: "
+            "pip install --editable '.[plots]'"
+        )
+    return importlib.import_module(f"vsm_lab.cli.{name}")
 
 
 def _top_level(words: Sequence[str]) -> int:

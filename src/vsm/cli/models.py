@@ -1,61 +1,39 @@
-"""``vsm models``."""
+"""``vsm models`` and ``vsm export``."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import jsonargparse
+from jsonargparse import ArgumentParser
 
-from vsm.cli import lab
-from vsm.cli.arguments import CommandParser, add_json_argument
+from vsm.cli.arguments import (
+    CommandEntry,
+    JsonOption,
+    MemoryOption,
+    argument,
+    declare,
+    declare_actions,
+)
 from vsm.cli.evaluate import SCORE_COLUMNS, score_cells
-from vsm.cli.output import print_json, print_table
+from vsm.cli.main import has_lab, lab_module
+from vsm.cli.output import print_json, print_table, say
 from vsm.runs.shipped import Card, shipped_card, shipped_names
 
-ACTIONS = {
-    "list": "List the models that ship with the package; `vsm models` is the same.",
-    "show": "Show the card of one; `vsm models NAME` is the same.",
-    "ship": "Store a run's model small, if that leaves it as good as it was, with a card.",
-    "calibrate": "Measure again when a model answers 'none of these'; no weight changes.",
-}
+LAB_ACTIONS = ("ship", "calibrate")
 
 
-def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
-    """Declare what can be done with models."""
-    actions = parser.add_subcommands(dest="action", required=False)
-    for name, purpose in ACTIONS.items():
-        action = CommandParser(description=purpose)
-        if name == "show":
-            action.add_argument("name", type=str, help="A shipped model.")
-        elif name in lab.MODEL_ACTIONS and lab.is_installed():
-            lab.lab_module("models").ADD_ARGUMENTS[name](action)
-        add_json_argument(action)
-        actions.add_subcommand(name, action, help=purpose)
+@dataclass(kw_only=True)
+class List(JsonOption):
+    """List the models that ship with the package; `vsm models` is the same."""
 
-
-def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """List models, show the card of one, make one, or calibrate one."""
-    words, actions = list(arguments), {"list": _list, "show": _show}
-    first = next((word for word in words if not word.startswith("-")), None)
-    if first is None and not {"-h", "--help"} & set(words):
-        words = ["list", *words]
-    elif first in lab.MODEL_ACTIONS:
-        actions |= lab.lab_module("models").ACTIONS
-    elif first is not None and first not in ACTIONS:
-        words = ["show", *words]
-    parsed = parser.parse_args(words)
-    chosen = parsed[parsed.action]
-    actions[parsed.action](chosen)
-
-
-def _list(chosen: jsonargparse.Namespace) -> None:
-    cards = [shipped_card(name) for name in shipped_names()]
-    if chosen.json:
-        print_json({"models": cards})
-        return
-    print_table(
-        "models that ship with vsm",
-        ["name", "data", "method", "accuracy on unseen classes", "slots", "size"],
-        [
+    def __call__(self) -> None:
+        cards = [shipped_card(name) for name in shipped_names()]
+        if self.json:
+            print_json({"models": cards})
+            return
+        columns = ["name", "data", "method", "accuracy on unseen classes", "slots", "size"]
+        rows = [
             [
                 card["name"],
                 card["data"],
@@ -64,23 +42,85 @@ def _list(chosen: jsonargparse.Namespace) -> None:
                     f"{_shape(one)} {one['accuracy']:.2%} ± {one['ci95']:.2%}"
                     for one in card["measurements"]
                 ),
-                "–" if card["memory_slots"] is None else f"{card['memory_slots']:,}",
+                _words(card["memory_slots"]),
                 f"{card['bytes'] / 1000:,.0f} kB",
             ]
             for card in cards
-        ],
-        words=True,
-    )
+        ]
+        print_table("models that ship with vsm", columns, rows, words=True)
 
 
-def _show(chosen: jsonargparse.Namespace) -> None:
-    card = shipped_card(chosen.name)
-    if chosen.json:
-        print_json(card)
-        return
-    lines = [[key, _words(value)] for key, value in card.items() if key != "measurements"]
-    print_table(card["name"], ["", ""], lines, words=True)
-    print_measurements(card)
+@dataclass(kw_only=True)
+class Show(JsonOption):
+    """Show the card of one; `vsm models NAME` is the same."""
+
+    name: str = argument(positional=True)
+    """A shipped model."""
+
+    def __call__(self) -> None:
+        card = shipped_card(self.name)
+        if self.json:
+            print_json(card)
+            return
+        lines = [[key, _words(value)] for key, value in card.items() if key != "measurements"]
+        print_table(card["name"], ["", ""], lines, words=True)
+        print_measurements(card)
+
+
+@dataclass(kw_only=True)
+class Export(MemoryOption, JsonOption):
+    """Convert, compare with PyTorch, write."""
+
+    model: str = argument(positional=True)
+    """A run directory, or a name that vsm models lists."""
+    onnx: Path
+    """Folder that encoder.onnx and classifier.onnx go into."""
+    overwrite: bool = False
+    """Replace files that are there."""
+
+    def __call__(self) -> None:
+        from vsm.export import export_onnx
+
+        exported = export_onnx(
+            self.model,
+            self.onnx,
+            memory=self.memory,
+            backbone=self.backbone,
+            overwrite=self.overwrite,
+        )
+        files = [exported.encoder, exported.classifier]
+        if self.json:
+            print_json({"files": list(map(str, files)), "differences": exported.differences})
+            return
+        for file in files:
+            say(f"{file}: {file.stat().st_size / 1000:,.0f} kB")
+        listed = ", ".join(f"{name} {value:.1e}" for name, value in exported.differences.items())
+        say(f"largest differences from PyTorch: {listed.replace('_', ' ')}")
+
+
+def _models() -> CommandEntry:
+    """Return ``vsm models``, with the actions of the lab where it is installed."""
+    return declare_actions(ACTIONS | (lab_module("models").ACTIONS if has_lab() else {}))
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    _models().add_arguments(parser)
+
+
+def _run(parser: ArgumentParser, arguments: Sequence[str]) -> None:
+    words = list(arguments)
+    first = next((word for word in words if not word.startswith("-")), None)
+    if first is None and not {"-h", "--help"} & set(words):
+        words = ["list", *words]
+    elif first in LAB_ACTIONS:
+        lab_module("models")  # or say how to install it
+    elif first is not None and first not in ACTIONS:
+        words = ["show", *words]
+    _models().run(parser, words)
+
+
+ACTIONS = {"list": List, "show": Show}
+COMMANDS = {"models": CommandEntry(_add_arguments, _run), "export": declare(Export)}
 
 
 def print_measurements(card: Card) -> None:

@@ -1,14 +1,11 @@
 """``vsm serve``."""
 
 import importlib.util
-from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import jsonargparse
-
-from vsm.cli.arguments import add_backbone_argument, add_memory_argument
-from vsm.cli.classify import default_model
+from vsm.cli.arguments import ModelOptions, declare
 from vsm.errors import SettingsError
 from vsm.serve import Limits
 from vsm.system.allocator import keep_allocations
@@ -16,64 +13,49 @@ from vsm.system.allocator import keep_allocations
 NEEDED = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}
 
 
-def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
-    """Declare the model, where to listen, where to store, and the limits."""
-    parser.add_argument(
-        "--model",
-        type=str | None,
-        help="A run directory, or a name that vsm models lists; unset: as classify.",
-    )
-    add_memory_argument(parser)
-    add_backbone_argument(parser)
-    parser.add_argument("--host", type=str, default="127.0.0.1", help="Address to listen on.")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one.")
-    parser.add_argument(
-        "--store",
-        type=str | None,
-        help="An SQLite file, or postgresql://…; unset: a file of the model in the data folder.",
-    )
-    parser.add_argument(
-        "--token_file", type=Path | None, help="Holds the token that requests must have."
-    )
-    parser.add_argument(
-        "--insecure",
-        action="store_true",
-        help="Allow another address than loopback without a token.",
-    )
-    parser.add_argument(
-        "--keep_originals",
-        action="store_true",
-        help="Keep the files of examples besides features and thumbnails.",
-    )
-    parser.add_argument("--device", type=str, default="cpu", help="cpu, cuda, cuda:1, mps or auto.")
-    parser.add_class_arguments(Limits, "limits")
-
-
-def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
+@dataclass(kw_only=True)
+class Serve(ModelOptions):
     """Open the model and the store, and serve until stopped."""
-    parsed = parser.parse_args(arguments)
-    limits = Limits(**parsed.limits.as_dict())
-    require_serving("serve")
-    keep_allocations(in_threads=True)  # one of which uses the model
 
-    from vsm.serve import server
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8000
+    """0 takes a free one."""
+    store: str | None = None
+    """An SQLite file, or postgresql://…; unset: a file of the model in the data folder."""
+    token_file: Path | None = None
+    """Holds the token that requests must have."""
+    insecure: bool = False
+    """Allow another address than loopback without a token."""
+    keep_originals: bool = False
+    """Keep the files of examples besides features and thumbnails."""
+    limits: Limits = field(default_factory=Limits)
 
-    token = None if parsed.token_file is None else server.read_token(parsed.token_file)
-    access = server.checked_access(parsed.host, token, parsed.insecure)
-    name = parsed.model or default_model()
-    _require_run(name)
-    with server.open_socket(parsed.host, parsed.port) as listening:
-        from vsm.runs.loading import load
-        from vsm.serve.app import Service
-        from vsm.stores import default_store, open_store
-        from vsm.system.devices import choose_placement
+    def __call__(self) -> None:
+        require_serving("serve")
+        keep_allocations(in_threads=True)  # one of which uses the model
 
-        placement = choose_placement(parsed.device, "float32")
-        trained = load(name, memory=parsed.memory, backbone=parsed.backbone, placement=placement)
-        store = open_store(parsed.store or default_store(name, trained.encoder.identity))
-        with closing(store):  # also if it is refused, so that it leaves no files beside it
-            service = Service(trained, store, limits, keep_originals=parsed.keep_originals)
-            server.run(service, access, listening)
+        from vsm.serve import server
+
+        token = None if self.token_file is None else server.read_token(self.token_file)
+        access = server.checked_access(self.host, token, self.insecure)
+        name = self.chosen_model
+        _require_run(name)
+        with server.open_socket(self.host, self.port) as listening:
+            from vsm.runs.loading import load
+            from vsm.serve.app import Service
+            from vsm.stores import default_store, open_store
+            from vsm.system.devices import choose_placement
+
+            placement = choose_placement(self.device, "float32")
+            trained = load(name, memory=self.memory, backbone=self.backbone, placement=placement)
+            store = open_store(self.store or default_store(name, trained.encoder.identity))
+            with closing(store):  # also if it is refused, so that it leaves no files beside it
+                service = Service(trained, store, self.limits, keep_originals=self.keep_originals)
+                server.run(service, access, listening)
+
+
+COMMANDS = {"serve": declare(Serve)}
 
 
 def _require_run(name: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vsm.errors import SettingsError
 from vsm.settings import SlurmSettings
@@ -69,7 +69,7 @@ class TrainingJob:
 
 
 def submit(
-    launcher: Literal["local", "slurm"],
+    launcher: str,
     slurm: SlurmSettings,
     num_tasks: int,
     output: Path,
@@ -93,7 +93,7 @@ def submit(
     return SubmittedJob(job.job_id, job.paths.stdout, f"{stop} {job.job_id}")
 
 
-def open_executor(folder: Path, launcher: Literal["local", "slurm"], restarts: int) -> Any:
+def open_executor(folder: Path, launcher: str, restarts: int) -> Any:
     """Return submitit's executor with its files in ``folder``, or say why there is none."""
     try:
         import submitit

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 import jsonargparse
 
-from vsm.cli.arguments import add_json_argument
-from vsm.cli.classify import default_model
+from vsm.cli.arguments import JsonOption, add_options, default_model
 from vsm.cli.output import ProgressBar, print_json, print_table, say
 from vsm.cli.serve import require_serving
 from vsm.errors import SettingsError
@@ -64,7 +63,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="With --load: number of requests, one image each.",
     )
     add_output_argument(parser, Path("runs/bench"))
-    add_json_argument(parser)
+    add_options(parser, JsonOption)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:

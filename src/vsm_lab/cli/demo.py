@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jsonargparse
 
-from vsm.cli.arguments import add_json_argument
+from vsm.cli.arguments import JsonOption, add_options
 from vsm.cli.output import ProgressBar, console, need_matplotlib, print_json, progress_bar
 from vsm.errors import RunError
 from vsm.runs.configuration import preset_paths, settings_from_files
@@ -26,7 +26,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", type=int, default=2000, help="Test episodes.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of training and episodes.")
     parser.add_argument("--overwrite", action="store_true", help="Replace an earlier demo.")
-    add_json_argument(parser)
+    add_options(parser, JsonOption)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
@@ -34,7 +34,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     parsed = parser.parse_args(arguments)
     need_matplotlib("the report")
 
-    from vsm.cli.compare import print_comparison
+    from vsm.cli.evaluate import print_comparison
     from vsm.data import open_images
     from vsm.evaluation.evaluator import EpisodeProtocol
     from vsm.learning import learn_memory

@@ -1,98 +1,89 @@
 """``vsm models ship`` and ``vsm models calibrate``."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import jsonargparse
-
-from vsm.cli.arguments import add_backbone_argument, add_protocol_arguments
+from vsm.cli.arguments import (
+    BackboneOption,
+    JsonOption,
+    PlacementOptions,
+    ProtocolOptions,
+    argument,
+    prepare_placement,
+)
 from vsm.cli.models import print_measurements
 from vsm.cli.output import ProgressBar, print_json, say
-from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.errors import SettingsError
 
 
-def add_ship_arguments(parser: jsonargparse.ArgumentParser) -> None:
-    """Declare what is shipped, under which name, and how it is measured."""
-    parser.add_argument("run", type=Path, help="A run directory.")
-    parser.add_argument("--name", type=str, required=True, help="By which the model is loaded.")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("models"),
-        help="Folder that the model's own folder goes to; those in src/vsm/models ship.",
-    )
-    parser.add_argument(
-        "--shots", type=str, default="", help="Support images, by comma; unset: the run's."
-    )
-    add_protocol_arguments(parser)
-    parser.add_argument(
-        "--storage",
-        type=Literal["float16", "float32"],
-        default="float16",
-        help="Precision of stored kernels, matrices and memory contents.",
-    )
-    parser.add_argument(
-        "--calibrate",
-        action="store_true",
-        help="Fit a temperature of the probabilities on validation classes, for each of the shots.",
-    )
-    parser.add_argument(
-        "--measured",
-        type=str,
-        default="",
-        help="Runs learned alike of part of the classes, by comma, if the run remembers all: the "
-        "card has what is measured on the others.",
-    )
-    parser.add_argument(
-        "--data_license", type=str | None, help="Of the data; needed unless they are built in."
-    )
-    parser.add_argument("--overwrite", action="store_true", help="Replace the model of that name.")
-    add_placement_arguments(parser)
+@dataclass(kw_only=True)
+class Ship(ProtocolOptions, PlacementOptions, JsonOption):
+    """Store a run's model small, if that leaves it as good as it was, with a card."""
+
+    run: Path = argument(positional=True)
+    """A run directory."""
+    name: str
+    """By which the model is loaded."""
+    output: Path = Path("models")
+    """Folder that the model's own folder goes to; those in src/vsm/models ship."""
+    shots: str = ""
+    """Support images, by comma; unset: the run's."""
+    storage: Literal["float16", "float32"] = "float16"
+    """Precision of stored kernels, matrices and memory contents."""
+    calibrate: bool = False
+    """Fit a temperature of the probabilities on validation classes, for each of the shots."""
+    measured: str = ""
+    """Runs learned alike of part of the classes, by comma, if the run remembers all: the card has
+    what is measured on the others."""
+    data_license: str | None = None
+    """Of the data; needed unless they are built in."""
+    overwrite: bool = False
+    """Replace the model of that name."""
+
+    def __call__(self) -> None:
+        lists: dict[str, Any] = {}
+        try:
+            lists["shots"] = tuple(int(word) for word in self.shots.split(",") if word.strip())
+        except ValueError:
+            raise SettingsError(f"shots: expected numbers by comma, got {self.shots!r}") from None
+        lists["measured"] = tuple(Path(word) for word in self.measured.split(",") if word.strip())
+
+        from vsm_lab.shipping import Shipment, ship
+
+        placement = prepare_placement(self)
+        shipment = Shipment(
+            **{one.name: getattr(self, one.name) for one in fields(Shipment)} | lists
+        )
+        with ProgressBar(quiet=self.json) as bar:
+            card = ship(self.run, shipment, placement, bar)
+        if self.json:
+            print_json(card)
+            return
+        print_measurements(card)
+        for shot, temperature in (card["temperatures"] or {}).items():
+            say(f"{shot}-shot temperature, fitted on validation classes: {temperature:.3f}")
+        where = f"vsm.load({str(shipment.folder)!r})"
+        say(f"{shipment.folder}: {card['bytes'] / 1000:,.0f} kB; load it with {where}")
 
 
-def add_calibrate_arguments(parser: jsonargparse.ArgumentParser) -> None:
-    """Declare the model and where to compute."""
-    parser.add_argument("name", type=str, help="A shipped model, or a run directory.")
-    add_backbone_argument(parser)
-    add_placement_arguments(parser)
+@dataclass(kw_only=True)
+class Calibrate(BackboneOption, PlacementOptions, JsonOption):
+    """Measure again when a model answers 'none of these'; no weight changes."""
+
+    name: str = argument(positional=True)
+    """A shipped model, or a run directory."""
+
+    def __call__(self) -> None:
+        from vsm_lab.shipping import calibrate
+
+        found = calibrate(self.name, prepare_placement(self), self.backbone)
+        assert found.thresholds is not None
+        shots = list(found.thresholds.by_shot)
+        if self.json:
+            print_json({"model": self.name, "shots": shots})
+        else:
+            say(f"{self.name}: rejection thresholds for {', '.join(map(str, shots))} shots")
 
 
-def _ship(chosen: jsonargparse.Namespace) -> None:
-    try:
-        chosen.shots = tuple(int(word) for word in chosen.shots.split(",") if word.strip())
-    except ValueError:
-        raise SettingsError(f"shots: expected numbers by comma, got {chosen.shots!r}") from None
-    chosen.measured = tuple(Path(word) for word in chosen.measured.split(",") if word.strip())
-
-    from vsm_lab.shipping import Shipment, ship
-
-    placement = prepare_placement(chosen)
-    shipment = Shipment(**{field.name: chosen[field.name] for field in fields(Shipment)})
-    with ProgressBar(quiet=chosen.json) as bar:
-        card = ship(chosen.run, shipment, placement, bar)
-    if chosen.json:
-        print_json(card)
-        return
-    print_measurements(card)
-    for shot, temperature in (card["temperatures"] or {}).items():
-        say(f"{shot}-shot temperature, fitted on validation classes: {temperature:.3f}")
-    where = f"vsm.load({str(shipment.folder)!r})"
-    say(f"{shipment.folder}: {card['bytes'] / 1000:,.0f} kB; load it with {where}")
-
-
-def _calibrate(chosen: jsonargparse.Namespace) -> None:
-    from vsm_lab.shipping import calibrate
-
-    found = calibrate(chosen.name, prepare_placement(chosen), chosen.backbone)
-    assert found.thresholds is not None
-    shots = list(found.thresholds.by_shot)
-    if chosen.json:
-        print_json({"model": chosen.name, "shots": shots})
-    else:
-        say(f"{chosen.name}: rejection thresholds for {', '.join(map(str, shots))} shots")
-
-
-ADD_ARGUMENTS = {"ship": add_ship_arguments, "calibrate": add_calibrate_arguments}
-ACTIONS = {"ship": _ship, "calibrate": _calibrate}
+ACTIONS = {"ship": Ship, "calibrate": Calibrate}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
-from vsm.cli.arguments import CommandParser, add_json_argument
+from vsm.cli.arguments import CommandParser, JsonOption, add_options
 from vsm.cli.output import console, need_matplotlib, print_json, print_table, say
 from vsm.errors import SettingsError
 from vsm_lab.cli.running import (
@@ -41,7 +41,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
             add_output_argument(action, Path("runs/reproduce"))
         if name not in OVERVIEWS:
             _add_request_arguments(action)
-        add_json_argument(action)
+        add_options(action, JsonOption)
         actions.add_subcommand(name, action, help=purpose)
 
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import jsonargparse
 
-from vsm.cli.launch import add_launcher_arguments
+from vsm.cli.arguments import add_options
 from vsm.cli.output import ProgressBar, console, print_json, print_table, say
+from vsm.cli.train import LauncherOptions
 from vsm.errors import RunError
 from vsm.settings import SlurmSettings
 
@@ -25,9 +26,7 @@ def add_output_argument(parser: jsonargparse.ArgumentParser, default: Path) -> N
 def add_running_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare where jobs run, and how many at a time."""
     parser.add_argument("--jobs", type=int, default=1, help="Jobs to run side by side.")
-    add_launcher_arguments(
-        parser, "Submit jobs through submitit: local for this machine's background, or slurm."
-    )
+    add_options(parser, LauncherOptions)
     parser.add_argument("--dry_run", action="store_true", help="Show the plan and compute nothing.")
 
 

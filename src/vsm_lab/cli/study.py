@@ -6,9 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
-from vsm.cli.arguments import add_backbones_argument, add_json_argument
+from vsm.cli.arguments import (
+    BackbonesOption,
+    JsonOption,
+    PlacementOptions,
+    add_options,
+    prepare_placement,
+)
 from vsm.cli.output import need_matplotlib, print_json, say
-from vsm.cli.processes import add_placement_arguments, prepare_placement
 from vsm.errors import RunError, SettingsError, VsmError
 from vsm.system.documents import shortened
 from vsm_lab.cli.running import (
@@ -47,9 +52,8 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     )
     add_output_argument(parser, OUTPUT)
     add_running_arguments(parser)
-    add_backbones_argument(parser)
-    add_placement_arguments(parser)
-    add_json_argument(parser)
+    for options in (BackbonesOption, PlacementOptions, JsonOption):
+        add_options(parser, options)
 
 
 def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
