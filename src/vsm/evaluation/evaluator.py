@@ -99,8 +99,7 @@ class Evaluation:
     @property
     def labels(self) -> Tensor:
         """The true class of every query, as a position in its episode: int64 ``[E, B]``."""
-        num_episodes, num_queries, way = self.log_probabilities.shape
-        return torch.arange(way).repeat_interleave(num_queries // way).expand(num_episodes, -1)
+        return query_labels(self.log_probabilities)
 
     @cached_property
     def correct(self) -> Tensor:
@@ -145,6 +144,12 @@ class Evaluation:
     def reliability(self) -> Reliability:
         """Confidence against accuracy over all queries."""
         return reliability(self.confidence.flatten(), self.correct.flatten())
+
+
+def query_labels(log_probabilities: Tensor) -> Tensor:
+    """Return the true classes ``[E, B]`` of queries ``[E, B, N]``, which go class after class."""
+    num_episodes, num_queries, way = log_probabilities.shape
+    return torch.arange(way).repeat_interleave(num_queries // way).expand(num_episodes, -1)
 
 
 def scale_by_temperature(log_probabilities: Tensor, temperature: float) -> Tensor:

@@ -7,9 +7,9 @@ is taken unless another is better by more than the noise.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.evaluation.evaluator import fit_temperature
+from vsm.evaluation.evaluator import fit_temperature, query_labels, scale_by_temperature
 from vsm.evaluation.intervals import estimate
 from vsm.memory import GaussianMemory, ReadSettings, SupportSet
 from vsm.memory.reader import Decomposition
@@ -34,6 +34,9 @@ FINALISTS = 3  # triples of normalization, ε and β that ρ is tried with
 NOISE_SCALES, HALVINGS = (0.05, 1000.0), 16
 LEAST_GAIN = 0.01  # of the likelihood without memory; the best of many candidates is lucky
 ROWS_KEPT = 12  # of the table
+
+Projected = dict[int, tuple[SupportSet, Tensor]]
+"""Support, and queries ``[E, N·Q, D]``, for every K."""
 
 
 class ClassFeatures(NamedTuple):
@@ -106,27 +109,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to read, and how it did.
+    """A way to read, and how it did."""
 
-    Attributes:
-        read_settings: with the noise scale that suits it best.
-        nll: negative log-likelihood of every episode, averaged over its queries, by K ``[E]``.
-        accuracy: mean accuracy by K.
-    """
-
-    read_settings: ReadSettings
-    nll: dict[int, Tensor]
-    accuracy: dict[int, float]
-
-    @cached_property
-    def episode_nll(self) -> Tensor:
-        """NLL of every episode, all K one after the other ``[S·E]``."""
-        return torch.cat(list(self.nll.values()))
+    read_settings: ReadSettings  # with the noise scale that suits it best
+    nll: Tensor  # mean over the queries of every episode, all K one after the other [S·E]
+    accuracy: dict[int, float]  # mean by K
 
     @property
     def mean_nll(self) -> float:
         """What candidates are compared by."""
-        return self.episode_nll.mean().item()
+        return self.nll.mean().item()
 
     def row(self) -> dict[str, Any]:
         """Return a row of the table, ready for JSON."""
@@ -139,19 +131,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """How class statistics are read, and why.
-
-    Attributes:
-        read_settings: what was chosen.
-        episodes_of: whose classes decided.
-        reason: in one line.
-        table: the best candidates, best first, and no memory.
-    """
+    """How class statistics are read, and why."""
 
     read_settings: ReadSettings
-    episodes_of: str
-    reason: str
-    table: list[dict[str, Any]]
+    episodes_of: str  # whose classes decided
+    reason: str  # in one line
+    table: list[dict[str, Any]]  # the best candidates, best first, and no memory
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is stored with the memory, ready for JSON."""
@@ -165,14 +150,10 @@ def choose_read_settings(
     seed: int = 0,
     center: Tensor | None = None,
 ) -> Choice:
-    """Choose what the settings leave open.
+    """Choose what the settings leave open for reading the ``known`` classes.
 
-    Args:
-        known: the classes that are remembered.
-        validation: other classes, where the encoder was trained on the remembered ones.
-        settings: what is set is taken as it is.
-        seed: of the episodes and folds.
-        center: of the features; unset: that of the remembered classes.
+    ``validation`` are other classes, where the encoder was trained on the known ones. ``seed`` is
+    of episodes and folds. The ``center`` of features, if unset, is that of the known classes.
     """
     left_out = "remembered classes that were left out, one half of them at a time"
     episodes_of = left_out if validation is None else "validation classes"
@@ -203,18 +184,14 @@ def held_out_trials(
     shapes = {shot: shape for shot in shots if (shape := _shape(pairs, shot, most_way)) is not None}
     if not shapes:
         return []
-    return [
-        Trial(
-            fitted,
-            others,
-            {
-                k: others.episodes(way, k, q, seed, count // len(pairs))
-                for k, (way, q) in shapes.items()
-            },
-            center,
-        )
-        for fitted, others in pairs
-    ]
+    trials = []
+    for fitted, others in pairs:
+        episodes = {
+            shot: others.episodes(way, shot, queries, seed, count // len(pairs))
+            for shot, (way, queries) in shapes.items()
+        }
+        trials.append(Trial(fitted, others, episodes, center))
+    return trials
 
 
 def _shape(
@@ -242,7 +219,7 @@ def _candidates(trials: Sequence[Trial], settings: GaussianSettings) -> list[Can
     normalizations = NORMALIZATIONS if settings.normalization is None else [settings.normalization]
     epsilons = EPSILONS if settings.epsilon is None else [settings.epsilon]
     betas = BETAS if settings.beta is None else [settings.beta]
-    scorers = {one: _Scorer(trials, one) for one in normalizations}
+    scorers = {one: _scorer(trials, one) for one in normalizations}
     found = []
     for normalization, score in scorers.items():
         none = _as_set(settings, ReadSettings(normalization))
@@ -262,78 +239,50 @@ def _candidates(trials: Sequence[Trial], settings: GaussianSettings) -> list[Can
     ]
 
 
-class _Scorer:
-    """Scores read_settingss of one normalization; one decomposition serves all with one ε."""
+def _scorer(
+    trials: Sequence[Trial], normalization: Normalization
+) -> Callable[[ReadSettings], Candidate]:
+    """Return what scores read settings of one normalization, best in the order of their ε."""
+    memories = [trial.memory(ReadSettings(normalization)) for trial in trials]
 
-    def __init__(self, trials: Sequence[Trial], normalization: Normalization) -> None:
-        self.trials = trials
-        self.memories = [trial.memory(ReadSettings(normalization)) for trial in trials]
-        self._epsilon: float | None = None
-        self._parts: list[tuple[Decomposition, Projected]] = []
+    @lru_cache(maxsize=1)
+    def decomposed(epsilon: float) -> list[tuple[Decomposition, Projected]]:
+        """Return each trial's decomposition, and its episodes in those coordinates."""
+        found = []
+        for trial, memory in zip(trials, memories, strict=True):
+            one = Decomposition.of(memory.content, memory.counts, memory.within, epsilon)
+            features = memory.normalize(trial.others.features)
+            rows = one.reader(1.0, 0.0, 1.0, 1.0).project(features)
+            episodes = {
+                shot: (SupportSet.of(rows[support]), rows[queries].flatten(1, 2))
+                for shot, (support, queries) in trial.episodes.items()
+            }
+            found.append((one, episodes))
+        return found
 
-    def __call__(self, read_settings: ReadSettings) -> Candidate:
+    def score(read_settings: ReadSettings) -> Candidate:
         """Score one; its noise scale is set to the best."""
-        by_shot = [self._log_probabilities(read_settings, shot) for shot in self._shots()]
-        labels = [_labels(log_p) for log_p in by_shot]
+        answers: dict[int, list[Tensor]] = {shot: [] for shot in trials[0].episodes}
+        for decomposition, episodes in decomposed(read_settings.epsilon):
+            reader = decomposition.reader(*read_settings[2:5], noise_scale=1.0)
+            for shot, (support, queries) in episodes.items():
+                answers[shot].append(reader.infer(support).log_probabilities(queries).squeeze(-1))
+        by_shot = {shot: torch.cat(found) for shot, found in answers.items()}  # [E, N·Q, N]
+        labels = [query_labels(log_p) for log_p in by_shot.values()]
         scale = fit_temperature(
-            torch.cat([log_p.flatten(0, 1) for log_p in by_shot]),
+            torch.cat([log_p.flatten(0, 1) for log_p in by_shot.values()]),
             torch.cat([one.flatten() for one in labels]),
             NOISE_SCALES,
             HALVINGS,
         )
-        nll, accuracy = {}, {}
-        for shot, log_p, label in zip(self._shots(), by_shot, labels, strict=True):
-            scaled = F.log_softmax(log_p / scale, -1)
-            nll[shot] = -scaled.gather(-1, label.unsqueeze(-1)).mean((1, 2)).double()
+        nll, accuracy = [], {}
+        for (shot, log_p), label in zip(by_shot.items(), labels, strict=True):
+            scaled = scale_by_temperature(log_p, scale)
+            nll.append(-scaled.gather(-1, label.unsqueeze(-1)).mean((1, 2)).double())
             accuracy[shot] = (log_p.argmax(-1) == label).double().mean().item()
-        return Candidate(read_settings._replace(noise_scale=scale), nll, accuracy)
+        return Candidate(read_settings._replace(noise_scale=scale), torch.cat(nll), accuracy)
 
-    def _shots(self) -> list[int]:
-        """Return every K that there are episodes of."""
-        return list(self.trials[0].episodes)
-
-    def _log_probabilities(self, read_settings: ReadSettings, shot: int) -> Tensor:
-        """Return those of all trials' episodes with K = ``shot``: ``[E, N·Q, N]``."""
-        found = []
-        for decomposition, projected in self._decomposed(read_settings.epsilon):
-            reader = decomposition.reader(
-                read_settings.beta,
-                read_settings.rho,
-                read_settings.addressing_scale,
-                noise_scale=1.0,
-            )
-            support, queries = projected[shot]
-            found.append(reader.infer(support).log_probabilities(queries).squeeze(-1))
-        return torch.cat(found)
-
-    def _decomposed(self, epsilon: float) -> "list[tuple[Decomposition, Projected]]":
-        if epsilon != self._epsilon:
-            pairs = zip(self.trials, self.memories, strict=True)
-            self._parts = [_projected(trial, memory, epsilon) for trial, memory in pairs]
-            self._epsilon = epsilon
-        return self._parts
-
-
-Projected = dict[int, tuple[SupportSet, Tensor]]
-"""Support, and queries ``[E, N·Q, D]``, for every K."""
-
-
-def _projected(
-    trial: Trial, memory: GaussianMemory, epsilon: float
-) -> tuple[Decomposition, Projected]:
-    """Return a trial's decomposition, and its episodes in those coordinates."""
-    decomposition = Decomposition.of(memory.content, memory.counts, memory.within, epsilon)
-    rows = decomposition.reader(1.0, 0.0, 1.0, 1.0).project(memory.normalize(trial.others.features))
-    return decomposition, {
-        shot: (SupportSet.of(rows[support]), rows[queries].flatten(1, 2))
-        for shot, (support, queries) in trial.episodes.items()
-    }
-
-
-def _labels(log_probabilities: Tensor) -> Tensor:
-    """The true class of every query, as a position in its episode ``[E, N·Q]``."""
-    count, queries, way = log_probabilities.shape
-    return torch.arange(way).repeat_interleave(queries // way).expand(count, -1)
+    return score
 
 
 def _best(found: list[Candidate], episodes_of: str) -> Choice:
@@ -343,7 +292,7 @@ def _best(found: list[Candidate], episodes_of: str) -> Choice:
     without = next((one for one in ordered if not one.read_settings.uses_memory), None)
     reason = f"most likely of {len(found)} candidates on episodes of {episodes_of}"
     if without is not None and best is not without:
-        gain = estimate(without.episode_nll - best.episode_nll)
+        gain = estimate(without.nll - best.nll)
         told = f"{gain.mean:+.4f} ± {gain.ci95:.4f} nats per query against no memory"
         reason = f"{reason}, {told}"
         if gain.mean <= max(gain.ci95, LEAST_GAIN * without.mean_nll):

@@ -66,24 +66,15 @@ class GaussianMemory(ClassMemory):
     ``content`` are means of normalized features. The scatter Σ_c Σ_i (h − M_c)(h − M_c)ᵀ is kept in
     two parts: one matrix for the classes that were learned at once, and for what was added since
     the rows F_c of each class with F_cᵀF_c its scatter, so that it can be forgotten.
-
-    Attributes:
-        center: subtracted by ``cl2n`` ``[D]``; it never changes, so that sums stay sums.
-        factors: the rows F_c of all classes, in the order of the slots ``[R, D]``.
-        factor_rows: how many of them each class has ``[A]``.
-        freedom: degrees of freedom of each class's rows ``[A]``.
-        shared_scatter: of the classes that were learned at once ``[D, D]``.
-        shared_freedom: its degrees of freedom ``[]``.
-        reading: :meth:`ReadSettings.tensor`.
     """
 
-    center: Tensor
-    factors: Tensor
-    factor_rows: Tensor
-    freedom: Tensor
-    shared_scatter: Tensor
-    shared_freedom: Tensor
-    reading: Tensor
+    center: Tensor  # subtracted by cl2n [D]; it never changes, so that sums stay sums
+    factors: Tensor  # the rows F_c of all classes, in the order of the slots [R, D]
+    factor_rows: Tensor  # how many of them each class has [A]
+    freedom: Tensor  # degrees of freedom of each class's rows [A]
+    shared_scatter: Tensor  # of the classes that were learned at once [D, D]
+    shared_freedom: Tensor  # its degrees of freedom []
+    reading: Tensor  # ReadSettings.tensor()
 
     def __post_init__(self) -> None:
         for name, value in self.tensors().items():  # files may hold less than double precision

@@ -15,19 +15,12 @@ from vsm.seeding import Randomness
 
 
 class SplitUncertainty(NamedTuple):
-    """The uncertainty of the answers for B queries of T tasks.
+    """The uncertainty of the answers for B queries of T tasks."""
 
-    Attributes:
-        std: standard deviation of probabilities over the prototypes ``[T, B, N]``.
-        total: entropy in nats ``[T, B]``; the sum of the other two.
-        aleatoric: what would be left if the prototypes were known ``[T, B]``.
-        epistemic: mutual information of answer and prototypes ``[T, B]``.
-    """
-
-    std: Tensor
-    total: Tensor
-    aleatoric: Tensor
-    epistemic: Tensor
+    std: Tensor  # standard deviation of probabilities over the prototypes [T, B, N]
+    total: Tensor  # entropy in nats [T, B]; the sum of the other two
+    aleatoric: Tensor  # what would be left if the prototypes were known [T, B]
+    epistemic: Tensor  # mutual information of answer and prototypes [T, B]
 
 
 class Posterior(ABC):

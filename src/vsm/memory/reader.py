@@ -38,24 +38,14 @@ def unit(features: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GaussianPosterior(Posterior):
-    """Prototypes as Gaussians in the reader's coordinates, in which W is the identity.
+    """Prototypes as Gaussians in the reader's coordinates, in which W is the identity."""
 
-    Attributes:
-        gaussian: ``[T, N, D]``.
-        prior_mean: π ``[T, N, D]``.
-        recalled: λ ``[T, N, A]``, which remembered classes were recalled.
-        support_mean: ``[T, N, D]``.
-        reader: of the memory.
-        precision: 1/(1 + v) ``[D]``, where all classes share v because they have equally many
-            examples; None elsewhere.
-    """
-
-    gaussian: DiagonalGaussian
-    prior_mean: Tensor
-    recalled: Tensor
-    support_mean: Tensor
+    gaussian: DiagonalGaussian  # [T, N, D]
+    prior_mean: Tensor  # π [T, N, D]
+    recalled: Tensor  # λ [T, N, A], which remembered classes were recalled
+    support_mean: Tensor  # [T, N, D]
     reader: "GaussianReader"
-    precision: Tensor | None = None
+    precision: Tensor | None = None  # 1/(1 + v) [D], if all classes have equally many examples
 
     @property
     def prototypes(self) -> Tensor:  # type: ignore[override]
@@ -176,17 +166,11 @@ def _squared_distances(
 
 
 class ShotConstants(NamedTuple):
-    """Constants for K examples of each class, by feature: ``[D]``, or ``[T, N, D]``.
+    """Constants for K examples of each class, by feature: ``[D]``, or ``[T, N, D]``."""
 
-    Attributes:
-        gain: K·e/(K·e + 1), how far the posterior's mean lies from π towards that of the examples.
-        log_variance: log v of the posterior, v = e/(K·e + 1).
-        precision: 1/(1 + v), that of the predictive density.
-    """
-
-    gain: Tensor
-    log_variance: Tensor
-    precision: Tensor
+    gain: Tensor  # K·e/(K·e + 1), how far the mean lies from π towards that of the examples
+    log_variance: Tensor  # log v of the posterior, v = e/(K·e + 1)
+    precision: Tensor  # 1/(1 + v), that of the predictive density
 
     @staticmethod
     def of(ratios: Tensor, shot: int | Tensor) -> "ShotConstants":
@@ -197,28 +181,16 @@ class ShotConstants(NamedTuple):
 
 
 class GaussianReader(NamedTuple):
-    """Class statistics, ready to be read: y = A(h − g) has A W Aᵀ = I and A B Aᵀ = diag(e).
+    """Class statistics, ready to be read: y = A(h − g) has A W Aᵀ = I and A B Aᵀ = diag(e)."""
 
-    Attributes:
-        rotation: A ``[D, D]``; its rows are sorted by falling e.
-        offset: −A·g ``[D]``, with g the weighted mean of the class means.
-        ratios: e ``[D]``, the variance between classes in that within them, by direction.
-        slots: class means in these coordinates ``[A, D]``.
-        cosine_scales: factors on inner products with slots of length one ``[A]``: the addressing
-            scale over the length of each slot, which makes the logits of Eq. 9.
-        rho: how far π lies towards what is recalled.
-        noise: mean variance within the remembered classes in these coordinates.
-        constants: cache, by number of examples.
-    """
-
-    rotation: Tensor
-    offset: Tensor
-    ratios: Tensor
-    slots: Tensor
-    cosine_scales: Tensor
-    rho: float
-    noise: float
-    constants: dict[int, ShotConstants]
+    rotation: Tensor  # A [D, D]; its rows are sorted by falling e
+    offset: Tensor  # −A·g [D], with g the weighted mean of the class means
+    ratios: Tensor  # e [D], the variance between classes in that within them, by direction
+    slots: Tensor  # class means in these coordinates [A, D]
+    cosine_scales: Tensor  # addressing scale over the length of each slot [A], for Eq. 9
+    rho: float  # how far π lies towards what is recalled
+    noise: float  # mean variance within the remembered classes in these coordinates
+    constants: dict[int, ShotConstants]  # cache, by number of examples
 
     def to(self, device: torch.device) -> "GaussianReader":
         """Move to ``device``."""
@@ -289,23 +261,14 @@ class GaussianReader(NamedTuple):
 
 
 class Decomposition(NamedTuple):
-    """What all readings with one ε share: y = A(h − g) has A(S_w + ε·w̄·I)Aᵀ = I, w̄ = tr(S_w)/D.
+    """What all readings with one ε share: y = A(h − g) has A(S_w + ε·w̄·I)Aᵀ = I, w̄ = tr(S_w)/D."""
 
-    Attributes:
-        grand_mean: g ``[D]``.
-        rotation: A ``[D, D]``; A S_b Aᵀ is diagonal.
-        ratios: that diagonal ``[D]``, falling.
-        share: tr(S_b) / tr(S_w + ε·w̄·I).
-        noise: tr(A S_w Aᵀ) / D.
-        slots: class means in these coordinates ``[A, D]``.
-    """
-
-    grand_mean: Tensor
-    rotation: Tensor
-    ratios: Tensor
-    share: float
-    noise: float
-    slots: Tensor
+    grand_mean: Tensor  # g [D]
+    rotation: Tensor  # A [D, D]; A S_b Aᵀ is diagonal
+    ratios: Tensor  # that diagonal [D], falling
+    share: float  # tr(S_b) / tr(S_w + ε·w̄·I)
+    noise: float  # tr(A S_w Aᵀ) / D
+    slots: Tensor  # class means in these coordinates [A, D]
 
     @staticmethod
     def of(means: Tensor, counts: Tensor, within: Tensor, epsilon: float) -> "Decomposition":

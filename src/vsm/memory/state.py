@@ -15,17 +15,11 @@ Mask = Literal["none", "own", "task"]
 
 
 class SupportSet(NamedTuple):
-    """S, the labeled images of the classes of a batch.
+    """S, the labeled images of the classes of a batch."""
 
-    Attributes:
-        features: ``[T, N, K, D]``; classes with fewer images than K repeat theirs.
-        mean: h̄ ``[T, N, D]``, over the images of each class.
-        shots: images of each class ``[T, N, 1]``; None where all have K.
-    """
-
-    features: Tensor
-    mean: Tensor
-    shots: Tensor | None = None
+    features: Tensor  # [T, N, K, D]; classes with fewer images than K repeat theirs
+    mean: Tensor  # h̄ [T, N, D], over the images of each class
+    shots: Tensor | None = None  # images of each class [T, N, 1]; None where all have K
 
     @staticmethod
     def of(features: Tensor) -> "SupportSet":
@@ -140,19 +134,12 @@ class Memory(ABC):
 
 @dataclass(frozen=True)
 class ClassMemory(Memory):
-    """A memory with one slot per class; A slots, in the order in which classes were first met.
+    """A memory with one slot per class; A slots, in the order in which classes were first met."""
 
-    Attributes:
-        content: M ``[A, D]``.
-        class_ids: int64 ``[A]``, the class of each slot.
-        counts: int64 ``[A]``, samples that went into each slot.
-        last_update: int64 ``[A]``, the step of each slot's latest change.
-    """
-
-    content: Tensor
-    class_ids: Tensor
-    counts: Tensor
-    last_update: Tensor
+    content: Tensor  # M [A, D]
+    class_ids: Tensor  # the class of each slot, int64 [A]
+    counts: Tensor  # samples that went into each slot, int64 [A]
+    last_update: Tensor  # the step of each slot's latest change, int64 [A]
 
     SHAPES: ClassVar[dict[str, str]] = {
         "content": "float A D",

@@ -40,16 +40,11 @@ class KanervaMemory(Memory):
 
     In double precision: keys of similar features are similar, so their differences are small beside
     the sums over thousands of observations.
-
-    Attributes:
-        weight_products: WᵀW ``[S, S]``.
-        weighted_sums: WᵀZ ``[S, D]``.
-        count: int64 ``[]``, P.
     """
 
-    weight_products: Tensor
-    weighted_sums: Tensor
-    count: Tensor
+    weight_products: Tensor  # WᵀW [S, S]
+    weighted_sums: Tensor  # WᵀZ [S, D]
+    count: Tensor  # P, int64 []
 
     SHAPES: ClassVar[dict[str, str]] = {
         "weight_products": "float S S",

@@ -30,21 +30,13 @@ from vsm.settings import RunSettings
 
 
 class Episode(NamedTuple):
-    """All that changes within an episode of B tasks; R heads, S places of W numbers each.
+    """All that changes within an episode of B tasks; R heads, S places of W numbers each."""
 
-    Attributes:
-        content: M ``[B, S, W]``.
-        read_weights: w^r of the latest step ``[B, R, S]``.
-        usage: w^u ``[B, S]``.
-        hidden: of the controller ``[B, H]``.
-        cell: of the controller ``[B, H]``.
-    """
-
-    content: Tensor
-    read_weights: Tensor
-    usage: Tensor
-    hidden: Tensor
-    cell: Tensor
+    content: Tensor  # M [B, S, W]
+    read_weights: Tensor  # w^r of the latest step [B, R, S]
+    usage: Tensor  # w^u [B, S]
+    hidden: Tensor  # of the controller [B, H]
+    cell: Tensor  # of the controller [B, H]
 
 
 class MannRecall(Recall):

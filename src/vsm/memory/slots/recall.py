@@ -44,18 +44,11 @@ class Recollection(NamedTuple):
 
 
 class MemoryPrior(NamedTuple):
-    """What the memory expects of each class's prototype: N(μ₀, τ²), in the space of the features.
+    """What the memory expects of each class's prototype: N(μ₀, τ²), in the space of features."""
 
-    Attributes:
-        gaussian: μ₀ and log τ² ``[T, N, D]``.
-        weights: λ ``[T, N, A]``, as in a recollection.
-        known: boolean ``[T, N]``, false where nothing could be addressed; the Gaussian then says
-            nothing.
-    """
-
-    gaussian: DiagonalGaussian
-    weights: Tensor
-    known: Tensor
+    gaussian: DiagonalGaussian  # μ₀ and log τ² [T, N, D]; without meaning where not known
+    weights: Tensor  # λ [T, N, A], as in a recollection
+    known: Tensor  # boolean [T, N], false where nothing could be addressed
 
 
 class Addressing(nn.Module):
