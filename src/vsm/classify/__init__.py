@@ -1,7 +1,7 @@
 """Using trained models: images and examples in, answers and reasons out."""
 
 from vsm.classify.classifier import NONE_OF_THESE, FewShotClassifier
-from vsm.classify.explanation import Explanation, Recalled, Uncertainty
+from vsm.classify.fitted import Explanation, Recalled, Uncertainty
 from vsm.classify.suggestion import Suggestion
 
 __all__ = [

@@ -3,7 +3,7 @@
 import copy
 import math
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -12,25 +12,36 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vsm.classify.explanation import Explanation, Recalled
-from vsm.classify.fitted import Examples, FittedClasses, Labels, as_labels
-from vsm.classify.saving import read_classifier, write_classifier
+from vsm.classify.fitted import (
+    Examples,
+    Explanation,
+    FittedClasses,
+    Labels,
+    Recalled,
+    as_labels,
+)
 from vsm.classify.suggestion import Suggestion, suggest
 from vsm.data.preprocessing import as_features
 from vsm.encoders import Encoder
-from vsm.errors import ClassifierError
+from vsm.errors import ClassifierError, RunError, VsmError
+from vsm.evaluation.calibration import Calibration
 from vsm.evaluation.memory_choice import ClassFeatures
 from vsm.learning import gaussian_model, learn_statistics, name_memory
-from vsm.memory.named import Changes, NamedMemory
+from vsm.memory.named import Changes, NamedMemory, decode_memory
 from vsm.model import FewShotModel
-from vsm.runs.loading import load
+from vsm.runs.configuration import check_settings
+from vsm.runs.loading import load, restored_model, trusted_settings
 from vsm.runs.trained_model import TrainedModel, made_in_memory
 from vsm.settings import GaussianSettings, ModelSettings, RunSettings
-from vsm.system.devices import choose_placement
+from vsm.system.devices import Placement, choose_placement
+from vsm.system.documents import shortened
 from vsm.system.progress import NULL_PROGRESS, Progress
+from vsm.system.tensor_files import load_tensors, save_tensors, strip_prefix
 
 PARAMETERS = ("encoder", "temperature", "seed")
 NONE_OF_THESE, NO_CLASS = "none of these", -1
+KIND, FORMAT = "classifier", 3
+MODEL_KEYS = ("step", "input_shape", "preprocessing", "encoder")
 
 
 class Embedded(NamedTuple):
@@ -82,15 +93,9 @@ class FewShotClassifier:
         temperature: float | None = None,
         seed: int = 0,
     ) -> Self:
-        """Open a trained model.
+        """Open a trained model; arguments are those of :func:`vsm.load` and of the constructor.
 
-        Args:
-            source: a run directory, or the name of a shipped model.
-            memory: a memory file in place of the model's own, of the same encoder.
-            backbone: the run's own code ``module:attribute``, named again to allow its import.
-            device: where to compute: cpu, cuda, cuda:1, mps or auto.
-            temperature: as in the constructor.
-            seed: as in the constructor.
+        ``device`` is where to compute: cpu, cuda, cuda:1, mps or auto.
         """
         placement = choose_placement(device, "float32")
         trained = load(source, memory=memory, backbone=backbone, placement=placement)
@@ -266,9 +271,32 @@ class FewShotClassifier:
     def save(self, path: str | Path) -> None:
         """Write encoder, memory and examples as one safetensors file, atomically."""
         fitted = self._require_fitted()
-        trained = replace(fitted.trained, memory=self.memory)
-        fitted = replace(fitted, trained=trained, seed=self.seed)
-        write_classifier(Path(path), (fitted, self.encoder is not None, self.temperature))
+        trained, examples = fitted.trained, fitted.examples
+        tensors = {f"model.{name}": value for name, value in trained.model.state_dict().items()}
+        tensors |= {
+            "support.features": examples.features,
+            "support.sizes": torch.tensor(examples.shots),
+            "support.remembered": torch.tensor(examples.remembered),
+        }
+        memories = {}
+        for part, memory in (("memory", self.memory), ("recalled", fitted.recalled)):
+            if memory is not None:
+                tensors |= {f"{part}.{name}": v for name, v in memory.memory.tensors().items()}
+                memories[part] = memory.metadata()
+        metadata = {
+            "kind": KIND,
+            "format": FORMAT,
+            "name": trained.name,
+            "settings": asdict(trained.settings),
+            **{key: trained.metadata()[key] for key in MODEL_KEYS},
+            **trained.calibration.as_dict(),
+            "has_encoder": self.encoder is not None,
+            "labels": list(examples.labels),
+            "seed": self.seed,
+            "temperature": self.temperature,
+            "memories": memories,
+        }
+        save_tensors(Path(path), tensors, metadata)
 
     @classmethod
     def load(cls, path: str | Path, *, backbone: str | None = None, device: str = "cpu") -> Self:
@@ -276,9 +304,24 @@ class FewShotClassifier:
 
         ``backbone`` and ``device`` are those of :meth:`from_pretrained`.
         """
-        placement = choose_placement(device, "float32")
-        fitted, has_encoder, temperature = read_classifier(Path(path), backbone, placement)
-        encoder = fitted.trained if has_encoder else None
+        path, placement = Path(path), choose_placement(device, "float32")
+        tensors, metadata = load_tensors(path)
+        if metadata.get("kind") != KIND:
+            raise RunError(f"{path} does not hold a classifier; write one with save")
+        if metadata.get("format") != FORMAT:
+            raise RunError(
+                f"{path} has format {shortened(metadata.get('format'), 20)}, but this version "
+                f"reads {FORMAT}; use the version of vsm that wrote it"
+            )
+        try:
+            fitted = _restore(tensors, metadata, path, backbone, placement)
+            encoder = fitted.trained if metadata["has_encoder"] else None
+            temperature = metadata["temperature"]
+        except VsmError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            reason = shortened(repr(error))
+            raise RunError(f"{path} is damaged: its parts do not fit ({reason})") from error
         return cls(encoder, temperature=temperature, seed=fitted.seed)._set_fitted(fitted)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002 - scikit-learn's
@@ -391,3 +434,54 @@ def _embed(trained: TrainedModel, images: Any, progress: Progress = NULL_PROGRES
             f"{given}; embed them with this one"
         )
     return images.features
+
+
+def _restore(
+    tensors: dict[str, Tensor],
+    metadata: dict[str, Any],
+    source: Path,
+    backbone: str | None,
+    placement: Placement,
+) -> FittedClasses:
+    """Return what a file holds, or raise one of several errors if its parts do not fit."""
+    settings = check_settings(RunSettings, metadata["settings"], source)
+    settings = trusted_settings(source, settings, backbone)
+    weights = strip_prefix(tensors, "model")
+    trained = restored_model(metadata["name"], settings, weights, metadata, source, placement)
+    memories = {
+        part: decode_memory(strip_prefix(tensors, part), known, source).to(placement.device)
+        for part, known in metadata["memories"].items()
+    }
+    width = trained.model.num_features
+    for memory in memories.values():
+        memory.memory.check(width)
+    calibration = Calibration.from_dict(metadata)
+    trained = replace(trained, memory=memories.get("memory"), calibration=calibration)
+    examples = Examples(
+        tuple(metadata["labels"]),
+        tensors["support.features"].to(placement.device),
+        tuple(tensors["support.sizes"].tolist()),
+        tuple(tensors["support.remembered"].tolist()),
+    )
+    _check_examples(examples, width)
+    temperature, seed = metadata["temperature"], metadata["seed"]
+    if temperature is not None and not 0 < temperature < math.inf:
+        raise ValueError(f"expected a temperature above 0, got {temperature}")
+    if type(metadata["has_encoder"]) is not bool or type(seed) is not int:
+        raise TypeError("expected a truth value as has_encoder and a number as seed")
+    return FittedClasses(trained, memories.get("recalled"), examples, seed)
+
+
+def _check_examples(examples: Examples, width: int) -> None:
+    """Raise a ``ValueError`` or ``TypeError`` unless labels, counts and features fit."""
+    labels, shots, remembered = examples.labels, examples.shots, examples.remembered
+    if not len(shots) == len(remembered) == len(set(labels)) == len(labels) > 0:
+        raise ValueError("expected distinct labels, and numbers of examples for each")
+    if not all(isinstance(label, str | int | float) for label in labels):
+        raise TypeError("expected strings or numbers as labels")
+    if not all(type(one) is int for one in (*shots, *remembered)):
+        raise TypeError("expected whole numbers of examples")
+    if not all(0 <= done <= shot > 0 for done, shot in zip(remembered, shots, strict=True)):
+        raise ValueError("classes without examples, or with more remembered than there are")
+    if examples.features.shape != (sum(shots), width) or examples.features.dtype != torch.float32:
+        raise ValueError(f"expected float32 features [{sum(shots)}, {width}]")

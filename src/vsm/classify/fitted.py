@@ -3,10 +3,10 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.classify.explanation import Direction, Explanation, Moved, Recalled, Uncertainty
 from vsm.errors import ClassifierError
 from vsm.evaluation.evaluator import ELEMENTS_AT_ONCE, scale_by_temperature
 from vsm.memory import Posterior, SupportSet
@@ -55,21 +54,89 @@ def as_labels(labels: Labels, count: int) -> npt.NDArray[Any]:
     )
 
 
-@dataclass(frozen=True)
-class Examples:
-    """The examples of every fitted class, classes sorted by their labels.
+class Recalled(NamedTuple):
+    """A remembered class, and its weight λ (Eq. 9) in the prior of a fitted class."""
 
-    Attributes:
-        labels: N of them.
-        features: of all examples, class by class ``[P, D]``.
-        shots: how many examples each class has.
-        remembered: how many of these, the first ones, the memory includes already.
+    name: str
+    weight: float
+
+
+class Direction(NamedTuple):
+    """A learned direction, numbered from the most discriminative one, and its share."""
+
+    number: int
+    share: float
+
+
+class Moved(NamedTuple):
+    """How the memory moved a prototype away from the mean of the examples.
+
+    The length is relative to the distance of the examples' mean from the mean of all classes, in
+    units of the scatter within classes. The directions have the largest shares of the move.
     """
 
-    labels: tuple[Any, ...] = ()
-    features: Tensor = NO_FEATURES
-    shots: tuple[int, ...] = ()
-    remembered: tuple[int, ...] = ()
+    length: float
+    directions: tuple[Direction, ...]
+
+
+class Uncertainty(NamedTuple):
+    """How unsure an answer is, in nats: the entropy of its probabilities, in two parts.
+
+    The aleatoric part is the mean entropy over the posterior of the prototypes, which more examples
+    cannot reduce: the image itself is ambiguous. The epistemic part is the mutual information of
+    answer and prototypes, which more examples can reduce.
+    """
+
+    total: float
+    aleatoric: float
+    epistemic: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """An answer and what it rests on; dictionaries are by class."""
+
+    prediction: Any
+    #: averaged over the sampled prototypes, and calibrated
+    probabilities: dict[Any, float]
+    #: standard deviation of that probability over the sampled prototypes, before calibration
+    std: dict[Any, float]
+    #: from the image to the prototype, averaged over its samples
+    distances: dict[Any, float]
+    #: remembered classes that each class recalled, most weight first
+    recalled: dict[Any, list[Recalled]]
+    #: number of examples that the memory counted for; None if not known
+    memory_strength: dict[Any, float] | None
+    #: how the Gaussian memory moved each prototype; None for other memories
+    moved: dict[Any, Moved] | None
+    #: examples of each class that were fitted
+    shots: dict[Any, int]
+    #: images remembered under the same name, which count as examples
+    remembered: dict[Any, int]
+    #: before calibration: a temperature would hide what part of it the samples account for
+    uncertainty: Uncertainty
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON; classes become strings."""
+        return {name: _plain(value) for name, value in vars(self).items()}
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The examples of every fitted class, classes sorted by their labels."""
+
+    labels: tuple[Any, ...] = ()  # N of them
+    features: Tensor = NO_FEATURES  # of all examples, class by class [P, D]
+    shots: tuple[int, ...] = ()  # how many examples each class has
+    remembered: tuple[int, ...] = ()  # how many of these, the first ones, the memory includes
 
     def add(self, features: Tensor, labels: npt.NDArray[Any]) -> "Examples":
         """Return these and more examples ``[n, D]`` with their labels ``[n]``."""
@@ -102,18 +169,12 @@ class FittedClasses:
     """What a trained model infers of a few classes from their examples and a memory.
 
     It is inferred when it is first needed, after all images were embedded.
-
-    Attributes:
-        trained: the model.
-        recalled: the memory that the classes are inferred with; None for methods without one.
-        examples: of every class.
-        seed: of what is drawn.
     """
 
     trained: TrainedModel
-    recalled: NamedMemory | None
+    recalled: NamedMemory | None  # that they are inferred with; None for methods without memory
     examples: Examples
-    seed: int = 0
+    seed: int = 0  # of what is drawn
 
     @cached_property
     @torch.inference_mode()
@@ -161,11 +222,8 @@ class FittedClasses:
     @torch.inference_mode()
     def probabilities(self, features: Tensor, temperature: float) -> npt.NDArray[np.float32]:
         """Return calibrated probabilities of embedded images ``[n, D]``: ``[n, N]``."""
-        answers = [
-            self._calibrate(self._log_probabilities(part), temperature).cpu().numpy()
-            for part in self._parts(features)
-        ]
-        return answers[0] if len(answers) == 1 else np.concatenate(answers)
+        found = self._in_parts(lambda part: self._probabilities(part, temperature).cpu(), features)
+        return found.numpy()
 
     @torch.inference_mode()
     def most_probable(self, features: Tensor) -> npt.NDArray[np.int64]:
@@ -173,64 +231,61 @@ class FittedClasses:
 
         No temperature changes it, and where scores are linear there is no need of a softmax.
         """
-        answers = []
-        for part in self._parts(features):
+
+        def best(part: Tensor) -> Tensor:
             scores = self._linear_scores(part)
-            if scores is None:
-                scores = self._calibrate(self._log_probabilities(part), 1.0)
-            answers.append(self._require_finite(scores).cpu().numpy().argmax(1))
-        return answers[0] if len(answers) == 1 else np.concatenate(answers)
+            scores = self._probabilities(part, 1.0) if scores is None else scores
+            return torch.from_numpy(self._require_finite(scores).cpu().numpy().argmax(1))
+
+        return self._in_parts(best, features).numpy()
 
     @torch.inference_mode()
     def accepted(self, features: Tensor, coverage: float) -> npt.NDArray[np.bool_]:
         """Return which embedded images ``[n, D]`` are near enough to one of the classes ``[n]``."""
         limits = self.trained.thresholds().at(coverage, self.shots)
         slots = self._other_slots()
-        scores = [
-            self.posterior.rejection_scores(self.project(part).unsqueeze(0), slots)[0].cpu()
-            for part in self._parts(features, 1 if slots is None else len(slots))
-        ]
-        return (torch.cat(scores) <= limits).any(-1).numpy()
+
+        def scores(part: Tensor) -> Tensor:
+            return self.posterior.rejection_scores(self.project(part).unsqueeze(0), slots)[0].cpu()
+
+        found = self._in_parts(scores, features, 1 if slots is None else len(slots))
+        return (found <= limits).any(-1).numpy()
 
     @torch.inference_mode()
     def explanations(
         self, features: Tensor, temperature: float, num_recalled: int
     ) -> list[Explanation]:
         """Explain the answers for embedded images ``[n, D]``."""
-        examples, (_, remembered) = self.examples, self._support
+        labels, (_, remembered) = self.examples.labels, self._support
         kappa = self.posterior.memory_strength(torch.tensor(self.shots).unsqueeze(-1))
         shared: dict[str, Any] = {
             "recalled": self.recalled_classes(num_recalled),
             "memory_strength": None if kappa is None else self._by_class(kappa.unsqueeze(0))[0],
             "moved": self._moved(),
-            "shots": dict(zip(examples.labels, examples.shots, strict=True)),
-            "remembered": dict(zip(examples.labels, remembered, strict=True)),
+            "shots": dict(zip(labels, self.examples.shots, strict=True)),
+            "remembered": dict(zip(labels, remembered, strict=True)),
         }
-        distance = self.trained.model.classifier.distance
-        explained = []
-        for part in self._parts(features):
-            queries = self.project(part).unsqueeze(0)
-            random = generator(self.seed, "uncertainty")
-            std, *nats = self.posterior.uncertainty(queries, random)
-            by_image = zip(
-                self._by_class(self._calibrate(self._log_probabilities(part), temperature)),
-                self._by_class(std[0]),
-                self._by_class(mean_distance(queries, self.posterior.prototypes, distance)[0]),
-                torch.stack(nats, -1)[0].tolist(),
-                strict=True,
+
+        def explain(part: Tensor) -> Tensor:
+            queries, prototypes = self.project(part).unsqueeze(0), self.posterior.prototypes
+            std, *nats = self.posterior.uncertainty(queries, generator(self.seed, "uncertainty"))
+            distances = mean_distance(queries, prototypes, self.trained.model.classifier.distance)
+            probabilities = self._probabilities(part, temperature)
+            return torch.cat([probabilities, std[0], distances[0], torch.stack(nats, -1)[0]], -1)
+
+        *by_class, nats = self._in_parts(explain, features).split([*[len(labels)] * 3, 3], -1)
+        rows = zip(*map(self._by_class, by_class), nats.tolist(), strict=True)
+        return [
+            Explanation(
+                prediction=max(probabilities, key=probabilities.__getitem__),
+                probabilities=probabilities,
+                std=std,
+                distances=distances,
+                uncertainty=Uncertainty(*uncertainty),
+                **shared,
             )
-            explained += [
-                Explanation(
-                    prediction=max(probabilities, key=probabilities.__getitem__),
-                    probabilities=probabilities,
-                    std=std_of_it,
-                    distances=distances,
-                    uncertainty=Uncertainty(*uncertainty),
-                    **shared,
-                )
-                for probabilities, std_of_it, distances, uncertainty in by_image
-            ]
-        return explained
+            for probabilities, std, distances, uncertainty in rows
+        ]
 
     def recalled_classes(self, most: int) -> dict[Any, list[Recalled]]:
         """Name the remembered classes that each fitted class recalled, most weight first."""
@@ -261,12 +316,15 @@ class FittedClasses:
         ]
         return dict(zip(self.examples.labels, moved, strict=True))
 
-    def _log_probabilities(self, features: Tensor) -> Tensor:
-        """Eq. 1 for every sample of the prototypes: ``[n, D]`` to ``[1, n, N, L]``."""
+    def _probabilities(self, features: Tensor, temperature: float) -> Tensor:
+        """Eq. 1, averaged over sampled prototypes, calibrated: ``[n, D]`` to ``[n, N]``."""
         scores = self._linear_scores(features)
         if scores is None:
-            return self.posterior.log_probabilities(self.project(features).unsqueeze(0))
-        return F.log_softmax(scores, -1).unsqueeze(0).unsqueeze(-1)
+            found = self.posterior.log_probabilities(self.project(features).unsqueeze(0))
+        else:
+            found = F.log_softmax(scores, -1).unsqueeze(0).unsqueeze(-1)
+        calibrated = scale_by_temperature(predictive(found), temperature)
+        return self._require_finite(calibrated.exp().squeeze(0))
 
     def _linear_scores(self, features: Tensor) -> Tensor | None:
         if self.recalled is None or self._linear is None:
@@ -278,11 +336,6 @@ class FittedClasses:
         """The posterior's linear scores: N·D² operations per fit, and D² less for each image."""
         return self.posterior.linear()
 
-    def _calibrate(self, log_probabilities: Tensor, temperature: float) -> Tensor:
-        """Average over samples, and calibrate: ``[1, n, N, L]`` to probabilities ``[n, N]``."""
-        log_probabilities = scale_by_temperature(predictive(log_probabilities), temperature)
-        return self._require_finite(log_probabilities.exp().squeeze(0))
-
     def _require_finite(self, values: Tensor) -> Tensor:
         """Return ``values``, whose sum is finite if and only if they all are."""
         if not math.isfinite(values.sum()):
@@ -292,11 +345,15 @@ class FittedClasses:
             )
         return values
 
-    def _parts(self, features: Tensor, also: int = 1) -> tuple[Tensor, ...]:
-        """Split rows into parts whose samples, or ``also`` numbers per row, fit into memory."""
+    def _in_parts(
+        self, answer: Callable[[Tensor], Tensor], features: Tensor, also: int = 1
+    ) -> Tensor:
+        """Answer rows in parts whose samples, or ``also`` numbers per row, fit into memory."""
         _, way, samples, _ = self.posterior.prototypes.shape
         most = max(1, ELEMENTS_AT_ONCE // max(way * samples, also))
-        return (features,) if features.shape[0] <= most else features.split(most)
+        if len(features) <= most:
+            return answer(features)
+        return torch.cat([answer(part) for part in features.split(most)])
 
     def _by_class(self, values: Tensor) -> list[dict[Any, float]]:
         """Name the numbers of each row by class: ``[n, N]``."""

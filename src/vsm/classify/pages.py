@@ -75,18 +75,17 @@ def review_csv(found: Review, images: Sequence[Path], root: Path) -> str:
     duplicates = {two.second: two.first for two in reversed(found.near_duplicates)}
     place = {label: n for n, label in enumerate(found.labels.tolist())}
     return _csv(
-        ["image", "label", "probability", "suggestion", "outlier_score", "near_duplicate"],
-        (
-            [
-                as_cell(name_below(images[n], root)),
-                as_cell(label),
-                f"{found.probabilities[n, place[label]]:.4f}",
-                as_cell(suggestions[n]) if n in suggestions else "",
-                f"{score:.3f}",
-                as_cell(name_below(images[duplicates[n]], root)) if n in duplicates else "",
-            ]
-            for n, label, score in outliers
-        ),
+        {
+            "image": as_cell(name_below(images[n], root)),
+            "label": as_cell(label),
+            "probability": f"{found.probabilities[n, place[label]]:.4f}",
+            "suggestion": as_cell(suggestions[n]) if n in suggestions else "",
+            "outlier_score": f"{score:.3f}",
+            "near_duplicate": as_cell(name_below(images[duplicates[n]], root))
+            if n in duplicates
+            else "",
+        }
+        for n, label, score in outliers
     )
 
 
@@ -105,22 +104,18 @@ def suggestions_csv(found: Sequence[Suggestion], images: Sequence[Path], folder:
 
     Paths are relative to ``folder``, where the table will lie.
     """
-    columns = ["guess", "probability", "novelty", "stands_for", "gain", "reason"]
     return _csv(
-        ["path", "label", *columns],
-        (
-            [
-                _relative(images[one.image], folder),
-                "",
-                as_cell(one.classes[0]),
-                f"{one.probabilities[0]:.4f}",
-                f"{one.novelty:.4f}",
-                one.stands_for,
-                f"{one.gain:.3f}",
-                one.reason,
-            ]
-            for one in found
-        ),
+        {
+            "path": _relative(images[one.image], folder),
+            "label": "",
+            "guess": as_cell(one.classes[0]),
+            "probability": f"{one.probabilities[0]:.4f}",
+            "novelty": f"{one.novelty:.4f}",
+            "stands_for": one.stands_for,
+            "gain": f"{one.gain:.3f}",
+            "reason": one.reason,
+        }
+        for one in found
     )
 
 
@@ -158,9 +153,13 @@ def _escaped(value: object) -> str:
     return html.escape(str(value))
 
 
-def _csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def _csv(rows: Iterable[dict[str, object]]) -> str:
+    """Return a table of at least one row."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    first, *others = rows
+    writer = csv.DictWriter(text, first, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([first, *others])
     return text.getvalue()
 
 

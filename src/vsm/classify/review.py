@@ -24,22 +24,13 @@ AT_ONCE = 2048  # images that are compared with all others at a time
 
 
 class LabelIssue(NamedTuple):
-    """A label that may be wrong.
+    """A label that may be wrong; ordered by the odds, as probabilities are nearly 0 or 1."""
 
-    Attributes:
-        image: its position.
-        label: the label given.
-        suggestion: the most probable other label.
-        probability: of its own label, given all other images.
-        log_odds: of the suggestion against its own label, in nats. Label issues are ordered by
-            it, since probabilities are nearly 0 or 1.
-    """
-
-    image: int
-    label: Any
-    suggestion: Any
-    probability: float
-    log_odds: float
+    image: int  # its position
+    label: Any  # the label given
+    suggestion: Any  # the most probable other label
+    probability: float  # of its own label, given all other images
+    log_odds: float  # of the suggestion against its own label, in nats
 
 
 class Outlier(NamedTuple):
@@ -68,23 +59,14 @@ class Confusable(NamedTuple):
 
 @dataclass(frozen=True)
 class Review:
-    """What :func:`review` finds, the most striking first.
+    """What :func:`review` finds, the most striking first."""
 
-    Attributes:
-        labels: the classes, sorted ``[N]``.
-        probabilities: of every class for every image, given all other images ``[n, N]``.
-        label_issues: labels that are less probable than another.
-        outliers: all images, by their score.
-        near_duplicates: pairs of images.
-        confusable: pairs of classes, by how often they are taken for each other.
-    """
-
-    labels: npt.NDArray[Any]
-    probabilities: npt.NDArray[np.float32]
-    label_issues: list[LabelIssue]
-    outliers: list[Outlier]
-    near_duplicates: list[NearDuplicate]
-    confusable: list[Confusable]
+    labels: npt.NDArray[Any]  # the classes, sorted [N]
+    probabilities: npt.NDArray[np.float32]  # of classes, given all other images [n, N]
+    label_issues: list[LabelIssue]  # labels that are less probable than another
+    outliers: list[Outlier]  # all images, by their score
+    near_duplicates: list[NearDuplicate]  # pairs of images
+    confusable: list[Confusable]  # pairs of classes, by how often they are taken for each other
 
 
 @torch.no_grad()
@@ -93,11 +75,8 @@ def review(
 ) -> Review:
     """Review labeled images by a model with a Gaussian memory.
 
-    Args:
-        trained: its memory says in which directions members of a class differ.
-        features: as :meth:`TrainedModel.embed` gives them ``[n, D]``.
-        labels: n of them.
-        duplicate: cosine from which two images are near duplicates.
+    The memory says in which directions members of a class differ. ``features [n, D]`` are as
+    :meth:`TrainedModel.embed` gives them.
     """
     memory = None if trained.state is None else trained.state.statistics
     if memory is None:
@@ -129,12 +108,7 @@ def leave_one_out(reader: GaussianReader, rows: Tensor, class_ids: Tensor) -> Te
     """Log density of every image in every class, given all other images: ``[n, N]``.
 
     In its own class of K images there are K − 1 others; without any, the density is that of a
-    class never met.
-
-    Args:
-        reader: of the memory.
-        rows: projected ``[n, D]``.
-        class_ids: ``[n]``, from 0 to N − 1, each of them at least once.
+    class never met. ``rows [n, D]`` are projected; each of the N ``class_ids [n]`` occurs.
     """
 
     def infer(means: Tensor, counts: Tensor) -> Posterior:  # [T, N, D], [T, N]
@@ -164,18 +138,15 @@ def _label_issues(
     place = members.unsqueeze(-1)
     best, suggestion = log_densities.scatter(1, place, -torch.inf).max(-1)
     odds = best - log_densities.gather(1, place).squeeze(-1)
-    order = odds.argsort(descending=True, stable=True).tolist()
-    return [
-        LabelIssue(
-            n,
-            names[members[n]].item(),
-            names[suggestion[n]].item(),
-            probabilities[n, members[n]].item(),
-            odds[n].item(),
-        )
-        for n in order
-        if odds[n] > 0
-    ]
+    rows = zip(
+        names[members.numpy()].tolist(),
+        names[suggestion.numpy()].tolist(),
+        probabilities.gather(1, place).squeeze(-1).tolist(),
+        odds.tolist(),
+        strict=True,
+    )
+    issues = [LabelIssue(n, *row) for n, row in enumerate(rows) if row[-1] > 0]
+    return sorted(issues, key=lambda one: -one.log_odds)
 
 
 def _near_duplicates(units: Tensor, duplicate: float) -> list[NearDuplicate]:

@@ -30,25 +30,15 @@ SURE = 0.8  # probability from which one class is named alone
 
 
 class Suggestion(NamedTuple):
-    """An image whose label would help.
+    """An image whose label would help."""
 
-    Attributes:
-        image: its position.
-        classes: the most probable labels, two if there are.
-        probabilities: theirs.
-        novelty: probability that it is of a class never met, if that counts as one more class.
-        stands_for: images that it explains better than all classes and all earlier suggestions.
-        images: so many were looked at.
-        gain: by how much it explains them better, in nats.
-    """
-
-    image: int
-    classes: tuple[Any, ...]
-    probabilities: tuple[float, ...]
-    novelty: float
-    stands_for: int
-    images: int
-    gain: float
+    image: int  #: its position
+    classes: tuple[Any, ...]  #: the most probable labels, two if there are
+    probabilities: tuple[float, ...]  #: theirs
+    novelty: float  #: probability of a class never met, if that counts as one more class
+    stands_for: int  #: images that it explains better than all classes and earlier suggestions
+    images: int  #: so many were looked at
+    gain: float  #: by how much it explains them better, in nats
 
     @property
     def is_novel(self) -> bool:
@@ -75,24 +65,17 @@ class Suggestion(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A chosen candidate: its position, how many images it explains better, and by how much."""
+    """A chosen candidate."""
 
     place: int
-    stands_for: int
-    gain: float
+    stands_for: int  # images that it explains better
+    gain: float  # by how much
 
 
 def suggest(
     fitted: FittedClasses, features: Tensor, number: int, temperature: float
 ) -> list[Suggestion]:
-    """Choose images to label, the most useful first.
-
-    Args:
-        fitted: the classes as they are known now.
-        features: of the images without labels ``[n, D]``.
-        number: how many to choose; fewer if there are fewer.
-        temperature: of the probabilities.
-    """
+    """Choose ``number`` of the images with ``features [n, D]`` to label, the most useful first."""
     if number < 1:
         raise ClassifierError(f"number: expected at least 1, got {number}")
     if not len(features):
@@ -153,11 +136,8 @@ def greedy_max_coverage(
     Gains only fall as others are chosen. So those of before are bounds, and only candidates whose
     bound is the largest are looked at again (Minoux 1978), which changes no choice.
 
-    Args:
-        scores: of the m images for k candidates ``[k]``: ``[k, m]``.
-        explained: their scores without any candidate ``[m]``.
-        count: of candidates.
-        number: of them to choose.
+    ``scores`` maps candidates ``[k]`` to the scores ``[k, m]``; ``explained [m]`` are those without
+    any. Of ``count`` candidates ``number`` are chosen.
     """
 
     def gains(places: Tensor) -> Tensor:
