@@ -16,11 +16,15 @@ from PIL import Image
 from starlette.testclient import TestClient
 from torch import Tensor
 
+from classify_helpers import write_run
 from serving import HERE, LABELS, MODEL, add_task, drawing, parts, problem, queries, serving
 from vsm import FewShotClassifier
 from vsm.encoders import Encoder
+from vsm.runs.loading import load
 from vsm.serve import Limits
+from vsm.serve.app import Service, create_app
 from vsm.serve.middleware import Access
+from vsm.stores import open_store
 
 JSON = {"content-type": "application/json"}
 TOKEN = "correct-horse-battery-staple"
@@ -236,6 +240,34 @@ def test_maps_have_a_place_for_everything(client: TestClient) -> None:
         assert now == {key: pytest.approx(value, abs=1e-4) for key, value in was.items()}
     classes = client.get("/v1/memory?map=true&limit=3").json()["classes"]
     assert all(np.isfinite([one["x"], one["y"]]).all() for one in classes)
+
+
+def test_remembered_classes_are_found_by_name_and_by_likeness(client: TestClient) -> None:
+    def listed(**query: str | int) -> tuple[int, list[str]]:
+        found = client.get("/v1/memory", params=query).json()
+        return found["total"], [one["name"] for one in found["classes"]]
+
+    total, known = listed()
+    assert len(known) == min(total, 1000)
+    for label in ("Çöpper beech", "beech_50%"):  # of the same image
+        client.post(f"/v1/tasks/{add_task(client, labels=[label])}/remember")
+    [*_, first, second] = client.get("/v1/memory", params={"limit": 10_000}).json()["classes"]
+    assert (first["name"], second["name"]) == ("Çöpper beech", "beech_50%")
+    assert (first["count"], first["added"], first["has_thumbnail"]) == (1, True, True)
+    assert "x" not in first
+    for search, expected in [("BEECH", 2), ("çÖPP", 1), ("%", 1), ("_", 1), ("\\", 0), ("\0", 0)]:
+        assert listed(search=search)[0] == expected, search
+    nearest = listed(near="beech_50%", limit=2)
+    assert (nearest[0], sorted(nearest[1])) == (total + 2, ["beech_50%", "Çöpper beech"])
+    assert listed(offset=1, limit=1)[1] == known[1:2]
+
+
+def test_a_model_without_memory_lists_no_classes(tmp_path: Path) -> None:
+    trained = load(write_run(tmp_path / "run", "protonet"))
+    service = Service(trained, open_store(tmp_path / "a.sqlite"))
+    with TestClient(create_app(service), base_url=HERE) as client:
+        assert client.get("/v1/memory").json() == {"version": 1, "total": 0, "classes": []}
+        problem(client.get("/v1/memory?near=nobody"), 404, "near")
 
 
 def test_tasks_are_listed_shown_and_deleted(client: TestClient) -> None:

@@ -7,7 +7,7 @@ validated by their types.
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,6 +20,7 @@ from fastapi import FastAPI, Response, UploadFile
 from fastapi.responses import FileResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import TypeAdapter
+from torch import Tensor
 
 from vsm import __version__
 from vsm.classify import NONE_OF_THESE, FewShotClassifier
@@ -56,13 +57,9 @@ def _route(method: str, address: str, **options: Any) -> Callable[[Endpoint], En
 
 
 class Service:
-    """A model, a store and the worker between them.
+    """A model, whose inputs must be images, a store and the worker between them.
 
-    Args:
-        trained: the model; its inputs must be images.
-        store: is bound to the model's encoder, and starts with its memory if it is new.
-        limits: of requests.
-        keep_originals: keep the files of examples besides their features and thumbnails.
+    The store is bound to the model's encoder, and starts with its memory if it is new.
     """
 
     def __init__(
@@ -103,7 +100,7 @@ class Service:
         """Classify images."""
         uploads, pixels, _ = await self._decode(form.files, thumbnails=False)
         question = Question([upload.name for upload in uploads], form.reject, form.explain)
-        return schemas.Answers(await self.worker.submit(pixels, task, question))
+        return schemas.Answers(answers=await self.worker.submit(pixels, task, question))
 
     @_route("POST", f"{TASK}/remember")
     async def remember(self, task: str) -> schemas.Remembered:
@@ -115,7 +112,12 @@ class Service:
             task,
             lambda memory, features, labels: memory.add(consolidation, features, labels, source),
         )
-        return schemas.Remembered(*changes, classes=len(memory.names))
+        return schemas.Remembered(
+            added=changes.added,
+            updated=changes.updated,
+            dropped=changes.dropped,
+            classes=len(memory.names),
+        )
 
     @_route("GET", f"{TASK}/map")
     async def task_map(self, task: str) -> schemas.TaskMap:
@@ -134,12 +136,12 @@ class Service:
     async def create_task(self, task: schemas.NewTask) -> schemas.TaskId:
         """Create a task."""
         made = await self._in_thread(self.store.create_task, task.name, self.limits.tasks)
-        return schemas.TaskId(made.id, made.name)
+        return schemas.TaskId(id=made.id, name=made.name)
 
     @_route("GET", "/v1/tasks")
     async def tasks(self) -> schemas.TaskList:
         """List tasks, oldest first."""
-        return schemas.TaskList(await self._in_thread(self.store.tasks))
+        return schemas.TaskList(tasks=await self._in_thread(self.store.tasks))
 
     @_route("GET", TASK)
     async def task(self, task: str) -> TaskWithExamples:
@@ -169,7 +171,7 @@ class Service:
         ids = await self._in_thread(
             self.store.add_examples, task, form.label, examples, self.limits.examples
         )
-        return schemas.AddedExamples(form.label, ids)
+        return schemas.AddedExamples(label=form.label, examples=ids)
 
     @_route("DELETE", EXAMPLE, status_code=204)
     async def delete_example(self, task: str, example: str) -> None:
@@ -182,24 +184,10 @@ class Service:
         content = await self._in_thread(self.store.example_file, task, example, "thumbnail")
         return Response(content, media_type="image/png")
 
-    @_route("GET", "/v1/memory", response_model_exclude_none=True)
+    @_route("GET", "/v1/memory")
     async def classes(self, query: schemas.Listing) -> schemas.MemoryPage:
         """List remembered classes."""
-        version, memory = await self._in_thread(self.store.memory)
-        total, found = await self._in_thread(
-            self.store.classes, query.search, query.near, query.offset, query.limit
-        )
-        places: dict[str, dict[str, float]] = {}
-        if query.map and memory is not None and memory.names:
-            points = await self._in_thread(map_coordinates, memory.slots.coordinates, memory)
-            pairs = zip(memory.names, points.tolist(), strict=True)
-            places = {name: {"x": x, "y": y} for name, (x, y) in pairs}
-        listed = []
-        for one in found:
-            has_image = one.has_thumbnail or (self._draws_glyphs and is_glyph(one.name))
-            known = vars(one) | places.get(one.name, {}) | {"has_thumbnail": has_image}
-            listed.append(schemas.ListedClass(**known))
-        return schemas.MemoryPage(version, total, listed)
+        return await self._in_thread(self._list_classes, query)
 
     @_route("DELETE", MEMORY)
     async def forget(self, name: str) -> schemas.Forgotten:
@@ -213,7 +201,7 @@ class Service:
         _, memory = await self._in_thread(self.store.change_memory, without)
         assert memory is not None
         exact = not memory.provenance[-1].get("scatter_stays")
-        return schemas.Forgotten(name, exact, len(memory.names))
+        return schemas.Forgotten(name=name, exact=exact, classes=len(memory.names))
 
     @_route("GET", f"{MEMORY}/thumbnail", response_class=Response)
     async def class_thumbnail(self, name: str) -> Response:
@@ -264,6 +252,36 @@ class Service:
             "vsm_jobs_waiting": ("gauge", "Jobs that wait for the model.", worker.waiting),
         }
         return PlainTextResponse(self.metrics.text(others), media_type="text/plain; version=0.0.4")
+
+    def _list_classes(self, query: schemas.MemoryQuery) -> schemas.MemoryPage:
+        (version, memory), near = self.store.memory(), query.near
+        if near is not None and (memory is None or near not in memory.places):
+            raise NotStoredError(f"near: there is no class {near!r} in the memory")
+        if memory is None or not memory.names:
+            return schemas.MemoryPage(version=version, total=0, classes=[])
+        slots, places = memory.slots, memory.places
+        found = [name for name in memory.names if query.search.casefold() in name.casefold()]
+        if near is not None:
+            means = slots.content.float()
+            distances = (means - means[places[near]]).norm(dim=-1).tolist()
+            found.sort(key=lambda name: distances[places[name]])
+        shown = self.store.class_thumbnails()
+        points = map_coordinates(slots.coordinates, memory).tolist() if query.map else None
+        counts, updates = slots.counts.tolist(), slots.last_update.tolist()
+        listed = []
+        for name in found[query.offset : query.offset + query.limit]:
+            place = places[name]
+            one = schemas.ListedClass(
+                name=name,
+                count=counts[place],
+                last_update=updates[place],
+                added=name in memory.added,
+                has_thumbnail=name in shown or (self._draws_glyphs and is_glyph(name)),
+            )
+            if points is not None:
+                one["x"], one["y"] = points[place]
+            listed.append(one)
+        return schemas.MemoryPage(version=version, total=len(found), classes=listed)
 
     def _class_image(self, name: str) -> bytes:
         try:
@@ -340,13 +358,16 @@ def _task_map(fitted: FittedTask) -> schemas.TaskMap:
         slots = rows[[memory.places[name] for name in names]].to(prototypes)
     points = map_coordinates(torch.cat([prototypes, examples.to(prototypes), slots]), memory)
     parts = points.split([len(prototypes), len(examples), len(names)])
-    labels = [map(str, classifier.classes_.tolist()), support.ids, names]
     return schemas.TaskMap(
-        *(
-            [schemas.Point(name, x, y) for name, (x, y) in zip(named, part.tolist(), strict=True)]
-            for named, part in zip(labels, parts, strict=True)
-        )
+        prototypes=_points(map(str, classifier.classes_.tolist()), parts[0]),
+        examples=_points(support.ids, parts[1]),
+        recalled=_points(names, parts[2]),
     )
+
+
+def _points(names: Iterable[str], places: Tensor) -> list[schemas.Point]:
+    pairs = zip(names, places.tolist(), strict=True)
+    return [schemas.Point(name=name, x=x, y=y) for name, (x, y) in pairs]
 
 
 def _saved(classifier: FewShotClassifier) -> bytes:

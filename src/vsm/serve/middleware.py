@@ -145,15 +145,11 @@ def _from_validation(request: Request, error: RequestValidationError) -> Problem
 
 @dataclass(frozen=True)
 class Access:
-    """Who may use the server.
+    """Who may use the server."""
 
-    Attributes:
-        token: that every request must have; None: none is required.
-        hosts: allowed values of the header ``Host``; None: any. They stop a page on another site
-            whose name is made to point at this machine.
-    """
-
-    token: str | None = None
+    token: str | None = None  # that every request must have; None: none is required
+    # Allowed values of the header Host; None: any. They stop a page on another site whose name is
+    # made to point at this machine.
     hosts: frozenset[str] | None = None
 
     def refusal(self, path: str, method: str, headers: Headers) -> Response | None:
@@ -202,12 +198,16 @@ class LimitsMiddleware:
                     deadline.reschedule(None)  # the deadline is for the beginning of the answer
             await send(message)
 
-        is_queued = scope["path"] not in WITHOUT_QUEUE
+        headers, is_queued = Headers(scope=scope), scope["path"] not in WITHOUT_QUEUE
+        is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")
+        max_bytes = self.limits.request_bytes
+        if not is_form:
+            max_bytes = min(max_bytes, SMALL_BODY)
         self.metrics.under_way += is_queued
         try:
             async with deadline:
-                app = self._refusal(scope, is_queued) or self.app
-                await app(scope, self._limited(scope, receive), send_with_headers)
+                app = self._refusal(scope, headers, is_queued, max_bytes) or self.app
+                await app(scope, _limited(receive, max_bytes), send_with_headers)
         except TimeoutError:
             if status:
                 raise
@@ -219,36 +219,19 @@ class LimitsMiddleware:
             seconds = time.perf_counter() - start
             self.metrics.answered(scope["method"], route, status, seconds)
 
-    def _refusal(self, scope: Scope, is_queued: bool) -> Response | None:
-        headers = Headers(scope=scope)
+    def _refusal(
+        self, scope: Scope, headers: Headers, is_queued: bool, max_bytes: int
+    ) -> Response | None:
         refusal = self.access.refusal(scope["path"], scope["method"], headers)
         if refusal is not None:
             return refusal
         if is_queued and self.metrics.under_way > self.limits.queue:
             reason = f"{self.limits.queue} requests are under way; ask again in a moment"
             return Problem(429, "queue", reason).response()
-        announced, max_bytes = headers.get("content-length", "0"), self._max_bytes(headers)
+        announced = headers.get("content-length", "0")
         if not announced.isdecimal() or int(announced) > max_bytes:
             return _too_large(max_bytes).response()
         return None
-
-    def _limited(self, scope: Scope, receive: Receive) -> Receive:
-        """Count bytes on arrival, since a client need not announce how many it sends."""
-        max_bytes, received = self._max_bytes(Headers(scope=scope)), 0
-
-        async def receive_limited() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > max_bytes:
-                raise _too_large(max_bytes)
-            return message
-
-        return receive_limited
-
-    def _max_bytes(self, headers: Headers) -> int:
-        is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")
-        return self.limits.request_bytes if is_form else min(SMALL_BODY, self.limits.request_bytes)
 
 
 class Metrics:
@@ -287,6 +270,21 @@ class Metrics:
         for name, (kind, purpose, value) in {"vsm_requests": under_way, **others}.items():
             lines += [f"# HELP {name} {purpose}", f"# TYPE {name} {kind}", f"{name} {value:g}"]
         return "\n".join(lines) + "\n"
+
+
+def _limited(receive: Receive, max_bytes: int) -> Receive:
+    """Count bytes on arrival, since a client need not announce how many it sends."""
+    received = 0
+
+    async def receive_limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > max_bytes:
+            raise _too_large(max_bytes)
+        return message
+
+    return receive_limited
 
 
 def _too_large(max_bytes: int) -> Problem:

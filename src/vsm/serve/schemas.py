@@ -1,6 +1,5 @@
 """Bodies of requests and responses, from which FastAPI makes the OpenAPI description."""
 
-from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired
 
 from fastapi import Form, Query, UploadFile
@@ -8,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from vsm.serve import Limits
-from vsm.stores.store import RememberedClass, Task
+from vsm.stores.store import Task
 
 MAX_LISTED = 10_000
 
@@ -61,23 +60,20 @@ Question = Annotated[QuestionForm, Form(media_type="multipart/form-data")]
 Listing = Annotated[MemoryQuery, Query()]
 
 
-@dataclass(frozen=True)
-class TaskId:
+class TaskId(TypedDict):
     """A task that was created."""
 
     id: str
     name: str
 
 
-@dataclass(frozen=True)
-class TaskList:
+class TaskList(TypedDict):
     """All tasks, oldest first."""
 
     tasks: list[Task]
 
 
-@dataclass(frozen=True)
-class AddedExamples:
+class AddedExamples(TypedDict):
     """The ids of examples that were added, in the order of the files."""
 
     label: str
@@ -109,15 +105,13 @@ class Answer(TypedDict):
     explanation: NotRequired[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Answers:
+class Answers(TypedDict):
     """The answers, in the order of the files."""
 
     answers: list[Answer]
 
 
-@dataclass(frozen=True)
-class Remembered:
+class Remembered(TypedDict):
     """Names of classes that were added to the memory, updated, or dropped for lack of space."""
 
     added: tuple[str, ...]
@@ -126,8 +120,7 @@ class Remembered:
     classes: int
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(TypedDict):
     """A point of a map."""
 
     name: str
@@ -135,8 +128,7 @@ class Point:
     y: float
 
 
-@dataclass(frozen=True)
-class TaskMap:
+class TaskMap(TypedDict):
     """Prototypes, examples (by id) and recalled classes of a task in one plane."""
 
     prototypes: list[Point]
@@ -144,16 +136,19 @@ class TaskMap:
     recalled: list[Point]
 
 
-@dataclass(frozen=True)
-class ListedClass(RememberedClass):
+class ListedClass(TypedDict):
     """A remembered class; x and y if the map was asked for."""
 
-    x: float | None = None
-    y: float | None = None
+    name: str
+    count: int
+    last_update: int
+    added: bool
+    has_thumbnail: bool
+    x: NotRequired[float]
+    y: NotRequired[float]
 
 
-@dataclass(frozen=True)
-class MemoryPage:
+class MemoryPage(TypedDict):
     """A part of the remembered classes; ``total`` match the search."""
 
     version: int
@@ -161,8 +156,7 @@ class MemoryPage:
     classes: list[ListedClass]
 
 
-@dataclass(frozen=True)
-class Forgotten:
+class Forgotten(TypedDict):
     """A class that was forgotten; ``exact`` if nothing of it is left, its scatter included."""
 
     name: str
@@ -170,8 +164,7 @@ class Forgotten:
     classes: int
 
 
-@dataclass(frozen=True)
-class ModelInfo:
+class ModelInfo(TypedDict):
     """The model, the format of its images, and the limits of this server."""
 
     name: str

@@ -135,17 +135,6 @@ class StoredMemory(NamedTuple):
     named: NamedMemory | None
 
 
-@dataclass(frozen=True)
-class RememberedClass:
-    """A class of the memory."""
-
-    name: str
-    count: int  # number of its images
-    last_update: int  # the step of its latest change
-    added: bool  # by a user, as opposed to training
-    has_thumbnail: bool
-
-
 class Store:
     """Tasks, examples and the memory of one encoder.
 
@@ -379,33 +368,10 @@ class Store:
         self._cache(StoredMemory(version, after))
         return changes, after
 
-    def classes(
-        self, search: str = "", near: str | None = None, offset: int = 0, limit: int = 1000
-    ) -> tuple[int, list[RememberedClass]]:
-        """Return how many remembered classes match, and ``limit`` of them from ``offset`` on.
-
-        A class matches if ``search`` is a part of its name, ignoring case. Classes are sorted by
-        age, or by the distance of their means to that of the class ``near``.
-        """
-        memory = self.memory().named
-        if near is not None and (memory is None or near not in memory.places):
-            raise NotStoredError(f"near: there is no class {near!r} in the memory")
-        if memory is None:
-            return 0, []
-        slots, places = memory.slots, memory.places
-        found = [name for name in memory.names if search.casefold() in name.casefold()]
-        if near is not None:
-            means = slots.content.float()
-            distances = (means - means[places[near]]).norm(dim=-1).tolist()
-            found.sort(key=lambda name: distances[places[name]])
+    def class_thumbnails(self) -> set[str]:
+        """Return the names of remembered classes that have a thumbnail."""
         with self.database.single() as connection:
-            shown = {name for (name,) in connection.rows("SELECT name FROM vsm_thumbnails")}
-        counts, updates = slots.counts.tolist(), slots.last_update.tolist()
-        return len(found), [
-            RememberedClass(name, counts[n], updates[n], name in memory.added, name in shown)
-            for name in found[offset : offset + limit]
-            for n in [places[name]]
-        ]
+            return {name for (name,) in connection.rows("SELECT name FROM vsm_thumbnails")}
 
     def class_thumbnail(self, name: str) -> bytes:
         """Return the PNG of a remembered class."""
