@@ -340,9 +340,8 @@ def test_ancestral_samples_come_from_slots_as_often_as_their_weights_say(
         torch.full((SLOTS, WIDTH), -8.0).double(),
     )
     weights = recall.addressing(support.mean(2), memory.content, None)
-    prior = slot_gaussians(recall, support.mean(2))
-    samples, chosen = recall._ancestral(weights, far_apart, prior, 20_000, generator())
-    slots = (samples[0, 0, :, 0] / 100).round().long()
+    drawn, chosen = recall._ancestral(weights, far_apart, 20_000, generator())
+    slots = (drawn.sample(1, generator())[0, 0, :, 0, 0] / 100).round().long()
     assert torch.equal(slots, chosen[0, 0])
     frequency = torch.bincount(slots, minlength=SLOTS) / 20_000
     torch.testing.assert_close(frequency.double(), weights[0, 0], rtol=0, atol=0.015)

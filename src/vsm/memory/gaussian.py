@@ -8,7 +8,7 @@ memories, and learning everything at once give the same result.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple, Self, get_args
+from typing import Annotated, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
@@ -20,27 +20,22 @@ from vsm.memory.state import ClassMemory, Memory, Observations
 from vsm.settings import Normalization
 
 NORMALIZATIONS: tuple[Normalization, ...] = get_args(Normalization)
+OF_CLASSES = ("content", "class_ids", "counts", "last_update", "factor_rows", "freedom")
 
 
 class ReadSettings(NamedTuple):
     """How class statistics are read; the symbols are those of docs/design/gaussian-memory.md.
 
-    Attributes:
-        normalization: of features, as SimpleShot names it: ``un`` (none), ``l2n`` (length one),
-            ``cl2n`` (length one, less the center, length one again).
-        epsilon: ε, shrinkage of the covariance within classes; infinite: equal in all directions.
-        beta: β, shrinkage of the covariance between classes; infinite: that within them.
-        rho: ρ, how far a new class's expected prototype lies towards what it recalls.
-        addressing_scale: factor on the cosines of Eq. 9.
-        noise_scale: s, factor on both covariances.
+    Normalizations are those of SimpleShot: ``un`` (none), ``l2n`` (length one), ``cl2n`` (length
+    one, less the center, length one again).
     """
 
     normalization: Normalization = "l2n"
-    epsilon: float = torch.inf
-    beta: float = torch.inf
-    rho: float = 0.0
-    addressing_scale: float = 10.0
-    noise_scale: float = 1.0
+    epsilon: float = torch.inf  # ε, shrinkage of the covariance within classes; infinite: isotropic
+    beta: float = torch.inf  # β, shrinkage of that between classes; infinite: to that within them
+    rho: float = 0.0  # ρ, how far a new class's expected prototype lies towards what it recalls
+    addressing_scale: float = 10.0  # factor on the cosines of Eq. 9
+    noise_scale: float = 1.0  # s, factor on both covariances
 
     @property
     def uses_memory(self) -> bool:
@@ -68,28 +63,18 @@ class GaussianMemory(ClassMemory):
     the rows F_c of each class with F_cᵀF_c its scatter, so that it can be forgotten.
     """
 
-    center: Tensor  # subtracted by cl2n [D]; it never changes, so that sums stay sums
-    factors: Tensor  # the rows F_c of all classes, in the order of the slots [R, D]
-    factor_rows: Tensor  # how many of them each class has [A]
-    freedom: Tensor  # degrees of freedom of each class's rows [A]
-    shared_scatter: Tensor  # of the classes that were learned at once [D, D]
-    shared_freedom: Tensor  # its degrees of freedom []
-    reading: Tensor  # ReadSettings.tensor()
+    center: Annotated[Tensor, "float D"]  # subtracted by cl2n; constant, so that sums stay sums
+    factors: Annotated[Tensor, "float R D"]  # the rows F_c of all classes, in the order of slots
+    factor_rows: Annotated[Tensor, "int A"]  # how many of them each class has
+    freedom: Annotated[Tensor, "int A"]  # degrees of freedom of each class's rows
+    shared_scatter: Annotated[Tensor, "float D D"]  # of the classes that were learned at once
+    shared_freedom: Annotated[Tensor, "int"]  # its degrees of freedom
+    reading: Annotated[Tensor, "float 6"]  # ReadSettings.tensor()
 
     def __post_init__(self) -> None:
         for name, value in self.tensors().items():  # files may hold less than double precision
             if value.is_floating_point():
                 object.__setattr__(self, name, value.double())
-
-    SHAPES: ClassVar[dict[str, str]] = ClassMemory.SHAPES | {
-        "center": "float D",
-        "factors": "float R D",
-        "factor_rows": "int A",
-        "freedom": "int A",
-        "shared_scatter": "float D D",
-        "shared_freedom": "int",
-        "reading": "float 6",
-    }
 
     def check(self, width: int | None = None) -> None:
         """See :class:`vsm.Memory`."""
@@ -245,17 +230,11 @@ class GaussianMemory(ClassMemory):
 
     def _with_new_classes(self, class_ids: Tensor) -> "GaussianMemory":
         """Append empty slots for ``class_ids``."""
-        none = torch.zeros_like(class_ids)
         zeros = self.content.new_zeros(len(class_ids), self.content.shape[1])
-        return replace(
-            self,
-            content=torch.cat([self.content, zeros]),
-            class_ids=torch.cat([self.class_ids, class_ids]),
-            **{
-                name: torch.cat([getattr(self, name), none])
-                for name in ("counts", "last_update", "factor_rows", "freedom")
-            },
-        )
+        new = dict.fromkeys(OF_CLASSES, torch.zeros_like(class_ids))
+        new |= {"content": zeros, "class_ids": class_ids}
+        joined = {name: torch.cat([getattr(self, name), rows]) for name, rows in new.items()}
+        return replace(self, **joined)
 
     @property
     def can_be_forgotten(self) -> Tensor:
@@ -265,12 +244,9 @@ class GaussianMemory(ClassMemory):
     def keep(self, slots: Tensor) -> "GaussianMemory":
         """See ``ClassMemory``; of the others only their part of the shared scatter stays."""
         parts = self.factors.split(self.factor_rows.tolist())
-        names = ("content", "class_ids", "counts", "last_update", "factor_rows", "freedom")
-        return replace(
-            self,
-            factors=torch.cat([self.factors[:0], *(parts[slot] for slot in slots.tolist())]),
-            **{name: getattr(self, name)[slots] for name in names},
-        )
+        factors = torch.cat([self.factors[:0], *(parts[slot] for slot in slots.tolist())])
+        kept = {name: getattr(self, name)[slots] for name in OF_CLASSES}
+        return replace(self, factors=factors, **kept)
 
     def first(self, count: int) -> "GaussianMemory":
         """See :class:`vsm.Memory`; an error where the scatter of the others is not separate."""

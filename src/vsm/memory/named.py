@@ -300,10 +300,10 @@ def decode_memory(tensors: Mapping[str, Tensor], metadata: Any, source: Path) ->
     try:
         memory = decode_tensors(tensors)
         names, encoder = tuple(metadata["class_names"]), EncoderIdentity.stored(metadata["encoder"])
-        provenance = _checked_provenance(metadata["provenance"])
-        method, step = metadata["method"], metadata["step"]
-        if not all(isinstance(name, str) for name in (*names, method)) or type(step) is not int:
-            raise TypeError("class_names and method must be strings, and step an integer")
+        provenance, method, step = (metadata[key] for key in ("provenance", "method", "step"))
+        texts = (*names, method, *_added(provenance))
+        if not all(isinstance(text, str) for text in texts) or type(step) is not int:
+            raise TypeError("names of classes and method must be strings, and step an integer")
         if len(set(names)) < len(names):
             raise ValueError("two slots have the same name")
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -311,14 +311,4 @@ def decode_memory(tensors: Mapping[str, Tensor], metadata: Any, source: Path) ->
         raise RunError(f"memory: {source} does not hold a memory ({reason})") from error
     if len(names) != len(memory.slot_classes):
         raise RunError(f"memory: {source} has {len(memory)} slots but {len(names)} names")
-    return NamedMemory(memory, names, encoder, provenance, method, step)
-
-
-def _checked_provenance(events: Any) -> tuple[dict[str, Any], ...]:
-    """Return the provenance, if each event has what :attr:`NamedMemory.added` reads."""
-    for event in events:
-        if event["action"] == "added" and not all(isinstance(name, str) for name in event["new"]):
-            raise TypeError("names of added classes must be strings")
-        if event["action"] == "merged":
-            _checked_provenance(event["with"])
-    return tuple(events)
+    return NamedMemory(memory, names, encoder, tuple(provenance), method, step)

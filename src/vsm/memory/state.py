@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
@@ -56,10 +56,10 @@ class Observations(NamedTuple):
 
 @dataclass(frozen=True)
 class Memory(ABC):
-    """A long-term memory: a record whose fields are tensors, stored by their names."""
+    """A long-term memory: a record whose fields are tensors, stored by their names.
 
-    SHAPES: ClassVar[dict[str, str]]
-    """Kind (float or int) and axes of every field; axes of one letter have one size."""
+    Each is annotated with its kind (float or int) and axes; axes of one letter have one size.
+    """
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every field by its name."""
@@ -79,8 +79,9 @@ class Memory(ABC):
         ``width`` is the expected number of features D; None: any.
         """
         sizes = {} if width is None else {"D": width}
-        for name, (kind, *axes) in ((n, text.split()) for n, text in self.SHAPES.items()):
-            tensor: Tensor = getattr(self, name)
+        for field in fields(self):
+            tensor: Tensor = getattr(self, field.name)
+            kind, *axes = get_args(field.type)[1].split()
             fits = tensor.ndim == len(axes) and all(
                 sizes.setdefault(axis, int(axis) if axis.isdigit() else size) == size
                 for axis, size in zip(axes, tensor.shape, strict=True)
@@ -89,7 +90,7 @@ class Memory(ABC):
             if not fits or not (is_int if kind == "int" else tensor.is_floating_point()):
                 expected = ", ".join(str(sizes.get(axis, axis)) for axis in axes)
                 raise ValueError(
-                    f"its {name} is {tensor.dtype} {list(tensor.shape)}, expected {kind} "
+                    f"its {field.name} is {tensor.dtype} {list(tensor.shape)}, expected {kind} "
                     f"[{expected}]"
                 )
 
@@ -136,15 +137,10 @@ class Memory(ABC):
 class ClassMemory(Memory):
     """A memory with one slot per class; A slots, in the order in which classes were first met."""
 
-    content: Tensor  # M [A, D]
-    class_ids: Tensor  # the class of each slot, int64 [A]
-    counts: Tensor  # samples that went into each slot, int64 [A]
-    last_update: Tensor  # the step of each slot's latest change, int64 [A]
-
-    SHAPES: ClassVar[dict[str, str]] = {
-        "content": "float A D",
-        **dict.fromkeys(("class_ids", "counts", "last_update"), "int A"),
-    }
+    content: Annotated[Tensor, "float A D"]  # M
+    class_ids: Annotated[Tensor, "int A"]  # the class of each slot
+    counts: Annotated[Tensor, "int A"]  # samples that went into each slot
+    last_update: Annotated[Tensor, "int A"]  # the step of each slot's latest change
 
     def check(self, width: int | None = None) -> None:
         """See :class:`vsm.Memory`."""

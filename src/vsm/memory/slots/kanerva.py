@@ -18,7 +18,7 @@ Differences from the original, which generates images and forgets them after an 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -42,15 +42,9 @@ class KanervaMemory(Memory):
     the sums over thousands of observations.
     """
 
-    weight_products: Tensor  # WᵀW [S, S]
-    weighted_sums: Tensor  # WᵀZ [S, D]
-    count: Tensor  # P, int64 []
-
-    SHAPES: ClassVar[dict[str, str]] = {
-        "weight_products": "float S S",
-        "weighted_sums": "float S D",
-        "count": "int",
-    }
+    weight_products: Annotated[Tensor, "float S S"]  # WᵀW
+    weighted_sums: Annotated[Tensor, "float S D"]  # WᵀZ
+    count: Annotated[Tensor, "int"]  # P
 
     def check(self, width: int | None = None) -> None:
         """See :class:`vsm.Memory`."""

@@ -96,7 +96,8 @@ class MannRecall(Recall):
         w^u ← γ·w^u + w^r + w^w, summed over heads.
         """
         last_read = (episode.read_weights @ episode.content).flatten(1)
-        hidden, cell = self._control(shown, last_read, episode.hidden, episode.cell)
+        state = (episode.hidden, episode.cell)
+        hidden, cell = self.controller(torch.cat([shown, last_read], -1), state)
         keys = self._keys(hidden)  # [B, R, W]
         gate = torch.sigmoid(self.gate(hidden)).unsqueeze(-1)  # [B, R, 1]
         unused = least_used(episode.usage, self.settings.reads)  # [B, R, S]
@@ -112,8 +113,9 @@ class MannRecall(Recall):
         tasks, way, _ = means.shape
         last_read = (episode.read_weights @ episode.content).flatten(1)
         controller = (last_read, episode.hidden, episode.cell)
-        repeated = (part.repeat_interleave(way, 0) for part in controller)  # [T·N, ...]
-        hidden, _ = self._control(means.repeat(1, 1, 2).flatten(0, 1), *repeated)
+        last_read, *state = (part.repeat_interleave(way, 0) for part in controller)  # [T·N, ...]
+        shown = means.repeat(1, 1, 2).flatten(0, 1)
+        hidden, _ = self.controller(torch.cat([shown, last_read], -1), tuple(state))
         keys = self._keys(hidden).view(tasks, way * self.settings.reads, -1)  # [T, N·R, W]
         read_weights = content_weights(keys, episode.content)  # [T, N·R, S]
         read = (read_weights @ episode.content).view(tasks, way, 1, -1)  # [T, N, 1, R·W]
@@ -122,15 +124,6 @@ class MannRecall(Recall):
             read_weights.unflatten(1, (way, -1)).mean(2),
             means.new_zeros(tasks, way),
         )
-
-    def _control(
-        self, shown: Tensor, last_read: Tensor, hidden: Tensor, cell: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Feed the controller with ``shown`` and the last reading; return its new state."""
-        state: tuple[Tensor, Tensor] = self.controller(
-            torch.cat([shown, last_read], -1), (hidden, cell)
-        )
-        return state
 
     def _keys(self, hidden: Tensor) -> Tensor:
         heads = (self.settings.reads, self.settings.width)

@@ -291,12 +291,19 @@ class VariationalRecall(SlotRecall):
         if self.kind == "soft":
             latent = self._soft(weights, slots).where(addressed(weights), prior)
             return Recollection(latent.sample(num_samples, random), weights, latent.kl(prior))
+
+        def sample(drawn: DiagonalGaussian) -> Tensor:
+            """Draw one of each ``[T, N, J, D]``, or of the prior where nothing is addressed."""
+            known = addressed(weights).unsqueeze(-1)
+            return drawn.where(known, prior.unsqueeze(-2)).sample(1, random).squeeze(-2)
+
         if self.kind == "mixture" or self.kl == "monte_carlo":
-            ancestral, chosen = self._ancestral(weights, slots, prior, num_samples, random)
+            drawn, chosen = self._ancestral(weights, slots, num_samples, random)
+            ancestral = sample(drawn) if len(memory) else prior.sample(num_samples, random)
         if self.kind == "mixture":
             samples = ancestral
         else:
-            samples = self._relaxed(weights, slots, prior, num_samples, random)
+            samples = sample(self._relaxed(weights, slots, num_samples, random))
         if self.kl == "bound":
             divergence = weighted_moments(weights, slots).bound_on_kl(prior)
         else:
@@ -321,37 +328,23 @@ class VariationalRecall(SlotRecall):
         return DiagonalGaussian(mean, (variance + between).log())
 
     def _ancestral(
-        self,
-        weights: Tensor,
-        slots: DiagonalGaussian,
-        prior: DiagonalGaussian,
-        num_samples: int,
-        random: Randomness,
-    ) -> tuple[Tensor, Tensor]:
-        """m_j ~ N(μ_a, σ_a²) with a ~ Cat(λ): ``[T, N, J, D]``, and the slots a ``[T, N, J]``."""
-        tasks, way, num_slots = weights.shape
-        if num_slots == 0:
-            no_slots = torch.zeros(tasks, way, 0, dtype=torch.int64, device=weights.device)
-            return prior.sample(num_samples, random), no_slots
-        known = addressed(weights)
-        chances = weights.detach().masked_fill(~known.unsqueeze(-1), 1.0)
+        self, weights: Tensor, slots: DiagonalGaussian, num_samples: int, random: Randomness
+    ) -> tuple[DiagonalGaussian, Tensor]:
+        """N(μ_a, σ_a²) of J slots a ~ Cat(λ): ``[T, N, J, D]``, and the slots ``[T, N, J]``."""
+        shape = (*weights.shape[:2], num_samples)
+        if weights.shape[-1] == 0:
+            nothing = slots.mean.new_zeros(*shape, slots.mean.shape[-1])
+            return DiagonalGaussian(nothing, nothing), torch.zeros(shape, dtype=torch.int64)
+        chances = weights.detach().masked_fill(~addressed(weights).unsqueeze(-1), 1.0)
         chosen = categorical(random, chances.flatten(0, 1), num_samples)
-        shape = (tasks, way, num_samples, -1)
-        drawn = DiagonalGaussian(
-            slots.mean.index_select(0, chosen.flatten()).view(shape),
-            slots.log_variance.index_select(0, chosen.flatten()).view(shape),
-        ).where(known.unsqueeze(-1), prior.unsqueeze(-2))
-        return drawn.sample(1, random).squeeze(-2), chosen.view(shape[:3])
+        parts = (slots.mean, slots.log_variance)
+        drawn = (part.index_select(0, chosen.flatten()).view(*shape, -1) for part in parts)
+        return DiagonalGaussian(*drawn), chosen.view(shape)
 
     def _relaxed(
-        self,
-        weights: Tensor,
-        slots: DiagonalGaussian,
-        prior: DiagonalGaussian,
-        num_samples: int,
-        random: Randomness,
-    ) -> Tensor:
-        """m_j ~ N(Σ w_j μ, Σ w_j σ²) with Gumbel-softmax weights w_j: ``[T, N, J, D]``."""
+        self, weights: Tensor, slots: DiagonalGaussian, num_samples: int, random: Randomness
+    ) -> DiagonalGaussian:
+        """N(Σ w_j μ, Σ w_j σ²) with J Gumbel-softmax weights w_j: ``[T, N, J, D]``."""
         known = addressed(weights)
         log_weights = weights.clamp_min(torch.finfo(weights.dtype).tiny).log().unsqueeze(-2)
         chances = uniform(random, *weights.shape[:2], num_samples, weights.shape[-1])
@@ -359,8 +352,7 @@ class VariationalRecall(SlotRecall):
         relaxed = F.softmax((log_weights + gumbel) / self.gumbel_temperature, -1)
         relaxed = relaxed * (weights > 0).unsqueeze(-2)  # masked slots stay masked: [T, N, J, A]
         variance = (relaxed @ slots.variance).masked_fill(~known[..., None, None], 1.0)
-        drawn = DiagonalGaussian(relaxed @ slots.mean, variance.log())
-        return drawn.where(known.unsqueeze(-1), prior.unsqueeze(-2)).sample(1, random).squeeze(-2)
+        return DiagonalGaussian(relaxed @ slots.mean, variance.log())
 
 
 def mixture_divergence(
