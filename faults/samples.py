@@ -107,7 +107,7 @@ def _write_features(folder: Path) -> None:
 
 
 def _copy_shipped_model() -> None:
-    from vsm.runs.shipped import MODELS
+    from vsm.runs.directory import MODELS
 
     shutil.copytree(MODELS / "glyphs-5w1s", "model")
 

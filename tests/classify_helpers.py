@@ -11,6 +11,7 @@ from torch import Tensor
 from memories import remember
 from tiny import make_dataset, make_settings, variant
 from vsm.data import ImageDataset
+from vsm.data.preprocessing import Preprocessing
 from vsm.model import FewShotModel
 from vsm.runs.directory import RunDirectory
 from vsm.runs.trained_model import save_best
@@ -34,6 +35,7 @@ def write_run(path: Path, method: Method = "vsm", seed: int = 0, num_slots: int 
 def write_run_of(model: FewShotModel, path: Path, num_slots: int = 12) -> Path:
     """Write a run directory of ``model``, which remembers the first training classes."""
     dataset, run = make_dataset(), RunDirectory(path)
+    model.encoder.preprocessing = Preprocessing.of(dataset)
     run.create(model.settings)
     with torch.no_grad():
         first = torch.from_numpy(dataset.class_starts[:num_slots])

@@ -7,7 +7,7 @@ import torch
 
 from classify_helpers import tiny_model
 from vsm.memory.named import NamedMemory, manual_consolidation
-from vsm.runs.memory_files import update_memory
+from vsm.runs.loading import update_memory
 
 
 def main() -> None:

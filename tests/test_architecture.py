@@ -51,7 +51,6 @@ MEMORY_KINDS = {"Memory", "ClassMemory", "SlotMemory", "GaussianMemory", "Kanerv
 WITHOUT_TORCH = [
     "vsm.runs.configuration",
     "vsm.runs.directory",
-    "vsm.runs.shipped",
     "vsm.settings",
     "vsm.cli.main",
     "vsm.cli.serve",

@@ -27,8 +27,7 @@ from tiny import variant
 from vsm.cli import main
 from vsm.cli.main import open_command
 from vsm.data import ImageDataset, open_dataset
-from vsm.runs.directory import CONFIG_NAME
-from vsm.runs.shipped import find_run, shipped_folder
+from vsm.runs.directory import CONFIG_NAME, find_run, shipped_folder
 from vsm.settings import (
     FewShotValidationSettings,
     PretrainSettings,

@@ -15,7 +15,7 @@ from vsm.errors import MemoryFileError, VsmError
 from vsm.memory import GaussianMemory, Observations, ReadSettings, SlotMemory, SupportSet
 from vsm.memory.gaussian import GaussianConsolidation
 from vsm.memory.named import NamedMemory, decode_memory
-from vsm.runs.memory_files import read_memory, update_memory
+from vsm.runs.loading import read_memory, update_memory
 from vsm.settings import Normalization
 from vsm.system.tensor_files import load_tensors, save_tensors
 

@@ -19,9 +19,8 @@ from vsm.data import ImageDataset
 from vsm.errors import MemoryFileError, RunError
 from vsm.memory import MeanConsolidation
 from vsm.memory.named import NamedMemory, manual_consolidation
-from vsm.runs.loading import load
-from vsm.runs.memory_files import read_memory, update_memory
-from vsm.runs.shipped import MODELS
+from vsm.runs.directory import MODELS
+from vsm.runs.loading import load, read_memory, update_memory
 from vsm.settings import METHODS, Method
 from vsm.system.tensor_files import load_tensors, save_tensors
 
@@ -162,7 +161,7 @@ def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
     script.write_text(
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from vsm.runs.memory_files import update_memory\n"
+        "from vsm.runs.loading import update_memory\n"
         "try:\n"
         "    resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))\n"
         "    update_memory(Path(sys.argv[1]), lambda memory: memory.forget(memory.names[:1]))\n"

@@ -21,7 +21,7 @@ from vsm.errors import RunError
 from vsm.evaluation.calibration import Calibration
 from vsm.model import FewShotModel
 from vsm.runs.checkpoints import begin_with_backbone
-from vsm.runs.shipped import find_run, shipped_card, shipped_names
+from vsm.runs.directory import find_run, shipped_card, shipped_names
 from vsm.settings import ModelSettings, RunSettings
 
 NAME = "glyphs-5w1s"

@@ -20,6 +20,7 @@ from vsm.cli import main
 from vsm.cli.main import _with_underscores
 from vsm.cli.train import add_pretrain_arguments, add_train_arguments, parse_run
 from vsm.data import ImageDataset
+from vsm.data.preprocessing import Preprocessing
 from vsm.encoders import EncoderIdentity
 from vsm.errors import RunError
 from vsm.evaluation.calibration import calibrate_on_validation
@@ -65,6 +66,7 @@ def any_change(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained_model(folder: Path, settings: RunSettings, dataset: ImageDataset) -> TrainedModel:
     """An untrained model whose memory has taken in something, as far as it has one."""
     model = FewShotModel(settings, dataset.input_shape).eval()
+    model.encoder.preprocessing = Preprocessing.of(dataset)
     features = torch.randn(6, model.num_features, generator=torch.Generator().manual_seed(1))
     seen = Observations(features, torch.tensor([3, 3, 5, 5, 9, 9]))
     with torch.no_grad():

@@ -25,7 +25,7 @@ from vsm.errors import (
 from vsm.memory import SlotMemory
 from vsm.memory.named import NamedMemory
 from vsm.memory.slots.kanerva import KanervaMemory
-from vsm.runs.memory_files import read_memory
+from vsm.runs.loading import read_memory
 from vsm.stores import Store, default_store, name_error, open_store
 from vsm.stores.store import SCHEMA_VERSION
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vsm.encoders import BACKBONES, CustomBackbone, WideResNet
 from vsm.encoders.parts import SubsampledConv2d, subsample_strided_1x1
 from vsm.runs.configuration import PRESETS, preset_paths, settings_from_files
-from vsm.runs.shipped import shipped_folder, shipped_names
+from vsm.runs.directory import shipped_folder, shipped_names
 from vsm_lab.paper.tables import BUDGETS
 
 WIDTHS = (1, 2, 4, 7, 8, 16, 24, 32, 48, 64)

@@ -23,10 +23,9 @@ from vsm.evaluation.evaluator import EpisodeProtocol, Evaluation
 from vsm.evaluation.intervals import class_bootstrap, estimate
 from vsm.memory import SlotMemory
 from vsm.runs.configuration import preset_paths, settings_from_files
-from vsm.runs.directory import RunDirectory
+from vsm.runs.directory import RunDirectory, shipped_names
 from vsm.runs.loading import load
 from vsm.runs.measurement import ModelOnData
-from vsm.runs.shipped import shipped_names
 from vsm.seeding import generator
 from vsm.settings import MemorySettings, ModelSettings, PretrainSettings, RunSettings
 from vsm.system.documents import read_json

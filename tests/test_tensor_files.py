@@ -19,9 +19,8 @@ from vsm.classify import FewShotClassifier
 from vsm.data.preprocessing import Preprocessing
 from vsm.errors import RunError, VsmError
 from vsm.memory.named import decode_memory
-from vsm.runs.loading import load
-from vsm.runs.memory_files import read_memory
-from vsm.runs.shipped import shipped_folder
+from vsm.runs.directory import shipped_folder
+from vsm.runs.loading import load, read_memory
 from vsm.system.tensor_files import (
     learning_tensors,
     load_tensors,

@@ -19,8 +19,7 @@ from vsm.cli import main as command_line
 from vsm.cli.main import main
 from vsm.cli.output import ProgressBar, print_json, print_table, printable, say
 from vsm.errors import RunError
-from vsm.runs.directory import RunDirectory, StepLog
-from vsm.runs.shipped import shipped_folder
+from vsm.runs.directory import RunDirectory, StepLog, shipped_folder
 from vsm.settings import RunSettings
 from vsm.system.files import atomic_path, write_text
 
@@ -129,7 +128,7 @@ def test_a_folder_in_place_of_a_state_changes_nothing(tmp_path: Path) -> None:
     run.open(RunSettings(), resume=False)
     run.metrics.write_text("kept")
     run.resume.mkdir()
-    with pytest.raises(RunError, match="is no regular file; remove it"):
+    with pytest.raises(RunError, match="is not a regular file; remove it"):
         run.open(RunSettings(), resume=True)
     assert run.metrics.read_text() == "kept"
 

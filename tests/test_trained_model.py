@@ -27,8 +27,7 @@ from vsm.data.preprocessing import Preprocessing
 from vsm.errors import ClassifierError, RunError
 from vsm.evaluation.calibration import LEVELS, Calibration, Thresholds
 from vsm.runs.directory import RunDirectory
-from vsm.runs.loading import Checkpoint, load
-from vsm.runs.memory_files import read_memory
+from vsm.runs.loading import Checkpoint, load, read_memory
 from vsm.runs.trained_model import TrainedModel
 from vsm.settings import METHODS, Method, ValidationSettings
 from vsm.system.tensor_files import fingerprint, load_tensors, save_tensors
@@ -107,7 +106,7 @@ def test_a_run_is_loaded_with_names_and_preprocessing(checkpoint: Checkpoint, al
     best = read_memory(alone / "run")
     assert trained.memory.names == best.names
     assert trained.encoder.identity == best.encoder
-    assert trained.input_shape == (1, 28, 28)
+    assert trained.encoder.input_shape == (1, 28, 28)
     assert trained.preprocessing is not None
     assert not trained.preprocessing.ink
     stored = json.loads(json.dumps(trained.metadata()))

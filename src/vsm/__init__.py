@@ -8,21 +8,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vsm.classify import FewShotClassifier
-    from vsm.data import Dataset, EpisodeSampler, FeatureDataset, ImageDataset, open_dataset
-    from vsm.encoders import Encoder
-    from vsm.errors import VsmError
-    from vsm.evaluation.evaluator import Evaluation
-    from vsm.export import export_onnx
-    from vsm.memory import Memory
-    from vsm.memory.named import NamedMemory
-    from vsm.model import FewShotModel
-    from vsm.pretraining import pretrain
-    from vsm.runs.checkpoints import load_backbone
-    from vsm.runs.loading import load
-    from vsm.runs.trained_model import TrainedModel
-    from vsm.settings import PretrainSettings, RunSettings
-    from vsm.training import train
+    from vsm.classify import FewShotClassifier as FewShotClassifier
+    from vsm.data import Dataset as Dataset
+    from vsm.data import EpisodeSampler as EpisodeSampler
+    from vsm.data import FeatureDataset as FeatureDataset
+    from vsm.data import ImageDataset as ImageDataset
+    from vsm.data import open_dataset as open_dataset
+    from vsm.encoders import Encoder as Encoder
+    from vsm.errors import VsmError as VsmError
+    from vsm.evaluation.evaluator import Evaluation as Evaluation
+    from vsm.export import export_onnx as export_onnx
+    from vsm.memory import Memory as Memory
+    from vsm.memory.named import NamedMemory as NamedMemory
+    from vsm.model import FewShotModel as FewShotModel
+    from vsm.pretraining import pretrain as pretrain
+    from vsm.runs.checkpoints import load_backbone as load_backbone
+    from vsm.runs.loading import load as load
+    from vsm.runs.trained_model import TrainedModel as TrainedModel
+    from vsm.settings import PretrainSettings as PretrainSettings
+    from vsm.settings import RunSettings as RunSettings
+    from vsm.training import train as train
 
 __version__ = "0.1.0"
 
@@ -49,28 +54,7 @@ _HOMES = {
     "train": "vsm.training",
 }
 
-__all__ = [
-    "Dataset",
-    "Encoder",
-    "EpisodeSampler",
-    "Evaluation",
-    "FeatureDataset",
-    "FewShotClassifier",
-    "FewShotModel",
-    "ImageDataset",
-    "Memory",
-    "NamedMemory",
-    "PretrainSettings",
-    "RunSettings",
-    "TrainedModel",
-    "VsmError",
-    "export_onnx",
-    "load",
-    "load_backbone",
-    "open_dataset",
-    "pretrain",
-    "train",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

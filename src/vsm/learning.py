@@ -93,9 +93,18 @@ def learn_memory(
     """
     data = dataset.name if data is None else data
     model = gaussian_model(encoder, data, settings, seed)
-    merged_with = None if like is None else _statistics_of(like, encoder)
-    split: Split = "all" if "all" in dataset.splits else "train"
-    classes = _first_classes(dataset.classes(split), num_classes, data)
+    merged_with = None
+    if like is not None:
+        like.require_encoder(encoder.identity, "like")
+        merged_with = like.memory.statistics
+        if merged_with is None:
+            raise MemoryFileError("like: has no class statistics; learn it with vsm memory learn")
+    classes = dataset.classes("all" if "all" in dataset.splits else "train")
+    if num_classes is not None and not 1 <= num_classes <= len(classes):
+        raise MemoryFileError(
+            f"classes: expected 1 to {len(classes)}, those of {data}, got {num_classes}"
+        )
+    classes = classes[:num_classes]
     rows = ClassRows(encoder, dataset, classes, processes)
     validation = None
     known = rows.drawn(seed, progress)
@@ -236,31 +245,11 @@ def _held_out_thresholds(
     return calibrate(model, episodes, list(trials[0].episodes), model.settings.seed)
 
 
-def _first_classes(classes: Ids, count: int | None, data: str) -> Ids:
-    """Return the first of the classes to remember of ``data``; None: all of them."""
-    if count is not None and not 1 <= count <= len(classes):
-        raise MemoryFileError(
-            f"classes: expected 1 to {len(classes)}, the classes to remember of {data}, got {count}"
-        )
-    return classes[:count]
-
-
-def _statistics_of(like: NamedMemory, encoder: Encoder) -> GaussianMemory:
-    like.require_encoder(encoder.identity, "like")
-    if like.memory.statistics is None:
-        raise MemoryFileError("like: it holds no class statistics; learn it with vsm memory learn")
-    return like.memory.statistics
-
-
 @dataclass(frozen=True)
 class ClassRows:
-    """The images of some classes of a dataset, embedded when they are asked for.
+    """The images of ``classes [C]`` of a dataset, embedded when they are asked for.
 
-    Attributes:
-        encoder: makes the features.
-        dataset: holds the images, or what a backbone made of them.
-        classes: their ids in the dataset ``[C]``.
-        processes: each embeds the rows that it owns; it need not have the others.
+    Each of several processes embeds the rows that it owns; it need not have the others.
     """
 
     encoder: Encoder
@@ -279,18 +268,19 @@ class ClassRows:
 
     def drawn(self, seed: int, progress: Progress = NULL_PROGRESS) -> ClassFeatures:
         """Embed all rows, or as many of every class as fit, drawn by ``seed``."""
-        starts = torch.from_numpy(self.dataset.class_starts[self.classes])
-        chosen, taken = list(range(len(self.classes))), self.sizes
-        random = generator(seed, "drawn-rows")
+        classes, most, random = (
+            self.classes,
+            self.dataset.num_samples,
+            generator(seed, "drawn-rows"),
+        )
         if not self.fit_at_once():
             rows = NUMBERS_AT_ONCE // self.encoder.num_features
-            most = min(len(self.classes), max(1, rows // LEAST_ROWS))
-            order = uniform(random, len(self.classes)).argsort()[:most]
-            chosen = order.sort().values.tolist()
-            taken = self.sizes.clamp_max(max(1, rows // most))
+            count = min(len(classes), max(1, rows // LEAST_ROWS))
+            classes = classes[_drawn(len(classes), count, random).numpy()]
+            most = max(1, rows // count)
+        places = [torch.from_numpy(self.dataset.image_ids(one)) for one in classes]
         places = [
-            starts[one] + _drawn_positions(int(self.sizes[one]), int(taken[one]), random)
-            for one in chosen
+            part if len(part) <= most else part[_drawn(len(part), most, random)] for part in places
         ]
         image_ids = torch.cat(places)
         owned = self.processes.owned(image_ids, self.dataset.num_samples)
@@ -304,13 +294,7 @@ class ClassRows:
         """Learn the statistics of all rows in one pass, and those of all processes together."""
         memory = GaussianMemory.empty(center, read_settings)
         statistics = ClassStatistics.empty(len(self.classes), self.encoder.num_features)
-        starts = self.dataset.class_starts[self.classes]
-        image_ids = torch.cat(
-            [
-                torch.arange(start, start + size)
-                for start, size in zip(starts.tolist(), self.sizes.tolist(), strict=True)
-            ]
-        )
+        image_ids = torch.cat([torch.from_numpy(self.dataset.image_ids(c)) for c in self.classes])
         members = torch.arange(len(self.classes)).repeat_interleave(self.sizes)
         owned = self.processes.owned(image_ids, self.dataset.num_samples)
         rows_at_once = NUMBERS_AT_ONCE // (8 * self.encoder.num_features)
@@ -323,8 +307,6 @@ class ClassRows:
         return memory.from_statistics(statistics, torch.from_numpy(self.classes))
 
 
-def _drawn_positions(size: int, most: int, random: torch.Generator) -> Tensor:
-    """Return ``most`` positions below ``size``, or all of them, in ascending order."""
-    if size <= most:
-        return torch.arange(size)
-    return uniform(random, size).argsort()[:most].sort().values
+def _drawn(size: int, count: int, random: torch.Generator) -> Tensor:
+    """Return ``count`` positions below ``size``, in ascending order."""
+    return uniform(random, size).argsort()[:count].sort().values

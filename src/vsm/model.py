@@ -24,7 +24,7 @@ from vsm.memory import (
     SupportSet,
 )
 from vsm.memory.slots.recall import ConjugateInference
-from vsm.nn.distributions import DiagonalGaussian, GaussianMixture
+from vsm.nn.distributions import GaussianMixture
 from vsm.nn.networks import GaussianNetwork, MemoryConditionedNetwork, PrototypeClassifier
 from vsm.seeding import Randomness, default_generator
 from vsm.settings import RunSettings
@@ -118,10 +118,7 @@ class FewShotModel(nn.Module):
         return Prediction(posterior, posterior.log_probabilities(queries.flatten(1, 2)))
 
     def project(self, features: Tensor, memory: Memory | None) -> Tensor:
-        """Map features ``[..., D]`` to the coordinates in which prototypes are inferred.
-
-        These are the features themselves, except where class statistics are read.
-        """
+        """Map features ``[..., D]`` to coordinates in which class statistics are read, if any."""
         return features if memory is None else memory.project(features)
 
     def infer(
@@ -144,8 +141,13 @@ class FewShotModel(nn.Module):
         strength: Tensor | None = None
         if self.inference is None:
             return SampledPosterior(support.mean.unsqueeze(-2), self.classifier)  # L = 1
-        if isinstance(self.inference, ConjugateInference):
-            mixture, recollection, strength = self._by_bayes_rule(support, memory, slot_mask)
+        if isinstance(self.inference, ConjugateInference):  # Eqs. 7-10 with m integrated out
+            prior = None if self.recall is None else self.recall.prior(support, memory, slot_mask)
+            mixture = GaussianMixture(self.inference(support, prior).unsqueeze(-2))
+            if prior is not None:
+                mean, no_divergence = prior.gaussian.mean, torch.zeros_like(support.mean[..., 0])
+                recollection = Recollection(mean.unsqueeze(-2), prior.weights, no_divergence)
+                strength = self.inference.kappa(prior)
         elif self.recall is None:
             mixture = GaussianMixture(self.inference(support.mean).unsqueeze(-2))
         else:  # Eqs. 8, 9, then Eqs. 7, 10
@@ -153,20 +155,6 @@ class FewShotModel(nn.Module):
             mixture = GaussianMixture(self.inference(recollection.samples, support.mean))
         samples = mixture.sample(self.num_prototype_samples, random)  # [T, N, L, D]
         return SampledPosterior(samples, self.classifier, mixture, recollection, strength)
-
-    def _by_bayes_rule(
-        self, support: SupportSet, memory: Memory | None, slot_mask: Tensor | None
-    ) -> tuple[GaussianMixture, Recollection | None, Tensor | None]:
-        """Infer in closed form in place of Eqs. 7-10: m is integrated out, and KL_m is zero."""
-        assert isinstance(self.inference, ConjugateInference)
-        if self.recall is None:
-            return GaussianMixture(self.inference(support, None).unsqueeze(-2)), None, None
-        prior = self.recall.prior(support, memory, slot_mask)
-        posterior: DiagonalGaussian = self.inference(support, prior)
-        divergence = support.mean.new_zeros(support.mean.shape[:2])
-        recollection = Recollection(prior.gaussian.mean.unsqueeze(-2), prior.weights, divergence)
-        mixture = GaussianMixture(posterior.unsqueeze(-2))
-        return mixture, recollection, self.inference.kappa(prior)
 
     def empty_memory(self) -> Memory | None:
         """Return a memory that has taken in nothing; None for methods without one."""
@@ -188,11 +176,7 @@ class FewShotModel(nn.Module):
 
     @property
     def num_memory_samples(self) -> int:
-        """J, for training or for evaluation.
-
-        In evaluation no KL is taken over the J components, and L < J prototypes come from L
-        distinct ones; samples of m that no prototype would use are not drawn.
-        """
+        """J, for training or for evaluation, where m that no prototype would use is not drawn."""
         sampling = self.settings.sampling
         if self.training:
             return sampling.train_memory

@@ -56,9 +56,8 @@ def objective(
 def cross_entropy(log_probabilities: Tensor, likelihood: str) -> Tensor:
     """Mean negative log-likelihood of the true classes.
 
-    Queries are ordered by class, so query b of ``[T, N·Q, N, L]`` belongs to class b // Q.
-    ``mean_of_logs`` averages −log p over the L samples (Eq. 14); ``log_of_mean`` takes −log of the
-    averaged probability.
+    Queries of ``[T, N·Q, N, L]`` are ordered by class. ``mean_of_logs`` averages −log p over the L
+    samples (Eq. 14); ``log_of_mean`` takes −log of the averaged probability.
     """
     num_tasks, num_queries, way, num_samples = log_probabilities.shape
     labels = torch.arange(way, device=log_probabilities.device)

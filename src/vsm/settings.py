@@ -39,7 +39,6 @@ BASELINE_NAMES: tuple[BaselineName, ...] = get_args(BaselineName)
 
 LARGEST_NUMBER, LARGEST_WIDTH = 2**31 - 1, 65_536
 """Of counts, and of layers and memories, whose size in memory may grow with the square."""
-LARGEST_SHIFT = 32
 
 AnySettings = TypeVar("AnySettings")
 
@@ -115,7 +114,7 @@ def setting(
     most: float | None = None,
 ) -> Any:
     """Declare a field of settings: where it has an effect, and the range of its values."""
-    limits = _Limits(above, least, most)
+    limits = (above, least, most)
     return field(default=default, metadata={"conditions": conditions, "limits": limits})
 
 
@@ -124,27 +123,22 @@ def section(kind: type, *conditions: Condition) -> Any:
     return field(default_factory=kind, metadata={"conditions": conditions})
 
 
-class _Limits(NamedTuple):
-    above: float | None = None
-    least: float | None = None
-    most: float | None = None
-
-    def check(self, name: str, value: Any) -> None:
-        low = self.least if self.above is None else self.above
-        if low is None:
-            return
-        is_low = not (value >= low if self.above is None else value > low)  # nor is NaN
-        if self.most is not None and (is_low or not value <= self.most):
-            begin = "[" if self.above is None else "("
-            raise SettingsError(
-                f"{name}: must lie in {begin}{low:,}, {self.most:,}], got {_shown(value)}"
-            )
-        if is_low:
-            least = "not be negative" if low == 0 else f"be at least {low}"
-            expected = least if self.above is None else f"be greater than {low}"
-            raise SettingsError(f"{name}: must {expected}, got {value}")
-        if isinstance(value, int) and value > LARGEST_NUMBER:
-            raise SettingsError(f"{name}: must be at most {LARGEST_NUMBER:,}, got more")
+def _check_range(
+    name: str, value: Any, above: float | None, least: float | None, most: float | None
+) -> None:
+    low = least if above is None else above
+    if low is None:
+        return
+    is_low = not (value >= low if above is None else value > low)  # nor is NaN
+    if most is not None and (is_low or not value <= most):
+        begin = "[" if above is None else "("
+        raise SettingsError(f"{name}: must lie in {begin}{low:,}, {most:,}], got {_shown(value)}")
+    if is_low:
+        expected = "not be negative" if low == 0 else f"be at least {low}"
+        expected = expected if above is None else f"be greater than {low}"
+        raise SettingsError(f"{name}: must {expected}, got {value}")
+    if isinstance(value, int) and value > LARGEST_NUMBER:
+        raise SettingsError(f"{name}: must be at most {LARGEST_NUMBER:,}, got more")
 
 
 @dataclass(frozen=True)
@@ -160,7 +154,7 @@ class Settings:
                 known = ", ".join(map(str, choices))
                 raise SettingsError(f"{one.name}: expected one of {known}, got {value!r}")
             if value is not None and "limits" in one.metadata:
-                one.metadata["limits"].check(one.name, value)
+                _check_range(one.name, value, *one.metadata["limits"])
 
 
 @cache
@@ -195,35 +189,30 @@ def flatten_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-class _Declared(NamedTuple):
-    default: Any
-    conditions: tuple[Condition, ...]
-
-
 @cache
-def _declared(kind: type) -> dict[str, _Declared]:
+def _declared(kind: type) -> dict[str, tuple[Any, tuple[Condition, ...]]]:
     """Return the default of each setting and where it has an effect, by dotted names."""
-    found: dict[str, _Declared] = {}
+    found: dict[str, tuple[Any, tuple[Condition, ...]]] = {}
     types = type_hints(kind)
     for one in fields(cast(Any, kind)):
         own = one.metadata.get("conditions", ())
         if is_dataclass(types[one.name]):
             for name, (default, more) in _declared(cast(type, types[one.name])).items():
-                found[f"{one.name}.{name}"] = _Declared(default, (*own, *more))
+                found[f"{one.name}.{name}"] = (default, (*own, *more))
         else:
-            found[one.name] = _Declared(one.default, own)
+            found[one.name] = (one.default, own)
     return found
 
 
 def default_values(kind: type) -> dict[str, Any]:
     """Return the defaults of settings by dotted names."""
-    return {name: one.default for name, one in _declared(kind).items()}
+    return {name: default for name, (default, _) in _declared(kind).items()}
 
 
 def describe_conditions(kind: type) -> dict[str, str]:
     """Return where settings have an effect, by dotted names, for ``--help``."""
     every = _declared(kind).items()
-    return {name: "; ".join(c.describe() for c in one.conditions) for name, one in every}
+    return {name: "; ".join(one.describe() for one in needed) for name, (_, needed) in every}
 
 
 def _context(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,11 +229,15 @@ def _context(values: Mapping[str, Any]) -> dict[str, Any]:
     return context | {"data": "features" if is_stored else "images"}
 
 
-def effective_names(settings: object) -> list[str]:
-    """Return the dotted names of the settings that have an effect, whatever their values."""
-    context = _context(flatten(settings))
-    every = _declared(cast(type, type(settings))).items()
-    return [name for name, one in every if all(c.holds(context) for c in one.conditions)]
+def effective_values(settings: object) -> dict[str, Any]:
+    """Return the settings that have an effect, by dotted names."""
+    values, declared = flatten(settings), _declared(cast(type, type(settings)))
+    context = _context(values)
+    return {
+        name: value
+        for name, value in values.items()
+        if all(condition.holds(context) for condition in declared[name][1])
+    }
 
 
 def _refusals(kind: type, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -314,7 +307,7 @@ class ModelSettings(Settings):
     """Where log-variances start; 0 leaves the default initialization."""
     mirror: bool = setting(False, ON_IMAGES)
     """Average the features of an image and of its mirror image; twice the work of the backbone."""
-    shift: int = setting(0, ON_IMAGES, least=0, most=LARGEST_SHIFT)
+    shift: int = setting(0, ON_IMAGES, least=0, most=32)
     """Average also those of the image moved by so many pixels up, down, left and right; five times
     the work, ten times with mirror images; 0 moves nothing."""
     adapter: Literal["none", "linear"] = "none"

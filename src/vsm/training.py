@@ -7,9 +7,7 @@ recalls what its own queries wrote.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,7 +22,7 @@ from vsm.evaluation.evaluator import evaluate
 from vsm.evaluation.intervals import estimate
 from vsm.learning import class_features, learn_memory, learn_statistics
 from vsm.memory import Memory, Observations
-from vsm.model import FewShotModel, Prediction
+from vsm.model import FewShotModel
 from vsm.nn.batch_norm import synchronize_batch_norm, unsynchronized_buffers
 from vsm.objective import objective
 from vsm.runs.checkpoints import (
@@ -36,7 +34,7 @@ from vsm.runs.checkpoints import (
 )
 from vsm.runs.directory import RunDirectory, StepLog
 from vsm.runs.loading import load
-from vsm.runs.trained_model import TrainedModel, made_in_memory, model_metadata, save_best
+from vsm.runs.trained_model import TrainedModel, made_in_memory, save_best
 from vsm.seeding import generator, task_generators
 from vsm.settings import GaussianSettings, OptimizerSettings, RunSettings
 from vsm.system.devices import FUSED_DEVICES, Placement, choose_placement, send
@@ -75,12 +73,11 @@ def train(
     """
     placement = placement or choose_placement()
     progress = progress if processes.is_first else NULL_PROGRESS
-    run = RunDirectory(output)
+    run, own = RunDirectory(output), settings.model.own_backbone
     with run.locked(processes.is_first):
         dataset = _train(settings, run, resume, progress, processes, placement)
         trained = None
         if processes.is_first:
-            own = settings.model.own_backbone
             trained = load(output, backbone=own, placement=placement, inference=settings.inference)
             calibration = trained.calibrate_rejection(dataset)
             calibration.write(run.calibration, trained.encoder.fingerprint)
@@ -88,9 +85,7 @@ def train(
             if learn_memory and settings.method == "vsm" and settings.inference == "conjugate":
                 trained = learn_closing_memory(run, trained, dataset, progress)
         processes.barrier()  # nobody leaves before everything is stored
-    if trained is None:
-        trained = load(output, backbone=settings.model.own_backbone, placement=placement)
-    return trained
+    return trained or load(output, backbone=own, placement=placement)
 
 
 def _train(
@@ -102,7 +97,11 @@ def _train(
     placement: Placement,
 ) -> Dataset:
     """Do all steps; return the data, encoded already if the backbone is frozen."""
-    _require_trainable(settings)
+    if settings.inference == "gaussian" and settings.init is None:
+        raise SettingsError(
+            "model.inference: gaussian trains a backbone that is good already; name one with "
+            "--init, or learn a memory of features as they are with vsm memory learn"
+        )
     tasks = processes.share(settings.tasks)
     dataset = open_dataset(settings.data)
     samplers = training_samplers(settings, dataset)
@@ -113,73 +112,113 @@ def _train(
     if settings.model.synchronize_batch_norm:
         synchronize_batch_norm(model, processes)
     optimizer = build_optimizer(model, settings.optimizer)
-    state = _open_run(settings, run, resume, model, optimizer, processes)
+    # The first process decides whether to resume, since it may have begun to write already.
+    has_state = bool(processes.broadcast_value(run.has_state()))
+    if settings.init is not None and not (resume and has_state):
+        begin_with_backbone(model, Path(settings.init))
+    state = TrainingState(step=0, memory=model.empty_memory(), pending=None)
+    if run.open(settings, resume, processes.broadcast_value, processes.is_first):
+        state = load_resume(run, model, optimizer)
     processes.broadcast(model.state_dict().values())
     inputs_of = dataset
     if settings.freeze_backbone:
         assert isinstance(dataset, ImageDataset)
         inputs_of = encode_dataset(model.encoder, dataset, ("train", "validation"))
         samplers = training_samplers(settings, inputs_of)
-    progress.start(settings.method, settings.steps)
-    progress.advance(state.step)
-    with (
-        run.step_log(state.step, processes.is_first) as log,
-        stop_request() as stop,
-        _report_lost_process(model, state, run.path),
-    ):
-        while state.step < settings.steps:
-            if (
-                settings.inference == "gaussian"
-                and state.step % settings.gaussian.refresh_every == 0
-            ):
-                state.memory = class_statistics(model, dataset)
-            state.step += 1
-            random = generator(settings.seed, "episodes", state.step)
-            batch = samplers[0].draw(settings.tasks, random).part(tasks)
-            inputs = load_inputs(inputs_of, batch, settings, state.step, tasks, model.device)
-            measured = training_step(model, optimizer, inputs, batch.class_ids, state, processes)
-            progress.advance(1, f"loss {measured['loss']:.3f}")
-            log.step({"step": state.step}, measured, "or set optimizer.clip_norm")
-            if state.step % settings.validation.every == 0 or state.step == settings.steps:
-                _validate(run, model, state, samplers, dataset, log, progress, processes)
-            _save_or_stop(run, model, optimizer, state, dataset, stop.signal_number, processes)
+    loop = _Loop(run, model, optimizer, state, dataset, inputs_of, samplers, progress, processes)
+    try:
+        loop.do_steps(tasks)
+    except ProcessLostError as error:
+        raise ProcessLostError(
+            f"a process of this job was lost at step {state.step}; go on with: {loop.command}"
+        ) from error
     return inputs_of
 
 
-def _require_trainable(settings: RunSettings) -> None:
-    if settings.inference == "gaussian" and settings.init is None:
-        raise SettingsError(
-            "model.inference: gaussian trains a backbone that is good already; name one with "
-            "--init, or learn a memory of features as they are with vsm memory learn"
-        )
+@dataclass
+class _Loop:
+    """The steps of a run. Inputs come from ``inputs_of``: the dataset, or features of it."""
 
+    run: RunDirectory
+    model: FewShotModel
+    optimizer: torch.optim.Optimizer
+    state: TrainingState
+    dataset: Dataset
+    inputs_of: Dataset
+    samplers: tuple[EpisodeSampler, EpisodeSampler]
+    progress: Progress
+    processes: Processes
 
-def _save_or_stop(
-    run: RunDirectory,
-    model: FewShotModel,
-    optimizer: torch.optim.Optimizer,
-    state: TrainingState,
-    dataset: Dataset,
-    signal_number: int | None,
-    processes: Processes,
-) -> None:
-    """Save the state when it is time to, and stop if any process was asked to."""
-    settings = model.settings
-    at_end = state.step == settings.steps
-    stopped_by = processes.all_reduce_max(signal_number or 0)
-    if state.step % settings.checkpoint_every == 0 or at_end or stopped_by:
-        if processes.is_first:
-            remembered = [] if state.memory is None else state.memory.slot_classes
-            seen = [] if state.pending is None else state.pending.class_ids.unique().tolist()
-            metadata = model_metadata(dataset, sorted({*remembered, *seen}))
-            save_resume(run, model, optimizer, state, metadata)
-        processes.barrier()  # nobody leaves before the state is saved
-    if stopped_by and not at_end:
-        raise Interrupted(
-            stopped_by,
-            f"stopped and saved at step {state.step} of {settings.steps}; go on with: "
-            f"{_resuming(model, run.path)}",
-        )
+    @property
+    def command(self) -> str:
+        """The command that goes on with the run."""
+        options = f"{backbone_option(self.model.settings)}{self.model.encoder.placement.options}"
+        return f"vsm train --output {self.run.path} --resume{options}"
+
+    def do_steps(self, tasks: range) -> None:
+        """Do the steps that are left, of which this process computes ``tasks``."""
+        model, state, settings = self.model, self.state, self.model.settings
+        self.progress.start(settings.method, settings.steps)
+        self.progress.advance(state.step)
+        is_gaussian, every = settings.inference == "gaussian", settings.gaussian.refresh_every
+        with self.run.step_log(state.step, self.processes.is_first) as log, stop_request() as stop:
+            while state.step < settings.steps:
+                if is_gaussian and state.step % every == 0:
+                    state.memory = class_statistics(model, self.dataset)
+                state.step += 1
+                random = generator(settings.seed, "episodes", state.step)
+                batch = self.samplers[0].draw(settings.tasks, random).part(tasks)
+                inputs = load_inputs(
+                    self.inputs_of, batch, settings, state.step, tasks, model.device
+                )
+                measured = training_step(
+                    model, self.optimizer, inputs, batch.class_ids, state, self.processes
+                )
+                self.progress.advance(1, f"loss {measured['loss']:.3f}")
+                log.step({"step": state.step}, measured, "or set optimizer.clip_norm")
+                if state.step % settings.validation.every == 0 or state.step == settings.steps:
+                    self._validate(log)
+                self._save_or_stop(stop.signal_number)
+
+    def _validate(self, log: StepLog) -> None:
+        """Measure the model in the first process; keep it if it is the best so far."""
+        model, state, settings, accuracy = self.model, self.state, self.model.settings, 0.0
+        if self.processes.is_first:
+            training, validation = self.samplers
+            memory = apply_pending(model, state)
+            if settings.inference == "gaussian":
+                memory = class_statistics(model, self.dataset)
+            elif memory is not None and settings.memory.refresh_steps:
+                memory = refreshed_memory(model, training)
+            episodes = settings.validation.episodes
+            result = evaluate(model, memory, validation, episodes, VALIDATION_SEED)
+            accuracy = result.accuracy.mean
+            is_best = accuracy > state.best_accuracy
+            if is_best:
+                save_best(self.run, model, memory, state.step, self.dataset)
+            scores = {"accuracy": accuracy, "ci95": result.accuracy.ci95, "nll": result.nll}
+            log.write({"step": state.step, "validation": {"way": validation.way, **scores}})
+            best = " (best so far)" if is_best else ""
+            self.progress.message(f"step {state.step}: validation {result.accuracy}{best}")
+        accuracy = self.processes.broadcast_value(accuracy)
+        if accuracy > state.best_accuracy:
+            state.best_step, state.best_accuracy = state.step, accuracy
+
+    def _save_or_stop(self, signal_number: int | None) -> None:
+        """Save the state when it is time to, and stop if any process was asked to."""
+        step, settings = self.state.step, self.model.settings
+        at_end = step == settings.steps
+        stopped_by = self.processes.all_reduce_max(signal_number or 0)
+        if step % settings.checkpoint_every == 0 or at_end or stopped_by:
+            if self.processes.is_first:
+                names = self.dataset.class_names
+                save_resume(self.run, self.model, self.optimizer, self.state, names)
+            self.processes.barrier()  # nobody leaves before the state is saved
+        if stopped_by and not at_end:
+            raise Interrupted(
+                stopped_by,
+                f"stopped and saved at step {step} of {settings.steps}; go on with: {self.command}",
+            )
 
 
 def learn_closing_memory(
@@ -194,16 +233,11 @@ def learn_closing_memory(
     _, validation = training_samplers(settings, dataset)
     images = sum(len(dataset.split_ids(split)) for split in ("train", "validation"))
     progress.start("learn memory", images)
-    learned = made_in_memory(
-        *learn_memory(
-            trained.encoder,
-            dataset,
-            GaussianSettings(),
-            data=settings.data,
-            seed=settings.seed,
-            progress=progress,
-        )
+    encoder, data, seed = trained.encoder, settings.data, settings.seed
+    found = learn_memory(
+        encoder, dataset, GaussianSettings(), data=data, seed=seed, progress=progress
     )
+    learned = made_in_memory(*found)
     shape = {name: getattr(settings, name) for name in ("way", "shot", "queries")}
     learned.model.settings = replace(learned.settings, init=str(run.path), **shape)
     before, after = (
@@ -212,13 +246,9 @@ def learn_closing_memory(
     )
     difference = estimate(after.episode_accuracies - before.episode_accuracies)
     is_used = difference.mean >= 0
-    found = {
-        "used": is_used,
-        "accuracy": asdict(after.accuracy),
-        "difference": asdict(difference),
-    }
+    scores = {"accuracy": asdict(after.accuracy), "difference": asdict(difference)}
     with run.step_log(settings.steps) as log:
-        log.write({"step": settings.steps, "gaussian": found})
+        log.write({"step": settings.steps, "gaussian": {"used": is_used, **scores}})
     run.remove_gaussian()
     if not is_used:
         return trained
@@ -233,63 +263,8 @@ def backbone_option(settings: RunSettings) -> str:
     return "" if own is None else f" --backbone {own}"
 
 
-def _resuming(model: FewShotModel, output: Path) -> str:
-    """Return the command that goes on with a run."""
-    options = f"{backbone_option(model.settings)}{model.encoder.placement.options}"
-    return f"vsm train --output {output} --resume{options}"
-
-
-@contextmanager
-def _report_lost_process(model: FewShotModel, state: TrainingState, output: Path) -> Iterator[None]:
-    """Say at which step a process was lost, and how to go on."""
-    try:
-        yield
-    except ProcessLostError as error:
-        raise ProcessLostError(
-            f"a process of this job was lost at step {state.step}; "
-            f"go on with: {_resuming(model, output)}"
-        ) from error
-
-
-def _validate(
-    run: RunDirectory,
-    model: FewShotModel,
-    state: TrainingState,
-    samplers: tuple[EpisodeSampler, EpisodeSampler],
-    dataset: Dataset,
-    log: StepLog,
-    progress: Progress,
-    processes: Processes,
-) -> None:
-    """Measure the model in the first process; keep it if it is the best so far."""
-    accuracy = 0.0
-    if processes.is_first:
-        training, validation = samplers
-        memory = apply_pending(model, state)
-        if model.settings.inference == "gaussian":
-            memory = class_statistics(model, dataset)
-        elif memory is not None and model.settings.memory.refresh_steps:
-            memory = refreshed_memory(model, training)
-        episodes = model.settings.validation.episodes
-        result = evaluate(model, memory, validation, episodes, VALIDATION_SEED)
-        accuracy = result.accuracy.mean
-        is_best = accuracy > state.best_accuracy
-        if is_best:
-            save_best(run, model, memory, state.step, dataset)
-        scores = {"accuracy": accuracy, "ci95": result.accuracy.ci95, "nll": result.nll}
-        log.write({"step": state.step, "validation": {"way": validation.way, **scores}})
-        best = " (best so far)" if is_best else ""
-        progress.message(f"step {state.step}: validation {result.accuracy}{best}")
-    accuracy = processes.broadcast_value(accuracy)
-    if accuracy > state.best_accuracy:
-        state.best_step, state.best_accuracy = state.step, accuracy
-
-
 def class_statistics(model: FewShotModel, dataset: Dataset) -> Memory:
-    """Learn the Gaussian memory of the training classes, as images are seen at test.
-
-    What the settings leave open is chosen on validation classes.
-    """
+    """Learn the Gaussian memory of the training classes, to be read as validation classes say."""
     known = class_features(model.encoder, dataset, "train")
     validation = class_features(model.encoder, dataset, "validation")
     class_ids = torch.from_numpy(dataset.classes("train"))
@@ -297,11 +272,10 @@ def class_statistics(model: FewShotModel, dataset: Dataset) -> Memory:
 
 
 def refreshed_memory(model: FewShotModel, sampler: EpisodeSampler) -> Memory | None:
-    """Replay Eqs. 11-13 over training episodes as images are seen at test, from an empty memory.
+    """Replay Eqs. 11-13 over ``memory.refresh_steps`` training episodes, from an empty memory.
 
     While training, features come from moving weights, batch statistics, dropout and varied images,
-    so what was stored of them differs from the features it is compared with at test. The stream of
-    episodes is seeded and its length is ``memory.refresh_steps``.
+    so what was stored of them differs from the features it is compared with at test.
     """
     settings, dataset = model.settings, sampler.dataset
     memory = model.empty_memory()
@@ -338,13 +312,7 @@ def load_inputs(
 ) -> Tensor:
     """Return a batch's inputs, normalized and perhaps augmented: ``[T, N, K + Q, …]``.
 
-    Args:
-        dataset: where they come from.
-        batch: T episodes.
-        settings: whether to augment, and the seed.
-        step: the training step.
-        tasks: the episodes' places in the full batch; unset: they are all of it.
-        device: where the images go, as bytes; unset: the CPU.
+    ``tasks`` are the places of the T episodes in the full batch; unset: they are all of it.
     """
     pixels = dataset.load(batch.image_ids)
     if device is not None:
@@ -366,17 +334,9 @@ def training_step(
 ) -> dict[str, float]:
     """Do step ``state.step``; change model, optimizer, and the memory in ``state``.
 
-    Args:
-        model: put into training mode.
-        optimizer: over its parameters.
-        inputs: this process's share of the batch, normalized images ``[T, N, K + Q, C, H, W]`` or
-            features ``[T, N, K + Q, D]``.
-        class_ids: ``[T, N]``.
-        state: says which step this is; its memory takes in what the previous step saw.
-        processes: who shares the batch.
-
-    Returns:
-        What is logged: the terms of the objective and diagnostics of the memory.
+    This process's share of the batch is ``inputs``, normalized images ``[T, N, K + Q, C, H, W]`` or
+    features ``[T, N, K + Q, D]``, with ``class_ids [T, N]``. Returned are the terms of the
+    objective and diagnostics of the memory.
     """
     settings = model.settings
     model.train()
@@ -409,7 +369,13 @@ def training_step(
         _observe(memory.detach(), features.detach(), class_ids, state, processes)
 
     means = {"loss": terms.total, **dict(zip(terms._fields[1:], terms[1:], strict=True))}
-    measured = _averages(means | _diagnostics(model, prediction), processes)
+    posterior = prediction.posterior
+    if model.recall is not None and posterior.recollection is not None:
+        means |= model.recall.diagnostics(posterior.recollection)
+    if posterior.strength is not None:
+        means["memory_strength"] = posterior.strength.mean()
+    values = processes.all_reduce(torch.stack([value.detach() for value in means.values()]))
+    measured = dict(zip(means, (values / processes.count).tolist(), strict=True))
     measured |= {"gradient_norm": gradient_norm, "learning_rate": optimizer.param_groups[0]["lr"]}
     if memory is not None and model.consolidation is not None:
         measured |= model.consolidation.diagnostics(memory)
@@ -423,10 +389,7 @@ def _observe(
     state: TrainingState,
     processes: Processes,
 ) -> None:
-    """Keep the memory, and this step's features as observations for the next step to consolidate.
-
-    Features ``[T, N, K + Q, D]`` and class ids ``[T, N]`` are this process's share of the batch.
-    """
+    """Keep the memory, and features as observations for the next step to consolidate."""
     state.memory = memory
     if features.device.type != "cpu":  # where sums have no fixed order, memories drift apart
         processes.broadcast(memory.tensors().values())
@@ -434,23 +397,6 @@ def _observe(
     state.pending = Observations(
         processes.all_gather(features.flatten(0, 2)), processes.all_gather(nodes)
     )
-
-
-def _diagnostics(model: FewShotModel, prediction: Prediction) -> dict[str, Tensor]:
-    """Return what is logged of recall, as means over this process's tasks."""
-    means: dict[str, Tensor] = {}
-    posterior = prediction.posterior
-    if model.recall is not None and posterior.recollection is not None:
-        means |= model.recall.diagnostics(posterior.recollection)
-    if posterior.strength is not None:
-        means["memory_strength"] = posterior.strength.mean()
-    return means
-
-
-def _averages(means: dict[str, Tensor], processes: Processes) -> dict[str, float]:
-    """Average over the processes what each has averaged over its tasks."""
-    values = processes.all_reduce(torch.stack([value.detach() for value in means.values()]))
-    return dict(zip(means, (values / processes.count).tolist(), strict=True))
 
 
 def build_optimizer(model: FewShotModel, settings: OptimizerSettings) -> torch.optim.Optimizer:
@@ -480,23 +426,3 @@ def set_learning_rate(
         factor *= 0.5 ** ((step - 1) // settings.halve_every)
     for group in optimizer.param_groups:
         group["lr"] = settings.learning_rate * factor
-
-
-def _open_run(
-    settings: RunSettings,
-    run: RunDirectory,
-    resume: bool,
-    model: FewShotModel,
-    optimizer: torch.optim.Optimizer,
-    processes: Processes,
-) -> TrainingState:
-    """Begin a run, or take up the one that is there at its last state.
-
-    The first process decides which, since it may have begun to write already.
-    """
-    has_state = bool(processes.broadcast_value(run.has_state()))
-    if settings.init is not None and not (resume and has_state):
-        begin_with_backbone(model, Path(settings.init))
-    if run.open(settings, resume, processes.broadcast_value, processes.is_first):
-        return load_resume(run, model, optimizer)
-    return TrainingState(step=0, memory=model.empty_memory(), pending=None)

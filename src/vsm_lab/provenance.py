@@ -14,8 +14,14 @@ from typing import Any
 
 from vsm import __version__
 from vsm.errors import RunError
-from vsm.runs.directory import Directory, PretrainingDirectory, RunDirectory
-from vsm.runs.shipped import find_run, is_shipped, read_card
+from vsm.runs.directory import (
+    Directory,
+    PretrainingDirectory,
+    RunDirectory,
+    find_run,
+    is_shipped,
+    read_card,
+)
 from vsm.settings import (
     GaussianSettings,
     ModelSettings,

@@ -19,10 +19,9 @@ from vsm.evaluation.calibration import Calibration
 from vsm.evaluation.evaluator import EpisodeProtocol
 from vsm.evaluation.intervals import student_quantile
 from vsm.runs.configuration import settings_to_yaml
-from vsm.runs.directory import RunDirectory
+from vsm.runs.directory import CARD_NAME, Card, RunDirectory, find_run
 from vsm.runs.loading import load
 from vsm.runs.measurement import Comparison, Measurement, ModelOnData
-from vsm.runs.shipped import CARD_NAME, Card, find_run
 from vsm.settings import RunSettings
 from vsm.system.devices import ON_CPU, Placement, choose_placement
 from vsm.system.documents import write_json

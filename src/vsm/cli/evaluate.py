@@ -16,7 +16,7 @@ from vsm.cli.arguments import (
 )
 from vsm.cli.output import ProgressBar, print_json, print_table
 from vsm.errors import SettingsError
-from vsm.runs.shipped import shipped_folder
+from vsm.runs.directory import shipped_folder
 from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings, Inference
 
 if TYPE_CHECKING:

@@ -66,8 +66,7 @@ class Learn(BackboneOption, PlacementOptions, JsonOption):
         from vsm.data.catalog import FEATURES_PREFIX
         from vsm.encoders.embedding import open_data
         from vsm.learning import learn_memory
-        from vsm.runs.loading import open_encoder
-        from vsm.runs.memory_files import read_memory
+        from vsm.runs.loading import open_encoder, read_memory
         from vsm.runs.trained_model import made_in_memory
         from vsm.system.distributed import join_processes
 
@@ -153,7 +152,7 @@ class Show(JsonOption):
                 )
             need_matplotlib("plot")
 
-        from vsm.runs.memory_files import read_memory
+        from vsm.runs.loading import read_memory
 
         memory = read_memory(self.target)
         title = f"{len(memory.memory):,} slots of {memory.method}, features of {memory.encoder}"
@@ -195,7 +194,7 @@ class Add(BackboneOption, JsonOption):
     """The run, or shipped model, whose encoder it is; unset: the target is one."""
 
     def __call__(self) -> None:
-        from vsm.runs.memory_files import own_memory_path, update_memory
+        from vsm.runs.loading import own_memory_path, update_memory
 
         own_memory_path(self.target)  # raises early if it may not be written
         if self.model is None and not self.target.is_dir():
@@ -251,7 +250,7 @@ class Forget(ChangingCommand):
     """Names of classes."""
 
     def __call__(self) -> None:
-        from vsm.runs.memory_files import update_memory
+        from vsm.runs.loading import update_memory
 
         after = update_memory(self.target, lambda memory: memory.forget(self.classes))
         summary = f"{self.target}: forgot {len(set(self.classes))} classes"
@@ -275,7 +274,7 @@ class Merge(ChangingCommand):
 
     def __call__(self) -> None:
         from vsm.errors import MemoryFileError
-        from vsm.runs.memory_files import memory_path, own_memory_path, read_memory
+        from vsm.runs.loading import memory_path, own_memory_path, read_memory
         from vsm.system.files import exclusive_lock
 
         output = own_memory_path(self.output)
@@ -308,7 +307,7 @@ class Export:
             raise SettingsError(
                 f"output: expected a file that ends in {', '.join(OUTPUTS)}, got {self.output}"
             )
-        from vsm.runs.memory_files import read_memory
+        from vsm.runs.loading import read_memory
         from vsm.stores import is_store
 
         memory = self._stored() if is_store(self.target) else read_memory(Path(self.target))
@@ -342,7 +341,7 @@ class Import(ChangingCommand):
     """Replace the memory that is there; unset: join both, as merge does."""
 
     def __call__(self) -> None:
-        from vsm.runs.memory_files import read_memory
+        from vsm.runs.loading import read_memory
         from vsm.stores import open_store
 
         memory = read_memory(self.source)

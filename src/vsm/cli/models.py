@@ -18,7 +18,7 @@ from vsm.cli.arguments import (
 from vsm.cli.evaluate import SCORE_COLUMNS, score_cells
 from vsm.cli.main import has_lab, lab_module
 from vsm.cli.output import print_json, print_table, say
-from vsm.runs.shipped import Card, shipped_card, shipped_names
+from vsm.runs.directory import Card, shipped_card, shipped_names
 
 LAB_ACTIONS = ("ship", "calibrate")
 

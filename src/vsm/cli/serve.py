@@ -60,8 +60,7 @@ COMMANDS = {"serve": declare(Serve)}
 
 def _require_run(name: str) -> None:
     """Refuse a model that does not exist before anything is loaded."""
-    from vsm.runs.directory import RunDirectory
-    from vsm.runs.shipped import find_run
+    from vsm.runs.directory import RunDirectory, find_run
 
     path = find_run(name)
     if not path.is_file():  # of which loading tells what it is

@@ -36,9 +36,9 @@ from vsm.runs.directory import (
     RESUME_NAME,
     Directory,
     RunDirectory,
+    is_shipped,
     require_made_by,
 )
-from vsm.runs.shipped import is_shipped
 from vsm.settings import (
     PretrainSettings,
     RunSettings,

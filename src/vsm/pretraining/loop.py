@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,17 +104,19 @@ def pretrain(
     Raises:
         Interrupted: after saving, when the process was asked to stop.
     """
-    with PretrainingDirectory(output).locked():
-        return _pretrain(settings, output, resume, progress, placement or choose_placement())
+    run = PretrainingDirectory(output)
+    with run.locked():
+        _pretrain(settings, run, resume, progress, placement or choose_placement())
+    return run
 
 
 def _pretrain(
     settings: PretrainSettings,
-    output: Path,
+    run: PretrainingDirectory,
     resume: bool,
     progress: Progress,
     placement: Placement,
-) -> PretrainingDirectory:
+) -> None:
     dataset = open_images(settings.data)
     images = TrainingImages.of(dataset, settings)
     samplers = validation_samplers(settings, dataset)
@@ -124,7 +125,7 @@ def _pretrain(
     network = SupervisedNetwork(backbone, images.num_classes, settings, placement)
     optimizer = build_optimizer(network, settings.optimizer)
     teacher = load_teacher(settings, dataset, images.num_classes, placement)
-    run, state = PretrainingDirectory(output), PretrainingState()
+    state = PretrainingState()
     if run.open(settings, resume):
         tensors, saved = load_tensors(run.resume)
         restore_learning(network, optimizer, tensors, run.resume)
@@ -161,21 +162,16 @@ def _pretrain(
                 raise Interrupted(
                     stop.signal_number,
                     f"stopped and saved at step {state.step} of {num_steps} (epoch {epoch} of "
-                    f"{settings.epochs}); go on with: vsm pretrain --output {output} --resume"
+                    f"{settings.epochs}); go on with: vsm pretrain --output {run.path} --resume"
                     f"{placement.options}",
                 )
-    return run
 
 
 @dataclass(frozen=True)
 class TrainingImages:
-    """Every image of the training classes, and the order in which each epoch visits them.
+    """Every image of the training classes ``[n]``, and the order in which each epoch visits them.
 
-    Attributes:
-        image_ids: positions in ``dataset.images`` ``[n]``.
-        labels: position of each image's class among the training classes ``[n]``.
-        num_classes: C.
-        settings: read are epochs, batch_size and seed.
+    ``image_ids`` are positions in ``dataset.images``, ``labels`` count the training classes.
     """
 
     image_ids: Tensor
@@ -187,15 +183,15 @@ class TrainingImages:
     def of(cls, dataset: ImageDataset, settings: PretrainSettings) -> "TrainingImages":
         """List the images of ``dataset``, or say why they cannot be trained on."""
         classes = dataset.classes("train")
-        image_ids = np.concatenate([dataset.image_ids(class_id) for class_id in classes])
-        labels = np.repeat(np.arange(len(classes)), dataset.class_sizes[classes])
+        image_ids = torch.from_numpy(dataset.split_ids("train"))
+        sizes = torch.from_numpy(dataset.class_sizes[classes])
         if settings.batch_size > len(image_ids):
             raise SettingsError(
                 f"batch_size: {settings.batch_size} images asked for, but the training classes of "
                 f"{dataset.name} have {len(image_ids)}; lower batch_size"
             )
-        tensors = (torch.from_numpy(image_ids), torch.from_numpy(labels))
-        return cls(*tensors, len(classes), settings)
+        labels = torch.arange(len(classes)).repeat_interleave(sizes)
+        return cls(image_ids, labels, len(classes), settings)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -203,10 +199,7 @@ class TrainingImages:
         return len(self.image_ids) // self.settings.batch_size
 
     def batches(self, steps_done: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield epoch (from 1), image ids ``[B]`` and labels ``[B]`` of every step still to do.
-
-        The order of an epoch is a function of seed and epoch alone.
-        """
+        """Yield epoch (from 1), image ids ``[B]`` and labels ``[B]`` of every step still to do."""
         first, within = divmod(steps_done, self.steps_per_epoch)
         for epoch in range(first + 1, self.settings.epochs + 1):
             random = generator(self.settings.seed, "order", epoch)
@@ -241,10 +234,8 @@ def validate(
     validator: FewShotModel, samplers: list[EpisodeSampler], episodes: int
 ) -> FewShotScores:
     """Measure the current backbone; every validation image is embedded once."""
-    found = {
-        shot: estimate(accuracies)
-        for shot, accuracies in _episode_accuracies(validator, samplers, episodes).items()
-    }
+    accuracies = _episode_accuracies(validator, samplers, episodes)
+    found = {shot: estimate(accuracies[shot]) for shot in accuracies}
     return FewShotScores(samplers[0].way, samplers[0].queries, episodes, found)
 
 
@@ -267,24 +258,18 @@ def _episode_accuracies(
 ) -> dict[int, Tensor]:
     """Return the accuracy in every episode ``[E]``, by number of support images."""
     validator.encoder.forget()  # its weights were trained
-    return {
-        sampler.shot: evaluate(
-            validator, None, sampler, episodes, VALIDATION_SEED
-        ).episode_accuracies
-        for sampler in samplers
-    }
+    found = [evaluate(validator, None, one, episodes, VALIDATION_SEED) for one in samplers]
+    return {of.shot: one.episode_accuracies for of, one in zip(samplers, found, strict=True)}
 
 
 def backbone_metadata(
     settings: PretrainSettings, dataset: ImageDataset, epoch: int, scores: FewShotScores
 ) -> dict[str, Any]:
     """Return the metadata of a backbone: how to build it, its origin and scores."""
+    names = ("backbone", "channels", "keep_probability", "data")
     return {
-        "backbone": settings.backbone,
-        "channels": settings.channels,
-        "keep_probability": settings.keep_probability,
+        **{name: getattr(settings, name) for name in names},
         "input_shape": list(dataset.image_shape),
-        "data": settings.data,
         "epoch": epoch,
         "validation": scores.as_dict(),
     }

@@ -55,12 +55,7 @@ def load_teacher(
     num_classes: int,
     placement: Placement = ON_CPU,
 ) -> SupervisedNetwork | None:
-    """Return the network of the pre-training that teaches, as its last step left it, if any.
-
-    Raises:
-        SettingsError: if it learned other classes, or with code that the student does not name.
-        RunError: if it is not at its end.
-    """
+    """Return the network of the pre-training that teaches, as its last step left it, if any."""
     if settings.distillation.teacher is None:
         return None
     run = PretrainingDirectory(Path(settings.distillation.teacher))
@@ -173,18 +168,13 @@ def one_cycle(settings: OneCycleSettings, step: int, num_steps: int) -> float:
     falls until the last to the first divided by ``final_divisor``. A function of the step alone, so
     that a resumed run needs no state of it.
     """
-    highest = settings.learning_rate
-    first = highest / settings.initial_divisor
-    last = first / settings.final_divisor
-    position, end = step - 1, num_steps - 1
+    first = settings.learning_rate / settings.initial_divisor
+    start, end = settings.learning_rate, first / settings.final_divisor
+    position, last = step - 1, num_steps - 1
     peak = max(0.0, settings.warmup_share * num_steps - 1)
+    share = (position - peak) / (last - peak) if last > peak else 0.0
     if position < peak:
-        return _cosine_between(first, highest, position / peak)
-    fallen = (position - peak) / (end - peak) if end > peak else 0.0
-    return _cosine_between(highest, last, fallen)
-
-
-def _cosine_between(start: float, end: float, share: float) -> float:
+        start, end, share = first, start, position / peak
     return end + (start - end) * 0.5 * (1 + math.cos(math.pi * share))
 
 

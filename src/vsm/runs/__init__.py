@@ -1,5 +1,5 @@
 """Run directories and trained models on disk.
 
-Nothing is imported here: ``configuration``, ``directory`` and ``shipped`` do without torch, so that
-the command line answers at once.
+Nothing is imported here: ``configuration`` and ``directory`` do without torch, so that the command
+line answers at once.
 """

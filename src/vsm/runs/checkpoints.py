@@ -1,7 +1,7 @@
 """The state of a training run, from which it resumes bit for bit, and pre-trained backbones."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vsm.encoders import Encoder
 from vsm.errors import RunError
 from vsm.memory import Memory, Observations
 from vsm.memory.named import decode_tensors
 from vsm.model import FewShotModel
-from vsm.runs.directory import BACKBONE_NAME, RunDirectory
-from vsm.runs.shipped import find_run, is_shipped
+from vsm.runs.directory import BACKBONE_NAME, RunDirectory, find_run, is_shipped
 from vsm.system.documents import shortened
 from vsm.system.tensor_files import (
     learning_tensors,
@@ -59,16 +59,27 @@ def save_resume(
     model: FewShotModel,
     optimizer: torch.optim.Optimizer,
     state: TrainingState,
-    metadata: dict[str, Any],
+    class_names: Sequence[str],
 ) -> None:
-    """Write all that is needed to go on bit for bit, and ``metadata`` that using it needs."""
-    tensors = learning_tensors(model, optimizer)
+    """Write all that is needed to go on bit for bit; ``class_names`` are those of the dataset."""
+    tensors, met = learning_tensors(model, optimizer), set[int]()
     if state.memory is not None:
         tensors |= {f"memory.{name}": value for name, value in state.memory.tensors().items()}
+        met.update(state.memory.slot_classes)
     if state.pending is not None:
         tensors |= {f"pending.{name}": value for name, value in state.pending._asdict().items()}
-    progress = {name: getattr(state, name) for name in PROGRESS}
-    save_tensors(run.resume, tensors, {**progress, **metadata})
+        met.update(state.pending.class_ids.tolist())
+    metadata = {name: getattr(state, name) for name in PROGRESS} | input_metadata(model.encoder)
+    metadata["class_names"] = {str(class_id): class_names[class_id] for class_id in sorted(met)}
+    save_tensors(run.resume, tensors, metadata)
+
+
+def input_metadata(encoder: Encoder) -> dict[str, Any]:
+    """Return what is stored with weights, so that using them needs no dataset."""
+    prepared = encoder.preprocessing
+    if prepared is None:
+        return {"input_shape": [encoder.num_features], "preprocessing": None}
+    return {"input_shape": list(prepared.input_shape), "preprocessing": prepared.as_dict()}
 
 
 def load_resume(
@@ -85,20 +96,15 @@ def restored_state(
 ) -> TrainingState:
     """Return the state that :func:`save_resume` wrote, on the device of ``model``."""
     memory, pending = strip_prefix(tensors, "memory"), strip_prefix(tensors, "pending")
-    empty = model.empty_memory()
+    empty, width = model.empty_memory(), model.num_features
     if memory and (empty is None or memory.keys() != empty.tensors().keys()):
-        raise RunError(
-            f"{source} does not hold a memory of the method {model.settings.method}; was it "
-            "exchanged?"
-        )
+        method = model.settings.method
+        raise RunError(f"{source} does not hold a memory of the method {method}; was it exchanged?")
     progress = numbers_in(metadata, PROGRESS, source)
     try:
-        remembered = decode_tensors(memory, model.num_features) if memory else None
+        remembered = decode_tensors(memory, width) if memory else None
         observed = Observations(**pending) if pending else None
-        if observed is not None and observed.features.shape != (
-            *observed.class_ids.shape,
-            model.num_features,
-        ):
+        if observed is not None and observed.features.shape != (*observed.class_ids.shape, width):
             raise ValueError("pending observations have another shape")
     except (TypeError, ValueError) as error:
         raise RunError(f"{source} is damaged: {shortened(error)}") from error
@@ -133,17 +139,11 @@ def save_backbone(path: Path, backbone: nn.Module, metadata: dict[str, Any]) -> 
 
 
 def load_backbone(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a pre-trained backbone.
-
-    Args:
-        path: the directory of ``vsm pretrain``, or the ``backbone.safetensors`` inside it.
+    """Read a pre-trained backbone: a directory of ``vsm pretrain``, or a file in it.
 
     Returns:
         The backbone's ``state_dict``, and its metadata: ``backbone`` (name), ``channels``,
         ``keep_probability``, ``input_shape`` ``[C, H, W]``, ``data``, ``epoch`` and ``validation``.
-
-    Raises:
-        RunError: if there is no such file, or it does not hold a backbone.
     """
     file = path / BACKBONE_NAME if path.is_dir() else path
     if not file.is_file():
@@ -171,12 +171,12 @@ def begin_with_backbone(model: FewShotModel, path: Path) -> None:
         metadata = {"backbone": trained.backbone, "channels": trained.channels}
     else:
         weights, metadata = load_backbone(path)
-    wanted = model.settings.model
     for name in ("backbone", "channels"):
-        if metadata[name] != getattr(wanted, name):
+        found, wanted = metadata[name], getattr(model.settings.model, name)
+        if found != wanted:
             raise RunError(
-                f"init: {path} was trained with model.{name} {metadata[name]}, but this run has "
-                f"{getattr(wanted, name)}; give it --model.{name} {metadata[name]}"
+                f"init: {path} was trained with model.{name} {found}, but this run has {wanted}; "
+                f"give it --model.{name} {found}"
             )
     try:
         model.require_backbone().load_state_dict(weights)

@@ -13,8 +13,8 @@ from vsm.errors import DocumentError, SettingsError
 from vsm.settings import (
     PretrainSettings,
     RunSettings,
-    effective_names,
     effective_settings,
+    effective_values,
     flatten_parts,
 )
 from vsm.system.documents import read_mapping, shortened, with_digest_line
@@ -48,21 +48,11 @@ def preset_paths(name: str, folder: Path = PRESETS) -> list[Path]:
 
 def settings_to_yaml(settings: RunSettings | PretrainSettings) -> str:
     """Return the settings that have an effect as YAML, and a digest of that."""
-    names = set(effective_names(settings))
-    values = _chosen(dataclasses.asdict(settings), names)
+    values: dict[str, Any] = {}
+    for dotted, value in effective_values(settings).items():
+        section, _, name = dotted.rpartition(".")
+        (values.setdefault(section, {}) if section else values)[name] = value
     return with_digest_line(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
-
-
-def _chosen(values: dict[str, Any], names: set[str], prefix: str = "") -> dict[str, Any]:
-    """Return the settings with these dotted names, in the order of their declaration."""
-    chosen: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            if part := _chosen(value, names, f"{prefix}{name}."):
-                chosen[name] = part
-        elif prefix + name in names:
-            chosen[name] = value
-    return chosen
 
 
 def settings_from_files(*paths: Path) -> RunSettings:
@@ -73,20 +63,19 @@ def settings_from_files(*paths: Path) -> RunSettings:
 def read_settings(kind: type[AnyDataclass], *paths: Path) -> AnyDataclass:
     """Read settings of one kind from YAML files; later files override earlier ones.
 
-    The files are presets and those of runs: what has no effect is ignored.
+    What has no effect is ignored, since presets serve several methods.
     """
     parsed = None
     for path in paths:
         parsed = _parsed(kind, read_sections(kind, path), path, parsed)
     assert parsed is not None
-    return instantiate(kind, parsed)
+    return effective_settings(kind, flat_values(kind, parsed))
 
 
 def read_sections(kind: type, path: Path, verify: bool = True) -> dict[str, Any]:
     """Read a YAML file of settings as it is, where the sections of ``kind`` are mappings.
 
-    The parser would take a text in place of one for the name of a file, and open that. ``verify``
-    is for files that the package wrote, which people should not change.
+    The parser would take a text in place of one for the name of a file, and open that.
     """
     try:
         values = read_mapping(path, verify)
@@ -143,12 +132,7 @@ def _reader(kind: type) -> jsonargparse.ArgumentParser:
 
 def check_settings(kind: type[AnyDataclass], values: Any, source: Path) -> AnyDataclass:
     """Check the nested plain values of settings of one kind, as stored in ``source``."""
-    given = require_sections(kind, values, source)
-    return instantiate(kind, _parsed(kind, given, source))
-
-
-def instantiate(kind: type[AnyDataclass], parsed: jsonargparse.Namespace) -> AnyDataclass:
-    """Turn a parsed namespace into settings, checking every value."""
+    parsed = _parsed(kind, require_sections(kind, values, source), source)
     return effective_settings(kind, flat_values(kind, parsed))
 
 

@@ -1,6 +1,7 @@
-"""What every run directory shares: settings, a log of measurements, the state to resume from.
+"""Run directories, and the models that ship with the package; nothing here imports torch.
 
-Nothing here imports torch, so that the command line can look at a directory at once.
+A shipped model is a folder with those files of a run directory that using it needs, and a card: one
+JSON object that says what it is, how good it was measured to be, and how it was made.
 """
 
 import json
@@ -19,6 +20,7 @@ from vsm.system.documents import (
     MAX_JSON_BYTES,
     parse_json,
     read_file,
+    read_json,
     read_yaml,
     with_digest,
 )
@@ -32,10 +34,16 @@ CALIBRATION_NAME = "calibration.json"
 METRICS_NAME = "metrics.jsonl"
 RESUME_NAME = "resume.safetensors"
 GAUSSIAN_NAME = "gaussian"
+CARD_NAME = "card.json"
 COMMAND_OF_KEY = {"method": "train", "epochs": "pretrain"}
 """A setting that one command alone writes to config.yaml."""
+CARD_TYPES = {"name": str, "way": int, "shot": int, "encoder": dict}
+"""What code reads of a card; the rest is for people."""
 
+MODELS = Path(__file__).parents[1] / "models"
 LOG_EVERY = 10
+
+Card = dict[str, Any]
 
 
 def require_made_by(command: str, path: Path) -> None:
@@ -70,12 +78,9 @@ class StepLog:
                 self._file.flush()
 
     def step(self, position: dict[str, int], measured: dict[str, float], advice: str = "") -> None:
-        """Append every tenth step, and the first; raise if the loss is not finite.
+        """Append every tenth step, and the first; raise with ``advice`` if the loss is not finite.
 
-        Args:
-            position: ``step``, and the epoch if there is one.
-            measured: ``loss`` and whatever else was measured.
-            advice: what else may help against divergence.
+        ``position`` holds ``step``, and ``measured`` holds ``loss``.
         """
         if not math.isfinite(measured["loss"]):
             raise RunError(
@@ -119,16 +124,12 @@ class Directory:
         agree: Callable[[bool], float] = bool,
         writes: bool = True,
     ) -> bool:
-        """Begin a run, or take up the one that is here; tell whether it has a state to go on from.
+        """Begin a run, or take up the one that is here; return whether there is a state to resume.
 
-        Args:
-            settings: of the run.
-            resume: whether to take it up.
-            agree: what the first of several processes sees, which may have begun to write already.
-            writes: whether this process is the one that writes.
+        ``agree`` returns what the first of several processes sees, the one that ``writes``.
 
         Raises:
-            RunError: if there is a run and it was not asked to resume it.
+            RunError: if there is a run and ``resume`` is false.
         """
         exists, has_state = bool(agree(self.exists())), bool(agree(self.has_state()))
         if exists and not resume:
@@ -137,9 +138,7 @@ class Directory:
                 "--overwrite, or choose another --output"
             )
         if self.resume.exists() and not self.resume.is_file():
-            raise RunError(
-                f"{self.resume} is no regular file; remove it, or choose another --output"
-            )
+            raise RunError(f"{self.resume} is not a regular file; remove it")
         if writes and has_state:
             write_text(self.config, settings_to_yaml(settings))  # more steps may be asked for
         elif writes:
@@ -148,11 +147,7 @@ class Directory:
 
     @contextmanager
     def locked(self, writes: bool = True) -> Iterator[None]:
-        """Keep other processes from writing this run inside the block.
-
-        Raises:
-            RunError: if another process is writing it.
-        """
+        """Keep other processes from writing this run inside the block, or raise a ``RunError``."""
         if not writes:
             yield
             return
@@ -200,9 +195,7 @@ class Directory:
         for number, line in enumerate(lines, 1):
             row = parse_json(line, f"{self.metrics}, line {number}")
             if not isinstance(row, dict) or type(row.get("step")) is not int:
-                raise RunError(
-                    f"{self.metrics}, line {number}: is no measurement at a step; remove that line"
-                )
+                raise RunError(f"{self.metrics}, line {number}: has no step; remove that line")
             rows.append(row)
         return rows
 
@@ -212,10 +205,7 @@ class Directory:
 
     @contextmanager
     def step_log(self, step: int, writes: bool = True) -> Iterator[StepLog]:
-        """Open the log for appending; rows after ``step`` belong to work that was lost.
-
-        Of several processes one writes, and the rows of the others go nowhere.
-        """
+        """Open the log for appending, if this process ``writes``; drop rows after ``step``."""
         if not writes:
             yield StepLog(None)
             return
@@ -235,9 +225,9 @@ class RunDirectory(Directory):
     Attributes:
         model: weights of the best model by validation.
         memory: its memory.
-        calibration: its temperatures and rejection thresholds, measured on validation classes.
-        gaussian: a run directory of the same features with a Gaussian memory. Where there is one,
-            validation classes have preferred it.
+        calibration: its temperatures and rejection thresholds.
+        gaussian: a run directory with the Gaussian memory of its features, if that was no worse on
+            validation classes.
     """
 
     command = "train"
@@ -251,13 +241,13 @@ class RunDirectory(Directory):
         self.gaussian = path / GAUSSIAN_NAME
 
     def create(self, settings: RunSettings | PretrainSettings) -> None:
-        """Begin a run: write its settings and remove what an earlier run left."""
+        """Remove the Gaussian memory too."""
         super().create(settings)
         self.remove_gaussian()
 
     @property
     def used(self) -> "RunDirectory":
-        """What the run is used with: itself, or its Gaussian memory if validation preferred it."""
+        """The directory to use: this one, or that of its Gaussian memory."""
         return RunDirectory(self.gaussian) if (self.gaussian / MODEL_NAME).is_file() else self
 
     def remove_gaussian(self) -> None:
@@ -271,11 +261,7 @@ class RunDirectory(Directory):
 
 
 class PretrainingDirectory(Directory):
-    """The files of one pre-training.
-
-    Attributes:
-        backbone: the best backbone by validation.
-    """
+    """The files of one pre-training, of which ``backbone`` is the best by validation."""
 
     command = "pretrain"
     results = (BACKBONE_NAME,)
@@ -287,3 +273,62 @@ class PretrainingDirectory(Directory):
     def settings(self) -> PretrainSettings:
         """Read the pre-training's settings, or say that there is none."""
         return self.read_settings(PretrainSettings)
+
+
+def shipped_names() -> list[str]:
+    """Return the names of all models that ship with the package."""
+    return sorted(card.parent.name for card in MODELS.glob(f"[!.]*/{CARD_NAME}"))
+
+
+def shipped_folder(name: str) -> Path:
+    """Return the folder of a shipped model, or say which there are."""
+    if name not in shipped_names():
+        raise RunError(f"model: unknown model {name!r}; known: {_known()}")
+    return MODELS / name
+
+
+def is_shipped(source: str | Path) -> bool:
+    """Whether a shipped model is meant: there is one of that name, and nothing at that path."""
+    return str(source) in shipped_names() and not Path(source).exists()
+
+
+def find_run(source: str | Path) -> Path:
+    """Return the folder of a run directory or of a shipped model's name; a folder goes first."""
+    path = Path(source)
+    if is_shipped(source):
+        return MODELS / path
+    if path.name == str(source) and not path.exists():
+        raise RunError(
+            f"{source} is not a run directory: it has no {CONFIG_NAME}; and no model of that name "
+            f"ships with vsm; known: {_known()}"
+        )
+    return path
+
+
+def read_card(folder: Path) -> Card | None:
+    """Return the card in ``folder``; a plain run directory has none."""
+    path = folder / CARD_NAME
+    if not path.is_file():
+        return None
+    try:
+        card = read_json(path)
+    except DocumentError as error:
+        raise RunError(f"{path} is damaged: {error.reason}") from error
+    found: Card = card if isinstance(card, dict) else {}
+    for key, kind in CARD_TYPES.items():
+        if key not in found:
+            raise RunError(f"{path} is not a model's card: it lacks {key}")
+        if type(found[key]) is not kind:
+            raise RunError(f"{path} is damaged: expected {kind.__name__} as {key}")
+    return found
+
+
+def shipped_card(name: str) -> Card:
+    """Return the card of a shipped model, or say which there are."""
+    card = read_card(shipped_folder(name))
+    assert card is not None
+    return card
+
+
+def _known() -> str:
+    return ", ".join(shipped_names()) or "none"

@@ -1,10 +1,11 @@
-"""Loading trained models and encoders; the one way to get them from files.
+"""Loading trained models, encoders and memories; the one way to get them from files.
 
 Every file is read once. A run directory says itself how inputs are prepared, so using it never
-opens the dataset that it was trained on.
+opens the dataset that it was trained on. Memory files are replaced atomically and changed under a
+lock; :mod:`vsm.memory.named` has their format.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,21 +18,29 @@ from vsm.data.preprocessing import Preprocessing
 from vsm.encoders import Encoder, EncoderIdentity
 from vsm.encoders.backbones import custom_preprocessing
 from vsm.encoders.encoder import open_frozen
-from vsm.errors import RunError
+from vsm.errors import MemoryFileError, RunError
 from vsm.evaluation.calibration import Calibration
-from vsm.memory.named import decode_memory, trained_memory
+from vsm.memory.named import NamedMemory, decode_memory, trained_memory
 from vsm.model import FewShotModel
 from vsm.runs.checkpoints import apply_pending, load_backbone, restored_state
-from vsm.runs.directory import RunDirectory
-from vsm.runs.memory_files import read_memory
-from vsm.runs.shipped import CARD_NAME, find_run, read_card
-from vsm.runs.trained_model import TrainedModel, require_width
+from vsm.runs.directory import (
+    CARD_NAME,
+    MODELS,
+    RunDirectory,
+    find_run,
+    is_shipped,
+    read_card,
+)
+from vsm.runs.trained_model import TrainedModel
 from vsm.settings import Inference, ModelSettings, RunSettings, is_frozen_encoder, own_code
 from vsm.system.devices import ON_CPU, Placement
 from vsm.system.documents import shortened
+from vsm.system.files import exclusive_lock, is_sqlite
 from vsm.system.tensor_files import load_tensors, load_weights, strip_prefix
 
 Checkpoint = Literal["best", "last"]
+EXPORTED = (".csv", ".npz")
+"""What slots are written to for other programs."""
 LARGE = 4096
 """Of a layer; models with larger ones are compared with their weights before they are made."""
 
@@ -50,12 +59,10 @@ def load(
     Args:
         source: a name that ``vsm models`` lists, or a path.
         memory: a memory file in place of the model's own.
-        backbone: the run's backbone, named again, or several that may be imported. Must be given if
-            it is the user's own code ``module:attribute``: a run directory does not make anyone
-            import anything. For an encoder of others, where it is now.
+        backbone: the run's own code ``module:attribute``, named again to allow its import, or
+            several that may be imported; for an encoder of others, where it is now.
         placement: the device of the model and its memory.
-        checkpoint: the best model by validation, or the last state with pending observations
-            applied.
+        checkpoint: the best model by validation, or the last state.
         inference: how prototypes are inferred; None: as training did, or by the Gaussian memory
             that it left if validation classes preferred it.
     """
@@ -74,20 +81,17 @@ def load(
             f"inference: {source} infers prototypes by {settings.inference} inference, got "
             f"{inference}"
         )
-    if checkpoint == "last":
-        if card is not None:
-            raise RunError(f"checkpoint: the model {card['name']} has no last state; leave it out")
-        trained = _load_last(run, settings, str(source), placement)
-    else:
-        trained = _load_best(run, settings, str(source), placement)
+    if checkpoint == "last" and card is not None:
+        raise RunError(f"checkpoint: the model {card['name']} has no last state; leave it out")
+    open_checkpoint = _load_last if checkpoint == "last" else _load_best
+    trained = open_checkpoint(run, settings, str(source), placement)
     if card is not None:
         try:
             expected = EncoderIdentity.stored(card["encoder"])
         except TypeError as error:
             raise RunError(f"{path / CARD_NAME} is damaged: {shortened(error)}") from error
         _require_encoder(trained, expected, path / CARD_NAME)
-        trained = replace(trained, card=card)
-    trained = replace(trained, path=path)
+    trained = replace(trained, path=path, card=card)
     return trained if memory is None else trained.with_memory(read_memory(Path(memory)), memory)
 
 
@@ -107,13 +111,7 @@ def _load_best(
             f"step {named.step}; the run was cut off between the two: resume it with --resume"
         )
     _require_encoder(trained, named.encoder, run.memory)
-    if type(named.memory) is not type(trained.model.empty_memory()):
-        raise RunError(
-            f"{run.memory} does not hold a memory of the method {settings.method}; was it "
-            "exchanged?"
-        )
-    require_width(named, trained, run.memory)
-    return replace(trained, memory=named.to(placement.device))
+    return trained.with_memory(named, run.memory)
 
 
 def _load_last(
@@ -143,10 +141,9 @@ def restored_model(
     source: Path,
     placement: Placement,
 ) -> TrainedModel:
-    """Make a model again from its weights and what :func:`model_metadata` said of it."""
+    """Make a model again from its weights and what :func:`input_metadata` said of it."""
     try:
-        shape = tuple(metadata["input_shape"])
-        stored = metadata["preprocessing"]
+        shape, stored = tuple(metadata["input_shape"]), metadata["preprocessing"]
         preprocessing = None if stored is None else Preprocessing.from_dict(stored)
         expected = EncoderIdentity.stored(metadata["encoder"]) if "encoder" in metadata else None
         step = metadata["step"]
@@ -204,8 +201,8 @@ def open_encoder(
             ``FROZEN_ENCODERS``, ``hf:NAME``, ``timm:NAME``, ``onnx:FILE``, or ``module:attribute``;
             None: the data are features already.
         data: what is to be embedded; opened where its images say which inputs the encoder takes.
-        mirror: average features of images and their mirror images; None: as it was trained.
-        shift: average features of images moved by so many pixels too; None: as it was trained.
+        mirror: as the setting ``model.mirror``; None: as it was trained.
+        shift: as the setting ``model.shift``; None: as it was trained.
         backbone: the user's own code ``module:attribute``, named again to allow its import.
         with_adapter: keep the linear map that was trained on the features, if there is one.
         placement: where to compute.
@@ -215,49 +212,38 @@ def open_encoder(
     else:
         encoder = _open_encoder(str(source), data, backbone)
     encoder.place(placement)
-    settings = encoder.settings
-    if mirror is not None:
-        settings = replace(settings, mirror=mirror)
-    if shift is not None:
-        settings = replace(settings, shift=shift)
-    if not with_adapter:
-        settings = replace(settings, adapter="none")
-    return encoder if settings == encoder.settings else encoder.variant(settings)
+    own = encoder.settings
+    settings = replace(
+        own,
+        mirror=own.mirror if mirror is None else mirror,
+        shift=own.shift if shift is None else shift,
+        adapter=own.adapter if with_adapter else "none",
+    )
+    return encoder if settings == own else encoder.variant(settings)
 
 
 def _open_encoder(source: str, data: str, backbone: str | None) -> Encoder:
-    name = _resolved(source)
-    if is_frozen_encoder(name):
-        return open_frozen(name)
-    if own_code(name) is not None:
-        wanted = custom_preprocessing(name)
+    if is_frozen_encoder(source):
+        kind, _, place = source.partition(":")
+        path = Path(place).expanduser()
+        return open_frozen(f"{kind}:{path.resolve()}" if place and path.exists() else source)
+    if own_code(source) is not None:
+        wanted = custom_preprocessing(source)
         shape = open_dataset(data).input_shape if wanted is None else wanted.input_shape
-        return Encoder(ModelSettings(backbone=name), shape, None, wanted, name)
+        return Encoder(ModelSettings(backbone=source), shape, None, wanted, source)
     path = find_run(source)
     if RunDirectory(path).model.is_file():
         encoder = load(source, backbone=backbone).encoder
         encoder.source = source
         return encoder
     weights, known = load_backbone(path)
-    own = own_code(known["backbone"])
-    if own is not None and own != backbone:
-        raise RunError(
-            f"{path} was trained with code that is not part of vsm, and loading it would run "
-            f"that code; if you trust it, add --backbone {own}"
-        )
+    _require_trusted(path, known["backbone"], (backbone,))
     chosen = {key: known[key] for key in ("backbone", "channels", "keep_probability")}
     shape = tuple(known["input_shape"])
     encoder = Encoder(ModelSettings(**chosen), shape, known.get("data"), source=source)
     assert encoder.backbone is not None
     load_weights(encoder.backbone, weights, path)
     return encoder
-
-
-def _resolved(name: str) -> str:
-    """Return the name of an encoder; a path in it becomes absolute."""
-    kind, _, place = name.partition(":")
-    is_there = bool(place) and is_frozen_encoder(name) and Path(place).expanduser().exists()
-    return f"{kind}:{Path(place).expanduser().resolve()}" if is_there else name
 
 
 def trusted_settings(
@@ -268,18 +254,21 @@ def trusted_settings(
     An encoder of others may have moved: then ``backbone`` says where to, and takes its place.
     """
     stored = settings.model.backbone
-    is_frozen = settings.model.is_frozen_encoder
-    if is_frozen and isinstance(backbone, str) and is_frozen_encoder(backbone):
+    if not isinstance(backbone, str):
+        _require_trusted(path, stored, backbone or ())
+    elif is_frozen_encoder(stored) and is_frozen_encoder(backbone):
         return replace(settings, model=replace(settings.model, backbone=backbone))
-    trusted = {backbone} if isinstance(backbone, str) else set(backbone or ())
-    if isinstance(backbone, str) and backbone != stored:
+    elif backbone != stored:
         raise RunError(f"backbone: {path} was trained with {stored}, got {backbone}")
-    if settings.model.own_backbone is not None and stored not in trusted:
+    return settings
+
+
+def _require_trusted(path: Path, backbone: str, trusted: Collection[str | None]) -> None:
+    if own_code(backbone) is not None and backbone not in trusted:
         raise RunError(
             f"{path} was trained with code that is not part of vsm, and loading it would run that "
-            f"code; if you trust it, add --backbone {stored} (in Python, backbone={stored!r})"
+            f"code; if you trust it, add --backbone {backbone} (in Python, backbone={backbone!r})"
         )
-    return settings
 
 
 def _require_encoder(trained: TrainedModel, expected: EncoderIdentity, source: Path) -> None:
@@ -289,3 +278,64 @@ def _require_encoder(trained: TrainedModel, expected: EncoderIdentity, source: P
             f"{source} belongs to the encoder {expected}, but model.safetensors beside it holds "
             f"{trained.encoder.identity}; was one of the two exchanged?"
         )
+
+
+def memory_path(path: Path) -> Path:
+    """Return the file of a memory: the file itself, or that of a run or of a shipped model."""
+    folder = MODELS / path if is_shipped(path) else path
+    return RunDirectory(folder).used.memory if folder.is_dir() else folder
+
+
+def own_memory_path(path: Path) -> Path:
+    """Return the file of a memory to change, which must not be that of a shipped model."""
+    file = memory_path(path)
+    if MODELS.resolve() in file.resolve().parents:
+        raise MemoryFileError(
+            f"memory: {path} ships with vsm and stays as it is; begin a file of your own with "
+            f"vsm memory add FILE --images FOLDER --model {path}"
+        )
+    return file
+
+
+def read_memory(path: Path) -> NamedMemory:
+    """Read a memory file, or that of a run directory or of a shipped model's name."""
+    file = memory_path(path)
+    if not file.is_file():
+        raise RunError(
+            f"memory: {path} holds none; give a run of a method with memory, a name that vsm "
+            "models lists, or a file"
+        )
+    try:
+        return decode_memory(*load_tensors(file), file)
+    except RunError:
+        if is_sqlite(file):
+            raise MemoryFileError(
+                f"memory: {file} is a store; write its memory to a file with vsm memory export "
+                f"{file} FILE.safetensors, and use that"
+            ) from None
+        if file.suffix in EXPORTED:
+            raise MemoryFileError(
+                f"memory: {file} is for other programs and cannot be read back; give a file as "
+                "vsm memory export writes it to FILE.safetensors, a run directory, or a model"
+            ) from None
+        raise
+
+
+def update_memory(
+    path: Path,
+    change: Callable[[NamedMemory], NamedMemory],
+    beginning: NamedMemory | None = None,
+) -> NamedMemory:
+    """Replace a memory file, or that of a run directory, by ``change(memory)`` under a lock.
+
+    If ``change`` raises, the file stays as it is. ``beginning`` is the memory to change if there is
+    no file yet.
+    """
+    file = own_memory_path(path)
+    if beginning is None and not file.is_file():
+        raise RunError(f"memory: {path} holds none; give a run of a method with memory, or a file")
+    with exclusive_lock(file):
+        current = beginning if beginning and not file.is_file() else read_memory(file)
+        changed = change(current)
+        changed.write(file)
+    return changed

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -84,18 +84,12 @@ class Measurement:
         return result
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """How much more accurate ``a`` is than ``b``, over episodes that both saw."""
 
     a: str
     b: str
     estimate: Estimate
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
-        mean, ci95 = self.estimate.mean, self.estimate.ci95
-        return {"a": self.a, "b": self.b, "difference": mean, "ci95": ci95}
 
 
 @dataclass(frozen=True)
@@ -107,15 +101,10 @@ class Comparison:
     @property
     def differences(self) -> list[Difference]:
         """Every pair's difference, later one minus earlier one, episode by episode."""
+        accuracies = [(one.label, one.evaluation.episode_accuracies) for one in self.measured]
         return [
-            Difference(
-                later.label,
-                earlier.label,
-                estimate(
-                    later.evaluation.episode_accuracies - earlier.evaluation.episode_accuracies
-                ),
-            )
-            for earlier, later in combinations(self.measured, 2)
+            Difference(later, earlier, estimate(of_later - of_earlier))
+            for (earlier, of_earlier), (later, of_later) in combinations(accuracies, 2)
         ]
 
     def as_dict(self) -> dict[str, Any]:
@@ -124,7 +113,10 @@ class Comparison:
         return {
             "runs": [{"run": one.label, **one.as_dict()} for one in measured if not one.baseline],
             "baselines": [one.as_dict() for one in measured if one.baseline],
-            "differences": [difference.as_dict() for difference in self.differences],
+            "differences": [
+                {"a": a, "b": b, "difference": found.mean, "ci95": found.ci95}
+                for a, b, found in self.differences
+            ],
         }
 
 
@@ -237,9 +229,8 @@ class ModelOnData:
         Class statistics are learned again from the training images of the classes that stay.
         """
         trained = self.trained
-        memory = trained.memory
+        memory, kept = trained.memory, list(slots)
         assert memory is not None
-        kept = list(slots)
         if not kept or memory.memory.statistics is None:
             chosen = torch.tensor(kept, dtype=torch.int64, device=memory.slots.class_ids.device)
             state = memory.slots.keep(chosen) if kept else memory.memory.first(0)
@@ -270,23 +261,3 @@ class ModelOnData:
                 f"{count}"
             )
         return self if count == len(state) else self.with_slots(range(count))
-
-
-def on_data(
-    trained: "TrainedModel", protocol: EpisodeProtocol, progress: Progress = NULL_PROGRESS
-) -> ModelOnData:
-    """Open the data that ``protocol`` measures ``trained`` on, and cut its memory if asked to.
-
-    Images of other data than the model's are prepared as the model wants them, and embedded.
-    """
-    count, own = protocol.memory_slots, trained.settings.data
-    cut = count is not None and trained.memory is not None
-    if cut and own != protocol.data:
-        assert count is not None
-        trained = trained.with_slots(count)
-    merge = protocol.split == "all"
-    dataset = open_data(trained.encoder, protocol.data, merge_splits=merge, progress=progress)
-    subject = ModelOnData(trained, dataset, own != protocol.data or merge)
-    if count is None or not cut or own != protocol.data:
-        return subject
-    return subject.first_slots(count)

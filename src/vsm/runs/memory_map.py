@@ -29,11 +29,7 @@ Points = npt.NDArray[np.float64]
 
 
 def principal_plane(points: Tensor) -> tuple[Tensor, Tensor, list[float]]:
-    """Return where points ``[n, D]`` vary most.
-
-    Returns:
-        Their center ``[D]``, two principal axes ``[D, 2]``, and each one's share of the variance.
-    """
+    """Return the center of points ``[n, D]``, two principal axes ``[D, 2]``, and their shares."""
     center = points.mean(0)
     _, scales, axes = torch.linalg.svd(points - center, full_matrices=False)
     shares = scales.square() / scales.square().sum().clamp_min(1e-12)
@@ -54,11 +50,7 @@ def map_coordinates(points: Tensor, memory: NamedMemory | None) -> Tensor:
 
 
 def write_memory_map(memory: NamedMemory, path: Path, title: str) -> None:
-    """Draw a memory to a file, whose ending says how; atomically.
-
-    Raises:
-        MemoryFileError: for another ending, or a memory with fewer than three slots of classes.
-    """
+    """Draw a memory of at least three classes to a file, whose ending says how; atomically."""
     if path.suffix not in SUFFIXES:
         raise MemoryFileError(
             f"plot: expected a file that ends in {', '.join(SUFFIXES)}, got {path}"

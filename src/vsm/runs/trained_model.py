@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
-from vsm.data import Dataset, Split
+from vsm.data import Dataset
 from vsm.data.preprocessing import Preprocessing
 from vsm.encoders import Encoder, EncoderIdentity
+from vsm.encoders.embedding import open_data
 from vsm.errors import ClassifierError, RunError
 from vsm.evaluation.calibration import (
     NO_CALIBRATION,
@@ -22,19 +23,22 @@ from vsm.evaluation.calibration import (
     calibrate_on_validation,
     memory_digest,
 )
-from vsm.evaluation.evaluator import BatchNormMode, EpisodeProtocol
+from vsm.evaluation.evaluator import EpisodeProtocol
 from vsm.memory import Consolidation, Memory
 from vsm.memory.named import NamedMemory, manual_consolidation, trained_memory
 from vsm.model import FewShotModel
-from vsm.runs.directory import RunDirectory
-from vsm.runs.measurement import Comparison, Measurement, ModelOnData, on_data
-from vsm.runs.shipped import Card
+from vsm.runs.checkpoints import input_metadata
+from vsm.runs.directory import Card, RunDirectory
+from vsm.runs.measurement import Comparison, Measurement, ModelOnData
 from vsm.settings import BaselineName, BaselineSettings, RunSettings
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm.system.tensor_files import save_tensors
 
 if TYPE_CHECKING:
     from vsm.classify import FewShotClassifier
+
+
+USUAL_EPISODES = {"split": "test", "queries": 15, "episodes": 2000, "seed": 0}
 
 
 @dataclass(frozen=True)
@@ -87,13 +91,6 @@ class TrainedModel:
         """How prototypes are inferred; None where they are means of features."""
         return None if self.settings.method == "protonet" else self.settings.inference
 
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input: ``(C, H, W)``, or ``(D,)`` of features."""
-        if self.preprocessing is None:
-            return (self.model.num_features,)
-        return self.preprocessing.input_shape
-
     def metadata(self) -> dict[str, Any]:
         """Return what a card says of the model besides what was measured, ready for JSON."""
         settings = self.settings
@@ -105,8 +102,7 @@ class TrainedModel:
             "shot": settings.shot,
             "step": self.step,
             "backbone": None if self.model.backbone is None else settings.model.backbone,
-            "input_shape": list(self.input_shape),
-            "preprocessing": None if self.preprocessing is None else self.preprocessing.as_dict(),
+            **input_metadata(self.encoder),
             "num_features": self.model.num_features,
             "num_parameters": sum(value.numel() for value in self.model.parameters()),
             "memory_slots": None if self.memory is None else len(self.memory.memory),
@@ -115,49 +111,24 @@ class TrainedModel:
 
     # Measuring
 
-    def protocol(
-        self,
-        data: str | None = None,
-        *,
-        split: Split = "test",
-        way: int | None = None,
-        shot: int | None = None,
-        queries: int = 15,
-        episodes: int = 2000,
-        seed: int = 0,
-        batch_norm: BatchNormMode = "inductive",
-        memory_slots: int | None = None,
-    ) -> EpisodeProtocol:
-        """Return a list of episodes; what is not given is the model's own.
-
-        Args:
-            data: other data than the model's: ``folder:PATH`` or a dataset by name.
-            split: whose classes.
-            way: classes of an episode.
-            shot: support images of each.
-            queries: query images of each.
-            episodes: how many.
-            seed: of the list of episodes.
-            batch_norm: running statistics, or each episode's own.
-            memory_slots: use only the first so many classes of the memory.
-        """
+    def _protocol(self, data: str | None, episodes: dict[str, Any]) -> EpisodeProtocol:
         # A shipped model's own are those that its card measured first, not those of training.
         known = vars(self.settings) if self.card is None else self.card
-        return EpisodeProtocol(
-            data or self.settings.data,
-            split,
-            known["way"] if way is None else way,
-            known["shot"] if shot is None else shot,
-            queries,
-            episodes,
-            seed,
-            batch_norm,
-            memory_slots,
-        )
+        usual = {"way": known["way"], "shot": known["shot"], **USUAL_EPISODES}
+        given = {name: value for name, value in episodes.items() if value is not None}
+        return EpisodeProtocol(data or self.settings.data, **(usual | given))
 
     def on(self, protocol: EpisodeProtocol, progress: Progress = NULL_PROGRESS) -> ModelOnData:
-        """Open the data that ``protocol`` names, for several measurements of this model."""
-        return on_data(self, protocol, progress)
+        """Open the data that ``protocol`` names, for several measurements of this model.
+
+        Images of other data than the model's are prepared as the model wants them, and embedded.
+        """
+        count, merge = protocol.memory_slots, protocol.split == "all"
+        is_other = merge or protocol.data != self.settings.data
+        trained = self if count is None or not is_other else self.with_slots(count)
+        dataset = open_data(self.encoder, protocol.data, merge_splits=merge, progress=progress)
+        subject = ModelOnData(trained, dataset, is_other)
+        return subject if count is None or is_other else subject.first_slots(count)
 
     def evaluate(
         self,
@@ -172,14 +143,17 @@ class TrainedModel:
         """Measure the model on seeded episodes.
 
         Args:
-            data: as in :meth:`protocol`.
+            data: other data than the model's: ``folder:PATH`` or a dataset by name.
             classifier: a baseline that classifies the model's features in place of the model.
             baseline: its settings.
             calibrated: whether to calibrate probabilities by the model's temperature.
             progress: counts images, then episodes.
-            episodes: further arguments of :meth:`protocol`.
+            episodes: ``split``, ``way``, ``shot``, ``queries``, ``episodes``, ``seed``,
+                ``batch_norm`` (running statistics, "inductive", or each episode's own,
+                "transductive") and ``memory_slots`` (use only the first so many classes of the
+                memory). What is not given is the model's own: its way and shot.
         """
-        protocol = self.protocol(data, **episodes)
+        protocol = self._protocol(data, episodes)
         temperature = self.calibration.temperature(protocol.shot) if calibrated else 1.0
         if temperature is None:
             raise ClassifierError(
@@ -206,7 +180,7 @@ class TrainedModel:
 
         Arguments are those of :meth:`evaluate`.
         """
-        protocol = self.protocol(data, **episodes)
+        protocol = self._protocol(data, episodes)
         measured: list[Measurement] = []
         models = (self, *others)
         for one, earlier in combinations(reversed(models), 2):
@@ -243,18 +217,14 @@ class TrainedModel:
         found = self.calibration.thresholds
         if found is not None and self.calibration.memory_digest == memory_digest(self.memory):
             return found
-        if found is None:
-            because = "no rejection thresholds were measured for it"
-        else:
+        because = "no rejection thresholds were measured for it"
+        fix = f"measure them with vsm models calibrate {self.path}"
+        if found is not None:
             because = "its rejection thresholds were measured with other remembered classes"
-        again = f"measure them with vsm models calibrate {self.path}"
+            fix = f"use that memory, or, if this one is its own, {fix}"
         if self.path is None:
-            fix = "; classify without reject"
-        elif found is None:
-            fix = f"; {again}"
-        else:
-            fix = f"; use the memory that they were measured with, or, if it is its own, {again}"
-        raise ClassifierError(f"reject: {self.name} cannot answer none of these: {because}{fix}")
+            fix = "classify without reject"
+        raise ClassifierError(f"reject: {self.name} cannot answer none of these: {because}; {fix}")
 
     # The memory
 
@@ -270,18 +240,21 @@ class TrainedModel:
 
     def with_memory(self, memory: NamedMemory, source: object) -> "TrainedModel":
         """Return the same model with another memory of its encoder and method."""
-        if self.memory is None:
+        method, expected = self.settings.method, self.model.empty_memory()
+        if expected is None:
             raise ClassifierError(
-                f"memory: the method {self.settings.method} of {self.name} has none; leave it out"
+                f"memory: the method {method} of {self.name} has none; leave it out"
             )
         memory.require_encoder(self.encoder.identity, source)
-        require_width(memory, self, source)
-        if type(memory.memory) is not type(self.memory.memory):
-            raise ClassifierError(
-                f"memory: {source} holds a {type(memory.memory).__name__}, but {self.name} of the "
-                f"method {self.settings.method} with {self.inference} inference reads a "
-                f"{type(self.memory.memory).__name__}"
+        if type(memory.memory) is not type(expected):
+            raise RunError(
+                f"{source} does not hold a memory of the method {method} with {self.inference} "
+                f"inference, but a {type(memory.memory).__name__}; was it exchanged?"
             )
+        try:
+            memory.memory.check(self.model.num_features)
+        except ValueError as error:
+            raise RunError(f"{source} does not fit {self.name}: {error}") from error
         return replace(self, memory=memory.to(self.model.device))
 
     def with_slots(self, count: int) -> "TrainedModel":
@@ -352,32 +325,8 @@ def save_best(
     """Write the model for use, and its memory with the class names of its slots."""
     run.calibration.unlink(missing_ok=True)  # of the model before
     run.remove_gaussian()
-    names, identity = dataset.class_names, model.encoder.identity
+    named = None
     if memory is not None:
-        slots = tuple(names[class_id] for class_id in memory.slot_classes)
-        trained_memory(model.settings, identity, memory, slots, step).write(run.memory)
-    metadata = {"step": step, "method": model.settings.method, "encoder": identity._asdict()}
-    save_tensors(run.model, dict(model.state_dict()), {**metadata, **model_metadata(dataset)})
-
-
-def model_metadata(dataset: Dataset, class_ids: list[int] | None = None) -> dict[str, Any]:
-    """Return what is stored with weights, so that using them needs no dataset.
-
-    ``class_ids`` are the classes whose names are stored as well.
-    """
-    preprocessing = Preprocessing.of(dataset)
-    metadata: dict[str, Any] = {
-        "input_shape": list(dataset.input_shape),
-        "preprocessing": None if preprocessing is None else preprocessing.as_dict(),
-    }
-    if class_ids is not None:
-        metadata["class_names"] = {str(id_): dataset.class_names[id_] for id_ in class_ids}
-    return metadata
-
-
-def require_width(memory: NamedMemory, trained: TrainedModel, source: object) -> None:
-    """Refuse a memory of another number of features than the model's."""
-    try:
-        memory.memory.check(trained.model.num_features)
-    except ValueError as error:
-        raise RunError(f"{source} does not fit {trained.name}: {error}") from error
+        slots = tuple(dataset.class_names[class_id] for class_id in memory.slot_classes)
+        named = trained_memory(model.settings, model.encoder.identity, memory, slots, step)
+    TrainedModel(str(run.path), run.path, model, named, step=step).store(run)

@@ -211,7 +211,7 @@ def _memory_parts(sizes: Sizes) -> tuple[FewShotModel, SlotMemory, Tensor]:
 def classifier(task: str, model: str, queries: int, way: int = 5, shot: int = 5) -> Benchmark:
     """Embed, classify or explain images of noise with a shipped model fitted to N · K others."""
     trained = load(model)
-    channels, height, width = trained.input_shape
+    channels, height, width = trained.encoder.input_shape
     shape = (way * shot + queries, height, width, channels)
     noise = list(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
     examples, images = noise[: way * shot], noise[way * shot :]

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from vsm import __version__
 from vsm.errors import DocumentError, RunError, SettingsError
 from vsm.runs.configuration import check_settings
-from vsm.runs.shipped import shipped_names
+from vsm.runs.directory import shipped_names
 from vsm.settings import BaselineName
 from vsm.system.documents import read_mapping, read_object, write_json
 

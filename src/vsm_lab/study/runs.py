@@ -15,8 +15,7 @@ from vsm.errors import RunError, SettingsError
 from vsm.evaluation.evaluator import EpisodeProtocol
 from vsm.evaluation.intervals import crossed_estimate, estimate, spearman, student_quantile
 from vsm.runs.configuration import preset_paths, settings_from_files
-from vsm.runs.directory import RunDirectory
-from vsm.runs.shipped import find_run
+from vsm.runs.directory import RunDirectory, find_run
 from vsm.settings import BaselineSettings, ModelSettings, RunSettings, is_frozen_encoder
 from vsm_lab.cells import Cell, class_interval, interval, number, read_cell
 from vsm_lab.job_files import JobStore, data_checksum

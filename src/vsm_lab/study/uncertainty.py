@@ -21,9 +21,8 @@ from vsm.evaluation.evaluator import EpisodeProtocol, scale_by_temperature, spli
 from vsm.evaluation.intervals import auroc, estimate, reliability
 from vsm.memory import Posterior, SampledPosterior, SupportSet
 from vsm.nn.networks import predictive
-from vsm.runs.directory import RunDirectory
+from vsm.runs.directory import RunDirectory, find_run
 from vsm.runs.measurement import ModelOnData
-from vsm.runs.shipped import find_run
 from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import Randomness, generator, task_generators
 from vsm_lab.document import Block, Table, Text, grouped_table
