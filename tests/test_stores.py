@@ -26,7 +26,7 @@ from vsm.memory import SlotMemory
 from vsm.memory.named import NamedMemory
 from vsm.memory.slots.kanerva import KanervaMemory
 from vsm.runs.loading import read_memory
-from vsm.stores import Store, default_store, name_error, open_store
+from vsm.stores import Store, default_store, open_store, require_name
 from vsm.stores.store import SCHEMA_VERSION
 
 MANY = 1_000_000
@@ -256,7 +256,7 @@ def test_names_that_not_every_store_can_hold_are_refused(
         store.create_task(name, MANY)
     with pytest.raises(StoreError, match=f"label: .*{problem}"):
         store.add_examples(task, name, some_examples(1), MANY)
-    assert name_error("none of these, ✓ '\"%_\\?") is None
+    require_name("label", "none of these, ✓ '\"%_\\?")
 
 
 def test_remembered_classes_keep_the_thumbnail_of_their_first_example(store: Store) -> None:

@@ -48,19 +48,16 @@ class Suggestion(NamedTuple):
     @property
     def reason(self) -> str:
         """One line for people."""
-        first, *others = [
-            (f"{label!r}", f"{probability:.0%}")
-            for label, probability in zip(self.classes, self.probabilities, strict=True)
-        ]
+        names = [repr(label) for label in self.classes]
+        chances = [f"{probability:.0%}" for probability in self.probabilities]
         if self.is_novel:
-            what = f"unlike all classes so far ({self.novelty:.0%}), nearest {first[0]}"
-        elif not others:
-            what = f"probably {first[0]}"
+            what = f"unlike all classes so far ({self.novelty:.0%}), nearest {names[0]}"
+        elif len(names) == 1:
+            what = f"probably {names[0]}"
         elif self.probabilities[0] >= SURE:
-            what = f"probably {first[0]} ({first[1]})"
+            what = f"probably {names[0]} ({chances[0]})"
         else:
-            [second] = others
-            what = f"{first[0]} or {second[0]} ({first[1]} / {second[1]})"
+            what = f"{' or '.join(names)} ({' / '.join(chances)})"
         return f"{what}; stands for {self.stands_for:,} of {self.images:,} images"
 
 

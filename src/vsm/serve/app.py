@@ -34,7 +34,7 @@ from vsm.serve import Limits, middleware, schemas
 from vsm.serve.batching import FittedTask, Question, Worker
 from vsm.serve.middleware import Access, LimitsMiddleware, Problem
 from vsm.serve.uploads import Upload, decode_uploads, draw_glyph, is_glyph, read_uploads
-from vsm.stores import NewExample, Store, name_error
+from vsm.stores import NewExample, Store, require_name
 from vsm.stores.store import TaskWithExamples
 
 PAGE = Path(str(package_files("vsm.serve") / "page"))
@@ -156,11 +156,10 @@ class Service:
     @_route("POST", f"{TASK}/examples", status_code=201)
     async def add_examples(self, task: str, form: schemas.Examples) -> schemas.AddedExamples:
         """Add examples of a class: all files, or none."""
-        error = name_error(form.label)
+        require_name("label", form.label)
         if form.label == NONE_OF_THESE:
-            error = f"{NONE_OF_THESE!r} is the answer for images of no class; choose another"
-        if error:
-            raise Problem(422, "label", error)
+            reason = f"{NONE_OF_THESE!r} is the answer for images of no class; choose another"
+            raise Problem(422, "label", reason)
         await self.task(task)  # must exist, before anything is decoded
         uploads, pixels, thumbnails = await self._decode(form.files, thumbnails=True)
         features = await self.worker.submit(pixels)

@@ -1,7 +1,7 @@
 """Persistent stores of tasks, their examples and the memory, in SQLite or PostgreSQL."""
 
 from vsm.stores.databases import default_store, is_store
-from vsm.stores.store import NewExample, Store, Support, Versions, name_error, open_store
+from vsm.stores.store import NewExample, Store, Support, Versions, open_store, require_name
 
 __all__ = [
     "NewExample",
@@ -10,6 +10,6 @@ __all__ = [
     "Versions",
     "default_store",
     "is_store",
-    "name_error",
     "open_store",
+    "require_name",
 ]

@@ -5,9 +5,10 @@ Both drivers follow Python's DB-API, so one :class:`Connection` serves both.
 
 import importlib.util
 import sqlite3
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,40 +34,38 @@ class Connection:
 
     def rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run a query and return all rows."""
-        found: list[tuple[Any, ...]] = self.raw.execute(self._translate(sql), values).fetchall()
+        found: list[tuple[Any, ...]] = self._execute(sql, values).fetchall()
         return found
 
     def change(self, sql: str, *values: Any) -> int:
         """Run a statement and return how many rows it changed."""
-        count: int = self.raw.execute(self._translate(sql), values).rowcount
+        count: int = self._execute(sql, values).rowcount
         return count
 
     def change_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run a statement once for each row of values."""
-        self.raw.cursor().executemany(self._translate(sql), rows)
+        self.raw.cursor().executemany(sql.replace("?", self._placeholder), rows)
 
-    def _translate(self, sql: str) -> str:
-        return sql.replace("?", self._placeholder)
+    def _execute(self, sql: str, values: tuple[Any, ...]) -> Any:
+        return self.raw.execute(sql.replace("?", self._placeholder), values)
 
 
-class Database(ABC):
+@dataclass
+class Database:
     """A database and a pool of connections to it, each used by one thread at a time."""
 
     name: str  # for messages; without the password
-    errors: tuple[type[Exception], ...]  # what its driver raises
+    connect: Callable[[], Any]  # opens a connection of the driver, in autocommit mode
+    errors: tuple[type[Exception], ...]  # what the driver raises
     advice: str  # what to check after such an error
     placeholder: str  # for values in SQL
     begin_reading: str  # starts a transaction that sees one state of all tables
     begin_writing: str  # starts one that may change them
     lock: str | None = None  # excludes others that run it, where begin_writing does not
 
-    def __init__(self) -> None:
+    def __post_init__(self) -> None:
         self._idle: list[Connection] = []
         self._is_closed = False
-
-    @abstractmethod
-    def connect(self) -> Any:
-        """Open a connection of the driver, in autocommit mode."""
 
     def reading(self) -> AbstractContextManager[Connection]:
         """Lend a connection in a transaction that sees one state of all tables."""
@@ -135,93 +134,71 @@ class Database(ABC):
             connection.close()
 
 
-class SqliteDatabase(Database):
-    """An SQLite file; one transaction at a time writes.
+def sqlite_database(path: Path) -> Database:
+    """Return an SQLite file as a database; one transaction at a time writes.
 
     With ``synchronous = FULL`` the log is flushed at every commit: neither a killed process nor a
     power cut loses what was committed.
     """
-
     # A damaged file may give messages that are not UTF-8, which sqlite3 does not decode.
     errors = (sqlite3.Error, UnicodeDecodeError)
-    advice = "may the file be written, and does no other program hold it?"
-    placeholder = "?"
-    begin_reading = "BEGIN"
-    begin_writing = "BEGIN IMMEDIATE"
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path, self.name = path, str(path)
-
-    def connect(self) -> sqlite3.Connection:
-        """Open the file, with a write-ahead log."""
+    def connect() -> sqlite3.Connection:
         raw = sqlite3.connect(
-            self.path, timeout=SQLITE_TIMEOUT, isolation_level=None, check_same_thread=False
+            path, timeout=SQLITE_TIMEOUT, isolation_level=None, check_same_thread=False
         )
         try:
             for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
                 raw.execute(f"PRAGMA {pragma}")
-        except self.errors:
+        except errors:
             raw.close()
             raise
         return raw
 
+    advice = "may the file be written, and does no other program hold it?"
+    return Database(str(path), connect, errors, advice, "?", "BEGIN", "BEGIN IMMEDIATE")
 
-class PostgresDatabase(Database):
-    """A PostgreSQL database; every commit is in the log on the server's disk."""
 
-    advice = "is it running, and may it be written?"
-    placeholder = "%s"
-    begin_reading = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-    begin_writing = "BEGIN ISOLATION LEVEL READ COMMITTED"
-    lock = f"SELECT pg_advisory_xact_lock({0x76736D})"  # "vsm"
-
-    def __init__(self, address: str) -> None:
-        super().__init__()
-        if importlib.util.find_spec("psycopg") is None:
-            raise StoreError(
-                "store: PostgreSQL needs psycopg: pip install "
-                "'variational-semantic-memory[postgres]'"
-            )
-        import psycopg  # noqa: PLC0415 - an extra
-        from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
-
-        self.errors = (psycopg.Error,)
-        try:
-            known = conninfo_to_dict(address)
-        except psycopg.Error as error:
-            raise StoreError(
-                "store: expected postgresql://USER:PASSWORD@HOST/DATABASE, got something that "
-                f"PostgreSQL cannot read ({type(error).__name__})"
-            ) from error
-        self.address = address
-        self.options = f"{known.get('options') or ''} {POSTGRES_OPTIONS}".strip()
-        self.name = f"postgresql://{known.get('host') or 'localhost'}/{known.get('dbname') or ''}"
-
-    def connect(self) -> Any:
-        """Connect to the server."""
-        import psycopg  # noqa: PLC0415 - an extra
-
-        return psycopg.connect(
-            self.address, autocommit=True, connect_timeout=10, options=self.options
+def postgres_database(address: str) -> Database:
+    """Return a PostgreSQL database; every commit is in the log on the server's disk."""
+    if importlib.util.find_spec("psycopg") is None:
+        raise StoreError(
+            "store: PostgreSQL needs psycopg: pip install 'variational-semantic-memory[postgres]'"
         )
+    import psycopg  # noqa: PLC0415 - an extra
+    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
+
+    try:
+        known = conninfo_to_dict(address)
+    except psycopg.Error as error:
+        raise StoreError(
+            "store: expected postgresql://USER:PASSWORD@HOST/DATABASE, got something that "
+            f"PostgreSQL cannot read ({type(error).__name__})"
+        ) from error
+    options = f"{known.get('options') or ''} {POSTGRES_OPTIONS}".strip()
+    return Database(
+        f"postgresql://{known.get('host') or 'localhost'}/{known.get('dbname') or ''}",
+        partial(psycopg.connect, address, autocommit=True, connect_timeout=10, options=options),
+        (psycopg.Error,),
+        "is it running, and may it be written?",
+        placeholder="%s",
+        begin_reading="BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
+        begin_writing="BEGIN ISOLATION LEVEL READ COMMITTED",
+        lock=f"SELECT pg_advisory_xact_lock({0x76736D})",  # "vsm"
+    )
 
 
 def is_store(target: str) -> bool:
     """Whether a path or an address names a store."""
     path = Path(target)
-    return (
-        target.startswith(ADDRESSES)
-        or path.suffix == SUFFIX
-        or (path.is_file() and is_sqlite(path))
-    )
+    is_file = path.suffix == SUFFIX or (path.is_file() and is_sqlite(path))
+    return is_file or target.startswith(ADDRESSES)
 
 
 def default_store(model: str, encoder: EncoderIdentity) -> Path:
-    """Return the file of a model's store in the user's data folder; it may not exist yet.
+    """Return the file of a model's store in the user's data folder, which is not emptied as caches.
 
-    The encoder is part of its name, since the features are of no use to another one. The folder is
-    not the cache, which may be emptied.
+    The encoder is part of its name, since the features are of no use to another one.
     """
     return user_folder("data") / "stores" / f"{Path(model).name}-{encoder.fingerprint[:12]}{SUFFIX}"
 
@@ -229,7 +206,7 @@ def default_store(model: str, encoder: EncoderIdentity) -> Path:
 def open_database(target: str, create: bool) -> Database:
     """Return the database at a path or an address; see :func:`vsm.stores.open_store`."""
     if target.startswith(ADDRESSES):
-        return PostgresDatabase(target)
+        return postgres_database(target)
     if "://" in target:
         raise StoreError(f"store: expected a path or postgresql://…, got {target}")
     path = Path(target).expanduser()
@@ -243,4 +220,4 @@ def open_database(target: str, create: bool) -> Database:
             f"that ends in {SUFFIX}"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    return SqliteDatabase(path)
+    return sqlite_database(path)

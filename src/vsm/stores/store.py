@@ -202,7 +202,7 @@ class Store:
 
     def create_task(self, name: str, max_tasks: int) -> Task:
         """Create a task, unless there are ``max_tasks`` already."""
-        _require_name("name", name)
+        require_name("name", name)
         task = Task(uuid.uuid4().hex, name, _now(), 1, {})
         with self.database.writing(exclusive=True) as connection:
             [[count, place]] = connection.rows(
@@ -256,7 +256,7 @@ class Store:
         self, task: str, label: str, examples: Sequence[NewExample], max_examples: int
     ) -> list[str]:
         """Add examples of a class, unless a task would have over ``max_examples``; return ids."""
-        _require_name("label", label)
+        require_name("label", label)
         ids, now = [uuid.uuid4().hex for _ in examples], _now()
         with self._changing(task) as connection:
             [[count, place]] = connection.rows(
@@ -376,7 +376,7 @@ class Store:
     def class_thumbnail(self, name: str) -> bytes:
         """Return the PNG of a remembered class."""
         found = []
-        if not name_error(name):
+        if _name_error(name) is None:
             with self.database.single() as connection:
                 found = connection.rows("SELECT thumbnail FROM vsm_thumbnails WHERE name = ?", name)
         if not found:
@@ -519,19 +519,19 @@ def _require_memory(memory: NamedMemory | None) -> NamedMemory:
     return memory
 
 
-def name_error(name: str) -> str | None:
-    """Return what is wrong with the name of a task, label or class; None if it is valid."""
+def require_name(field: str, name: str) -> None:
+    """Refuse a name of a task or label that not every database can hold."""
+    if error := _name_error(name):
+        raise StoreError(f"{field}: {error}")
+
+
+def _name_error(name: str) -> str | None:
     if not name or name != name.strip():
         return "expected text that neither begins nor ends with a space"
     if len(name) > MAX_NAME_LENGTH:
         return f"expected at most {MAX_NAME_LENGTH} characters, got {len(name)}"
     odd = next((one for one in name if unicodedata.category(one) in ("Cc", "Cs")), None)
     return None if odd is None else f"expected text without control characters, got {odd!r}"
-
-
-def _require_name(field: str, name: str) -> None:
-    if error := name_error(name):
-        raise StoreError(f"{field}: {error}")
 
 
 def _require_id(field: str, value: str) -> None:
