@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 import vsm
-from vsm.classify.review import review
+from vsm.classify.labeling import review
 from vsm.data.folder import list_classes
 from vsm.encoders.embedding import embed_files
 from vsm.evaluation.intervals import student_quantile

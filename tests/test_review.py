@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 import vsm
+from vsm.classify.labeling import Review, leave_one_out, review
 from vsm.classify.pages import review_csv, review_html
-from vsm.classify.review import Review, leave_one_out, review
 from vsm.cli import main
 from vsm.errors import ClassifierError
 from vsm.memory import GaussianMemory, SupportSet

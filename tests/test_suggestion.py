@@ -16,10 +16,10 @@ from PIL import Image
 
 import vsm
 from test_review import pile
-from vsm.classify import Suggestion, suggestion
+from vsm.classify import Suggestion, labeling
 from vsm.classify.classifier import Embedded
+from vsm.classify.labeling import greedy_max_coverage, one_shot_scores
 from vsm.classify.pages import suggestions_csv, suggestions_html
-from vsm.classify.suggestion import greedy_max_coverage, one_shot_scores
 from vsm.cli import main
 from vsm.errors import ClassifierError
 from vsm.memory import GaussianMemory, GaussianReader
@@ -118,8 +118,8 @@ def worth(scores: torch.Tensor, explained: torch.Tensor, chosen: list[int]) -> f
 def test_lazy_choices_are_those_of_counting_everything_again(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suggestion, "CANDIDATES_AT_ONCE", 7)
-    monkeypatch.setattr(suggestion, "STALE_AT_ONCE", 3)
+    monkeypatch.setattr(labeling, "CANDIDATES_AT_ONCE", 7)
+    monkeypatch.setattr(labeling, "STALE_AT_ONCE", 3)
     random = torch.Generator().manual_seed(seed)
     points = torch.randn(40, 2, generator=random, dtype=torch.float64)
     scores = -torch.cdist(points, points[:30]).square()
@@ -236,7 +236,7 @@ def test_one_class_is_enough(learned: vsm.FewShotClassifier) -> None:
 def test_the_same_seed_chooses_the_same_of_a_large_pile(
     learned: vsm.FewShotClassifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suggestion, "MOST_EXPLAINED", 20)
+    monkeypatch.setattr(labeling, "MOST_EXPLAINED", 20)
     features, labels = unlabeled()
 
     def chosen(seed: int) -> list[Suggestion]:

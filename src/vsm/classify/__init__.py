@@ -2,7 +2,7 @@
 
 from vsm.classify.classifier import NONE_OF_THESE, FewShotClassifier
 from vsm.classify.fitted import Explanation, Recalled, Uncertainty
-from vsm.classify.suggestion import Suggestion
+from vsm.classify.labeling import Suggestion
 
 __all__ = [
     "NONE_OF_THESE",

@@ -20,7 +20,7 @@ from vsm.classify.fitted import (
     Recalled,
     as_labels,
 )
-from vsm.classify.suggestion import Suggestion, suggest
+from vsm.classify.labeling import Suggestion, suggest
 from vsm.data.preprocessing import as_features
 from vsm.encoders import Encoder
 from vsm.errors import ClassifierError, RunError, VsmError

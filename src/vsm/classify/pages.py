@@ -10,8 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from vsm.classify.review import Review
-from vsm.classify.suggestion import Suggestion
+from vsm.classify.labeling import Review, Suggestion
 from vsm.data.images import FORMATS
 from vsm.system.files import FORMULA, as_cell
 
@@ -32,29 +31,26 @@ def name_below(image: Path, root: Path) -> str:
 
 def review_html(found: Review, images: Sequence[Path], root: Path, number: int) -> str:
     """Return a page that shows the ``number`` most striking findings of each kind."""
-
-    def card(numbers: Sequence[int], caption: str) -> str:
-        return _card([images[n] for n in numbers], root, caption)
-
     label_issues = [
-        card(
-            [one.image],
+        _card(
+            [images[one.image]],
+            root,
             f"<b>{_escaped(one.label)}</b> → {_escaped(one.suggestion)}?<br>"
             f"own label {one.probability:.1%}",
         )
         for one in found.label_issues[:number]
     ]
     outliers = [
-        card([one.image], f"<b>{_escaped(one.label)}</b><br>score {one.score:.1f}")
-        for one in found.outliers[:number]
+        _card([images[n]], root, f"<b>{_escaped(label)}</b><br>score {score:.1f}")
+        for n, label, score in found.outliers[:number]
     ]
     near_duplicates = [
-        card([one.first, one.second], f"cosine {one.cosine:.3f}")
-        for one in found.near_duplicates[:number]
+        _card([images[first], images[second]], root, f"cosine {cosine:.3f}")
+        for first, second, cosine in found.near_duplicates[:number]
     ]
     rows = "".join(
-        f"<tr><td>{_escaped(one.first)}<td>{_escaped(one.second)}<td>{one.probability:.1%}"
-        for one in found.confusable[:number]
+        f"<tr><td>{_escaped(first)}<td>{_escaped(second)}<td>{probability:.1%}"
+        for first, second, probability in found.confusable[:number]
     )
     return _page(
         f"Review of {root.name}",
@@ -70,22 +66,22 @@ def review_html(found: Review, images: Sequence[Path], root: Path, number: int) 
 
 def review_csv(found: Review, images: Sequence[Path], root: Path) -> str:
     """Return a row for every image: its label, what it may be, and how odd it is."""
-    suggestions = {one.image: one.suggestion for one in found.label_issues}
-    outliers = sorted(found.outliers, key=lambda one: one.image)
-    duplicates = {two.second: two.first for two in reversed(found.near_duplicates)}
+    suggestions = {one.image: as_cell(one.suggestion) for one in found.label_issues}
+    duplicates = {
+        two.second: as_cell(name_below(images[two.first], root))
+        for two in reversed(found.near_duplicates)
+    }
     place = {label: n for n, label in enumerate(found.labels.tolist())}
     return _csv(
         {
             "image": as_cell(name_below(images[n], root)),
             "label": as_cell(label),
             "probability": f"{found.probabilities[n, place[label]]:.4f}",
-            "suggestion": as_cell(suggestions[n]) if n in suggestions else "",
+            "suggestion": suggestions.get(n, ""),
             "outlier_score": f"{score:.3f}",
-            "near_duplicate": as_cell(name_below(images[duplicates[n]], root))
-            if n in duplicates
-            else "",
+            "near_duplicate": duplicates.get(n, ""),
         }
-        for n, label, score in outliers
+        for n, label, score in sorted(found.outliers)
     )
 
 

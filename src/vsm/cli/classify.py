@@ -23,7 +23,7 @@ from vsm.errors import SettingsError
 if TYPE_CHECKING:
     from vsm.classify import FewShotClassifier, Suggestion
     from vsm.classify.classifier import Embedded
-    from vsm.classify.review import Review as Findings
+    from vsm.classify.labeling import Review as Findings
 
 FEW_QUERIES = 50  # below this, no progress bar
 
@@ -250,8 +250,8 @@ class Review(BackboneOption, PlacementOptions, JsonOption):
         if not 0 < self.duplicate <= 1:
             raise SettingsError(f"duplicate: expected a cosine up to 1, got {self.duplicate}")
 
+        from vsm.classify.labeling import review
         from vsm.classify.pages import name_below, review_csv, review_html
-        from vsm.classify.review import review
         from vsm.data.folder import labeled_images
         from vsm.encoders.embedding import embed_files
         from vsm.runs.loading import load

@@ -22,6 +22,7 @@ from torch import Tensor
 from vsm.classify import FewShotClassifier, Recalled
 from vsm.classify.classifier import NONE_OF_THESE, Embedded
 from vsm.classify.fitted import Examples, FittedClasses
+from vsm.data.dataset import Pixels
 from vsm.errors import ClassifierError, NotStoredError, VsmError
 from vsm.runs.trained_model import TrainedModel
 from vsm.serve import Limits
@@ -35,6 +36,8 @@ MAX_ALTERNATIVES = 20
 NUMBERS_AT_ONCE = 625_000
 """Pixels times channels that pass the model at once, which is 4 photographs. More would not be
 faster, and the memory that the server keeps would grow with its largest batch."""
+NO_PIXELS: Pixels = np.empty((0, 0, 0, 0), np.uint8)
+NOTHING = torch.empty(0)
 
 
 class Question(NamedTuple):
@@ -96,16 +99,11 @@ class Job:
     """
 
     result: "asyncio.Future[Any]"
-    pixels: npt.NDArray[np.uint8] | None  # to embed [n, H, W, C]
+    pixels: Pixels  # to embed [n, H, W, C]
     task: str | None
     question: Question | None
-    features: Tensor | None = None  # of the pixels
+    features: Tensor = NOTHING  # of the pixels
     outcome: Any = None  # the result, or an error, before it is delivered
-
-    @property
-    def size(self) -> int:
-        """Images to embed."""
-        return 0 if self.pixels is None else len(self.pixels)
 
 
 class Worker:
@@ -151,7 +149,7 @@ class Worker:
 
     def submit(
         self,
-        pixels: npt.NDArray[np.uint8] | None = None,
+        pixels: Pixels = NO_PIXELS,
         task: str | None = None,
         question: Question | None = None,
     ) -> "asyncio.Future[Any]":
@@ -182,7 +180,7 @@ class Worker:
         self._next = None
         if first is None:
             return None
-        batch, count = [first], first.size
+        batch, count = [first], len(first.pixels)
         deadline = time.monotonic() + self.limits.batch_milliseconds / 1000
         while count < self.limits.batch:
             left = deadline - time.monotonic()
@@ -193,44 +191,42 @@ class Worker:
             if job is None:
                 self._jobs.put(None)  # behind all jobs
                 break
-            if count + job.size > self.limits.batch:
+            if count + len(job.pixels) > self.limits.batch:
                 self._next = job
                 break
             batch.append(job)
-            count += job.size
+            count += len(job.pixels)
         return batch
 
     def _work(self, batch: Sequence[Job]) -> None:
         """Set the outcome of each job; all images of a task are classified at once."""
-        self._embed([job for job in batch if job.size])
+        self._embed([job for job in batch if len(job.pixels)])
         tasks = self._get_tasks([job.task for job in batch if job.task is not None])
-        asked: dict[str, list[tuple[Job, Question, Tensor]]] = {}
         for job in batch:
             job.outcome = job.features if job.task is None else tasks[job.task]
-            if job.task is not None and job.question is not None and job.features is not None:
-                asked.setdefault(job.task, []).append((job, job.question, job.features))
-        for task, jobs in asked.items():
-            fitted = tasks[task]
-            if isinstance(fitted, VsmError):
+        for task, fitted in tasks.items():
+            asked = [(job, job.question) for job in batch if job.task == task and job.question]
+            if not asked or isinstance(fitted, VsmError):
                 continue
-            rows = [features for *_, features in jobs]
-            probabilities = fitted.classifier.predict_proba(Embedded(torch.cat(rows)))
-            parts = np.split(probabilities, np.cumsum([len(one) for one in rows])[:-1])
-            for (job, question, features), part in zip(jobs, parts, strict=True):
-                job.outcome = fitted.answer(question, features, part)
+            features = torch.cat([job.features for job, _ in asked])
+            probabilities = fitted.classifier.predict_proba(Embedded(features))
+            ends = np.cumsum([len(job.pixels) for job, _ in asked])
+            parts = np.split(probabilities, ends[:-1])
+            for (job, question), part in zip(asked, parts, strict=True):
+                job.outcome = fitted.answer(question, job.features, part)
 
     def _embed(self, jobs: Sequence[Job]) -> None:
         """Embed the images of all jobs at once."""
         if not jobs:
             return
-        pixels = np.concatenate([job.pixels for job in jobs if job.pixels is not None])
+        pixels = np.concatenate([job.pixels for job in jobs])
         self.batches += 1
         self.images += len(pixels)
         at_once = max(1, min(NUMBERS_AT_ONCE // pixels[0].size, -(-len(pixels) // self._cores)))
         pieces = torch.from_numpy(pixels).permute(0, 3, 1, 2).split(at_once)
         each = map if len(pieces) == 1 else self._embedding.map
         features = torch.cat(list(each(self.trained.encoder.embed_samples, pieces)))
-        for job, part in zip(jobs, features.split([job.size for job in jobs]), strict=True):
+        for job, part in zip(jobs, features.split([len(job.pixels) for job in jobs]), strict=True):
             job.features = part
 
     def _get_tasks(self, tasks: Sequence[str]) -> dict[str, FittedTask | VsmError]:
