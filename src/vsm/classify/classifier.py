@@ -12,14 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vsm.classify.fitted import (
-    Examples,
-    Explanation,
-    FittedClasses,
-    Labels,
-    Recalled,
-    as_labels,
-)
+from vsm.classify.fitted import Examples, Explanation, FittedClasses, Labels, Recalled, as_labels
 from vsm.classify.labeling import Suggestion, suggest
 from vsm.data.preprocessing import as_features
 from vsm.encoders import Encoder
@@ -78,9 +71,7 @@ class FewShotClassifier:
         temperature: float | None = None,
         seed: int = 0,
     ) -> None:
-        self.encoder = encoder
-        self.temperature = temperature
-        self.seed = seed
+        self.encoder, self.temperature, self.seed = encoder, temperature, seed
 
     @classmethod
     def from_pretrained(
@@ -114,19 +105,18 @@ class FewShotClassifier:
         encoder_name: str = "unnamed",
         normalize: bool = True,
     ) -> Self:
-        """Learn a Gaussian memory over features, and how far to trust it.
+        """Learn a Gaussian memory over rows of features ``[n, D]``, and how far to trust it.
 
         How it is read is chosen by the likelihood of classes that are left out of it.
 
         Args:
-            features: rows ``[n, D]``, any number of classes and of rows each.
+            features: any number of classes and of rows each.
             labels: n of them.
             encoder_name: whose features these are; memories of other encoders will be refused.
             normalize: scale rows to length one, then and ever after.
         """
         rows = as_features(features)
-        given = as_labels(labels, len(rows))
-        names, class_ids = np.unique(given, return_inverse=True)
+        names, class_ids = np.unique(as_labels(labels, len(rows)), return_inverse=True)
         order = np.argsort(class_ids, kind="stable")
         known = ClassFeatures(rows[torch.from_numpy(order)], np.bincount(class_ids).tolist())
         asked = GaussianSettings(normalization=None if normalize else "un")
@@ -182,10 +172,7 @@ class FewShotClassifier:
         return np.where(accepted, best, self._none_of_these())
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float32]:
-        """Return ``[n, N]``, the probability of each of ``classes_``.
-
-        It is averaged over the sampled prototypes and calibrated by the temperature.
-        """
+        """Return the calibrated probability of each of ``classes_`` ``[n, N]``."""
         fitted = self._require_fitted()
         return fitted.probabilities(self.embed(images).features, self._temperature(fitted))
 
@@ -195,11 +182,9 @@ class FewShotClassifier:
         return float(np.mean(answers == as_labels(y, len(answers))))
 
     def explain(self, image: Any, num_recalled: int = 5) -> Explanation:
-        """Explain the answer for one image.
+        """Explain the answer for one image, or one row of features ``[D]``.
 
-        Args:
-            image: an image, or one row of features ``[D]``.
-            num_recalled: how many remembered classes to name for each class, at most.
+        At most ``num_recalled`` remembered classes are named for each class.
         """
         is_row = isinstance(image, np.ndarray | Tensor) and image.ndim == 1
         return self.explain_all(image[None] if is_row else [image], num_recalled)[0]
@@ -220,10 +205,6 @@ class FewShotClassifier:
         """Choose the images whose labels would help most, the most useful first.
 
         They are chosen together: none is nearly the same as another. Nothing is remembered.
-
-        Args:
-            images: without labels, given as in :meth:`predict`.
-            number: how many to choose; fewer if there are fewer.
         """
         fitted = self._require_fitted()
         return suggest(fitted, self.embed(images).features, number, self._temperature(fitted))
@@ -233,14 +214,11 @@ class FewShotClassifier:
         return self._require_fitted().recalled_classes(num_recalled)
 
     def prototypes(self) -> Tensor:
-        """Return the prototype of each of ``classes_``, the mean of its samples ``[N, D]``.
-
-        They are where :meth:`coordinates` maps images to.
-        """
+        """Return the prototypes of ``classes_``, means of their samples ``[N, D]``."""
         return self._require_fitted().posterior.prototypes[0].mean(1)
 
     def coordinates(self, images: Any) -> Tensor:
-        """Map images to the coordinates in which prototypes are inferred ``[n, D]``."""
+        """Map images to the coordinates of the prototypes ``[n, D]``."""
         return self._require_fitted().project(self.embed(images).features)
 
     def remember(self) -> Changes:

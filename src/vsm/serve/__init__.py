@@ -1,8 +1,8 @@
 """An HTTP server: images in, answers out, with tasks and memory in a persistent store.
 
 A request passes :mod:`middleware` (token, limits), :mod:`app` (what each address does),
-:mod:`uploads` (decoding) and :mod:`batching` (batches, classifiers, answers). :mod:`server` runs
-the application. Its limits are here, where nothing imports torch or FastAPI.
+:mod:`schemas` (validation, decoding) and :mod:`batching` (batches, classifiers, answers).
+:mod:`server` runs the application. Its limits are here, where nothing imports torch or FastAPI.
 """
 
 from dataclasses import dataclass, fields

@@ -5,20 +5,24 @@ validated by their types.
 """
 
 import asyncio
+import io
 import os
+import re
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from fastapi import FastAPI, Response, UploadFile
+from fastapi import FastAPI, Response
 from fastapi.responses import FileResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
+from PIL import Image
 from pydantic import TypeAdapter
 from torch import Tensor
 
@@ -26,6 +30,7 @@ from vsm import __version__
 from vsm.classify import NONE_OF_THESE, FewShotClassifier
 from vsm.classify.classifier import Embedded
 from vsm.data.dataset import Pixels
+from vsm.data.glyphs import NUM_ALPHABETS, SEED, draw_alphabet
 from vsm.errors import ClassifierError, NotStoredError, SettingsError
 from vsm.memory.named import NamedMemory
 from vsm.runs.memory_map import map_coordinates
@@ -33,12 +38,13 @@ from vsm.runs.trained_model import TrainedModel
 from vsm.serve import Limits, middleware, schemas
 from vsm.serve.batching import FittedTask, Question, Worker
 from vsm.serve.middleware import Access, LimitsMiddleware, Problem
-from vsm.serve.uploads import Upload, decode_uploads, draw_glyph, is_glyph, read_uploads
 from vsm.stores import NewExample, Store, require_name
 from vsm.stores.store import TaskWithExamples
 
 PAGE = Path(str(package_files("vsm.serve") / "page"))
 STORE_THREADS = 8
+GLYPH_NAME = re.compile(r"alphabet(\d\d)/character(\d\d)")
+GLYPH_SIDE = 84  # pixels of an image, three for each of a drawing
 TASK, MEMORY = "/v1/tasks/{task}", "/v1/memory/{name:path}"
 EXAMPLE = f"{TASK}/examples/{{example}}"
 ROUTES: list[tuple[str, str, str, dict[str, Any]]] = []
@@ -98,7 +104,7 @@ class Service:
     @_route("POST", f"{TASK}/classify")
     async def classify(self, task: str, form: schemas.Question) -> schemas.Answers:
         """Classify images."""
-        uploads, pixels, _ = await self._decode(form.files, thumbnails=False)
+        uploads, pixels, _ = await self._decode(form, thumbnails=False)
         question = Question([upload.name for upload in uploads], form.reject, form.explain)
         return schemas.Answers(answers=await self.worker.submit(pixels, task, question))
 
@@ -161,7 +167,7 @@ class Service:
             reason = f"{NONE_OF_THESE!r} is the answer for images of no class; choose another"
             raise Problem(422, "label", reason)
         await self.task(task)  # must exist, before anything is decoded
-        uploads, pixels, thumbnails = await self._decode(form.files, thumbnails=True)
+        uploads, pixels, thumbnails = await self._decode(form, thumbnails=True)
         features = await self.worker.submit(pixels)
         examples = [
             NewExample(upload.name, row, small, upload.content if self.keep_originals else None)
@@ -275,7 +281,7 @@ class Service:
                 count=counts[place],
                 last_update=updates[place],
                 added=name in memory.added,
-                has_thumbnail=name in shown or (self._draws_glyphs and is_glyph(name)),
+                has_thumbnail=name in shown or (self._draws_glyphs and _is_glyph(name)),
             )
             if points is not None:
                 one["x"], one["y"] = points[place]
@@ -287,7 +293,7 @@ class Service:
             return self.store.class_thumbnail(name)
         except NotStoredError:
             memory = self.store.memory().named if self._draws_glyphs else None
-            drawn = draw_glyph(name) if memory is not None and name in memory.places else None
+            drawn = _draw_glyph(name) if memory is not None and name in memory.places else None
             if drawn is None:
                 raise
             return drawn
@@ -301,12 +307,12 @@ class Service:
         return True
 
     async def _decode(
-        self, files: Sequence[UploadFile], thumbnails: bool
-    ) -> tuple[list[Upload], Pixels, list[bytes]]:
-        uploads = await read_uploads(files, self.limits)
+        self, form: schemas.FilesForm, thumbnails: bool
+    ) -> tuple[list[schemas.Upload], Pixels, list[bytes]]:
+        uploads = await form.read(self.limits)
         loop = asyncio.get_running_loop()
         decoded = await loop.run_in_executor(
-            self._decoding, decode_uploads, uploads, self.form, self.limits, thumbnails
+            self._decoding, schemas.decode_uploads, uploads, self.form, self.limits, thumbnails
         )
         return uploads, *decoded
 
@@ -374,3 +380,27 @@ def _saved(classifier: FewShotClassifier) -> bytes:
         path = Path(folder) / "task.vsm"
         classifier.save(path)
         return path.read_bytes()
+
+
+def _is_glyph(name: str) -> bool:
+    """Whether a class of the dataset ``glyphs`` may have this name."""
+    found = GLYPH_NAME.fullmatch(name)
+    return found is not None and int(found[1]) < sum(NUM_ALPHABETS.values())
+
+
+def _draw_glyph(name: str) -> bytes | None:
+    """Return a PNG of a character of the dataset ``glyphs``; None if there is no such character."""
+    found = GLYPH_NAME.fullmatch(name)
+    characters = _alphabet(int(found[1])) if found and _is_glyph(name) else ()
+    if found is None or int(found[2]) >= len(characters):
+        return None
+    image = Image.fromarray(255 - characters[int(found[2])])  # dark ink on white paper
+    content = io.BytesIO()
+    image.resize((GLYPH_SIDE, GLYPH_SIDE), Image.Resampling.BICUBIC).save(content, "PNG")
+    return content.getvalue()
+
+
+@cache
+def _alphabet(number: int) -> Pixels:
+    """Return the first drawing of every character, ``[n, H, W]``."""
+    return np.ascontiguousarray(draw_alphabet(SEED, number)[:, 0, ..., 0])

@@ -1,14 +1,27 @@
-"""Bodies of requests and responses, from which FastAPI makes the OpenAPI description."""
+"""Bodies of requests and responses, from which FastAPI makes the OpenAPI description.
 
-from typing import Annotated, Any, NotRequired
+Uploaded files are checked by size, then by header, then decoded.
+"""
 
+import io
+import unicodedata
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple, NotRequired
+
+import numpy as np
 from fastapi import Form, Query, UploadFile
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
+from vsm.data.dataset import Pixels
+from vsm.data.images import ImageFormat, decode, read_header, thumbnail
+from vsm.errors import DataError
 from vsm.serve import Limits
+from vsm.serve.middleware import Problem
 from vsm.stores.store import Task
 
+THUMBNAIL_SIDE = 96
+MAX_FILENAME_LENGTH = 200
 MAX_LISTED = 10_000
 
 
@@ -18,12 +31,34 @@ class NewTask(BaseModel):
     name: str = Field(description="For display; it need not be unique.")
 
 
+class Upload(NamedTuple):
+    """The contents of a file and the client's name for it, which is never used as a path."""
+
+    field: str
+    name: str
+    content: bytes
+
+
 class FilesForm(BaseModel):
     """A form with images; unknown fields are refused, since a misspelled one would do nothing."""
 
     model_config = ConfigDict(extra="forbid")
 
     files: list[UploadFile] = Field(description="Images.")
+
+    async def read(self, limits: Limits) -> list[Upload]:
+        """Read the files, unless there are too many or one is too large."""
+        if len(self.files) > limits.files:
+            reason = f"expected at most {limits.files} per request, got {len(self.files)}"
+            raise Problem(413, "files", reason)
+        uploads = []
+        for number, file in enumerate(self.files):
+            field, name = f"files[{number}]", _display_name(file.filename)
+            if (file.size or 0) > limits.file_bytes:
+                size = f"{file.size:,} bytes, expected at most {limits.file_bytes:,}"
+                raise Problem(413, field, f"{name} has {size}; scale it down")
+            uploads.append(Upload(field, name, await file.read()))
+        return uploads
 
 
 class ExamplesForm(FilesForm):
@@ -176,3 +211,44 @@ class ModelInfo(TypedDict):
     remembers: bool
     can_reject: bool
     limits: Limits
+
+
+def decode_uploads(
+    uploads: Sequence[Upload], form: ImageFormat, limits: Limits, thumbnails: bool
+) -> tuple[Pixels, list[bytes]]:
+    """Decode files to uint8 ``[n, H, W, C]`` and small PNGs, after all headers were checked."""
+    for upload in uploads:
+        _check_header(upload, limits)
+    pixels, small = [], []
+    for upload in uploads:
+        try:
+            pixels.append(decode(upload.content, upload.name, form))
+            if thumbnails:
+                small.append(thumbnail(upload.content, upload.name, THUMBNAIL_SIDE))
+        except Exception as error:  # whatever a decoder raises is the file's fault
+            raise _unreadable(upload, error) from error
+    return np.stack(pixels), small
+
+
+def _display_name(name: str | None) -> str:
+    """Return the client's name of a file without folders and control characters."""
+    last = (name or "").replace("\\", "/").rpartition("/")[2]
+    kept = "".join(one for one in last if unicodedata.category(one) not in ("Cc", "Cs"))
+    return kept.strip()[:MAX_FILENAME_LENGTH] or "image"
+
+
+def _check_header(upload: Upload, limits: Limits) -> None:
+    if not upload.content:
+        raise Problem(422, upload.field, f"{upload.name} is empty")
+    try:
+        _, height, width = read_header(io.BytesIO(upload.content), upload.name)
+    except Exception as error:  # as above
+        raise _unreadable(upload, error) from error
+    if height * width > limits.pixels:
+        size = f"{width:,} × {height:,} pixels, expected at most {limits.pixels:,}"
+        raise Problem(413, upload.field, f"{upload.name} has {size}; scale it down")
+
+
+def _unreadable(upload: Upload, error: Exception) -> Problem:
+    reason = str(error) if isinstance(error, DataError) else f"{upload.name}: unreadable image"
+    return Problem(413 if "decompression bomb" in reason else 422, upload.field, reason)
