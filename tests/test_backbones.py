@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from vsm.encoders import Conv4
-from vsm.encoders.parts import drop
+from vsm.encoders.networks import drop
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from PIL import Image
 from data_layouts import color_image, encoded
 from vsm.data.images import (
     ImageFormat,
+    Preprocessing,
     decode,
     decode_all,
     form_image,
-    form_pixels,
     is_image_name,
     read_header,
     refuse_bombs,
@@ -74,14 +74,13 @@ def test_ink_is_high_and_paper_is_zero() -> None:
 @pytest.mark.parametrize("ink", [True, False])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_many_arrays_become_what_images_of_them_do(channels: int, ink: bool) -> None:
-    form = ImageFormat(28, channels, ink)
+    form = Preprocessing(28, channels, ink, mean=(0.0,), std=(1.0,))
     shape = (28, 28) if channels == 1 else (28, 28, 3)
     random = np.random.default_rng(0)
     pixels = [random.integers(top // 4, top, shape, np.uint8) for top in (100, 256, 180)]
     expected = [form_image(Image.fromarray(one), "x", form) for one in pixels]
-    np.testing.assert_array_equal(
-        form_pixels(np.stack(pixels).reshape(-1, *form.shape), form), np.stack(expected)
-    )
+    found = form.pixels(pixels).permute(0, 2, 3, 1).numpy()
+    np.testing.assert_array_equal(found, np.stack(expected))
 
 
 def test_photographs_are_turned_upright() -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from memories import remember
 from tiny import variant
 from vsm.encoders import BACKBONES, BuiltInBackbone, ResNet12, WideResNet
-from vsm.encoders.parts import SmallMapConv2d, drop, drop_blocks, unfolded_convolution
+from vsm.encoders.networks import SmallMapConv2d, drop, drop_blocks, unfolded_convolution
 from vsm.model import FewShotModel
 from vsm.settings import (
     BACKBONE_NAMES,

@@ -74,7 +74,7 @@ def test_the_evaluation_list_is_a_function_of_its_description_alone(
             3,
             5,
             8,
-            r"shot \+ queries: 5 \+ 8 = 13 samples .* 'pattern00' of tiny \(train\) holds 12",
+            r"shot \+ queries: 5 \+ 8 = 13 .* 'pattern00' of the train split of tiny holds 12",
         ),
         (1, 1, 1, "way: must be at least 2, got 1"),
         (3, 0, 1, "shot: must be at least 1, got 0"),

@@ -25,7 +25,7 @@ from classify_helpers import (
 from vsm import FewShotClassifier
 from vsm.classify.classifier import Embedded
 from vsm.data import ImageDataset, open_images
-from vsm.data.preprocessing import Preprocessing
+from vsm.data.images import Preprocessing
 from vsm.encoders import Encoder
 from vsm.errors import ClassifierError, DataError, MemoryFileError, RunError, VsmError
 from vsm.evaluation.calibration import Calibration

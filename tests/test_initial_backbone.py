@@ -12,7 +12,7 @@ from run_helpers import assert_same_run, signal_at, train_run
 from tiny import variant
 from vsm.data import EpisodeSampler, FeatureDataset, ImageDataset, Split
 from vsm.data.dataset import PixelNormalization
-from vsm.data.preprocessing import Preprocessing
+from vsm.data.images import Preprocessing
 from vsm.encoders import Conv4, Encoder
 from vsm.encoders.embedding import encode_dataset
 from vsm.errors import RunError, SettingsError

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import vsm
 from vsm.cli import main
-from vsm.data.preprocessing import Preprocessing
+from vsm.data.images import Preprocessing
 from vsm.encoders.backbones import custom_preprocessing
 from vsm.encoders.embedding import open_data
 from vsm.encoders.pretrained import (
@@ -458,7 +458,7 @@ def test_the_users_own_network_without_training(
     pixels = trained.preprocessing.normalize(trained.preprocessing.pixels(files))
     expected = pixels.mean((2, 3)) * torch.tensor([1.0, 2.0, 3.0])
     torch.testing.assert_close(trained.embed(files), expected)
-    with pytest.raises(BackboneError, match=r"preprocessing: expected a dictionary with side"):
+    with pytest.raises(BackboneError, match=r"has an invalid preprocessing: .* it needs side"):
         custom_preprocessing("own_encoder_module:wrong")
     encoder = open_encoder("own_encoder_module:plain", f"folder:{image_folder}")
     assert encoder.preprocessing is None  # as the data have them

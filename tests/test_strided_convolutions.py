@@ -11,7 +11,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vsm.encoders import BACKBONES, CustomBackbone, WideResNet
-from vsm.encoders.parts import SubsampledConv2d, subsample_strided_1x1
+from vsm.encoders.networks import SubsampledConv2d, subsample_strided_1x1
 from vsm.runs.configuration import PRESETS, preset_paths, settings_from_files
 from vsm.runs.directory import shipped_folder, shipped_names
 from vsm_lab.paper.tables import BUDGETS

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vsm.classify import FewShotClassifier
-from vsm.data.preprocessing import Preprocessing
+from vsm.data.images import Preprocessing
 from vsm.errors import RunError, VsmError
 from vsm.memory.named import decode_memory
 from vsm.runs.directory import shipped_folder

@@ -23,7 +23,7 @@ from tiny import make_dataset, make_settings, variant
 from vsm import FewShotClassifier
 from vsm.cli import main
 from vsm.data.folder import images_below, labeled_images
-from vsm.data.preprocessing import Preprocessing
+from vsm.data.images import Preprocessing
 from vsm.errors import ClassifierError, RunError
 from vsm.evaluation.calibration import LEVELS, Calibration, Thresholds
 from vsm.runs.directory import RunDirectory

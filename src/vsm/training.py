@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, ImageDataset, open_dataset
-from vsm.data.preprocessing import Preprocessing
+from vsm.data.images import Preprocessing
 from vsm.encoders import evaluation_mode
 from vsm.encoders.embedding import encode_dataset
 from vsm.errors import ProcessLostError, SettingsError

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vsm.classify.fitted import Examples, Explanation, FittedClasses, Labels, Recalled, as_labels
 from vsm.classify.labeling import Suggestion, suggest
-from vsm.data.preprocessing import as_features
+from vsm.data.features import as_features
 from vsm.encoders import Encoder
 from vsm.errors import ClassifierError, RunError, VsmError
 from vsm.evaluation.calibration import Calibration

@@ -26,10 +26,7 @@ class Augmentation:
     affine: float = 0.0  # how far a map of the plane, -1 to 1 each way, is from the identity
 
     def __call__(self, pixels: Tensor, random: Randomness) -> Tensor:
-        """Return varied copies of ``pixels``, uint8 or float ``[B, C, H, W]`` in 0…255.
-
-        Shape, dtype and channels-last layout are kept.
-        """
+        """Vary ``pixels``, uint8 or float channels-last ``[B, C, H, W]`` in 0…255, as copies."""
         if self.affine:
             pixels = self._map(pixels, random)
         if self.crop_padding or self.flip_probability:
@@ -39,10 +36,7 @@ class Augmentation:
         return pixels
 
     def _map(self, pixels: Tensor, random: Randomness) -> Tensor:
-        """Show at every place x of an image what was at (I + M)x + t, or black outside.
-
-        The image reaches from -1 to 1, and all numbers of M and t are drawn from [-a, a].
-        """
+        """Show at x in [-1, 1]² what was at (I + M)x + t, or black; M and t are in [-a, a]."""
         drawn = self.affine * (2 * uniform(random, len(pixels), 6) - 1)
         maps = torch.cat([torch.eye(2).flatten() + drawn[:, :4], drawn[:, 4:]], 1)
         maps = maps.view(-1, 3, 2).mT.to(pixels.device)  # the columns of I + M, then t

@@ -3,7 +3,8 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any, Literal
 
@@ -34,8 +35,7 @@ def random_split(
 ) -> ClassLists:
     """Split classes at random into train, validation and test, by default 64 / 16 / 20 percent.
 
-    Names are ordered by a hash of seed and name, so the result depends on nothing else: neither on
-    their order nor on the version of a random number generator.
+    The result depends on seed and names alone, since names are ordered by a hash of both.
     """
     if sizes is None:
         if len(names) < len(SPLITS):
@@ -53,9 +53,7 @@ def random_split(
 def class_index(sizes: Mapping[str, int], lists: ClassLists) -> dict[str, Any]:
     """Return the arguments of a dataset that say which samples belong to which class and split.
 
-    Args:
-        sizes: number of samples of each class, in their order.
-        lists: the classes of each split; empty splits are left out.
+    ``sizes`` are numbers of samples, in the order of the classes. Empty splits are left out.
     """
     ids = {name: class_id for class_id, name in enumerate(sizes)}
     return {
@@ -82,21 +80,13 @@ class Dataset(ABC):
     """Samples of one shape, stored class after class.
 
     A sample is known by its position. Positions are called image ids, whatever the samples are.
-
-    Attributes:
-        name: what the user calls it, e.g. ``glyphs``.
-        class_names: one name per class; a class id is a position in this tuple.
-        class_starts: int64 ``[num_classes + 1]``; class ``c`` owns samples
-            ``class_starts[c]:class_starts[c + 1]``.
-        splits: the class ids of each split; splits are disjoint.
-        origin: where the samples came from, for people.
     """
 
-    name: str
-    class_names: tuple[str, ...]
-    class_starts: Ids
-    splits: Mapping[Split, Ids]
-    origin: str = ""
+    name: str  # what the user calls it, e.g. glyphs
+    class_names: tuple[str, ...]  # a class id is a position in this tuple
+    class_starts: Ids  # [num_classes + 1]; class c owns samples starts[c]:starts[c + 1]
+    splits: Mapping[Split, Ids]  # the class ids of each split; splits are disjoint
+    origin: str = ""  # where the samples came from, for people
 
     @property
     @abstractmethod
@@ -114,10 +104,9 @@ class Dataset(ABC):
         colors: bool = True,  # noqa: ARG002 - contract
         affine: float = 0.0,  # noqa: ARG002 - contract
     ) -> Tensor:
-        """Vary loaded training samples, each on its own; evaluation never calls this.
+        """Vary loaded training samples, each on its own; features stay as they are.
 
-        ``colors`` says whether to vary colors too, ``affine`` how far affine maps may be from the
-        identity.
+        ``colors`` says whether to vary colors, ``affine`` how far maps may be from the identity.
         """
         return samples
 
@@ -153,29 +142,22 @@ class Dataset(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDataset(Dataset):
-    """Images of one size, stored class after class.
+    """Images of one size, stored class after class."""
 
-    Attributes:
-        images: uint8 ``[num_images, height, width, channels]``, possibly memory-mapped.
-        normalization: constants applied when pixels become floats.
-        augmentation: how training images are varied; see :meth:`augment`.
-    """
+    images: Pixels  # [num_images, height, width, channels], possibly memory-mapped
+    normalization: PixelNormalization  # applied when pixels become floats
+    augmentation: Augmentation = NO_AUGMENTATION  # how training images are varied
 
-    images: Pixels
-    normalization: PixelNormalization
-    augmentation: Augmentation = NO_AUGMENTATION
-    _constant_images: tuple[Tensor, Tensor] = field(init=False, repr=False, compare=False)
+    @cached_property
+    def _constants(self) -> list[Tensor]:
+        """255 × mean and std as full images ``[C, H, W]``, channels-last like the pixels.
 
-    def __post_init__(self) -> None:
-        # 255 × mean and std as full images [C, H, W], channels-last like the pixels they meet:
-        # arithmetic between equal layouts is eight times as fast as broadcasting three numbers
-        # along the innermost axis.
+        Arithmetic between equal layouts is eight times as fast as broadcasting three numbers along
+        the innermost axis.
+        """
         _, height, width = self.image_shape
-        constants = (
-            (torch.tensor(values) * 255).repeat(height, width, 1).permute(2, 0, 1)
-            for values in (self.normalization.mean, self.normalization.std)
-        )
-        object.__setattr__(self, "_constant_images", tuple(constants))
+        constants = torch.tensor([self.normalization.mean, self.normalization.std]) * 255
+        return [one.repeat(height, width, 1).permute(2, 0, 1) for one in constants]
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -202,19 +184,15 @@ class ImageDataset(Dataset):
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """Turn uint8 pixels ``[..., C, H, W]`` into normalized floats of the same shape."""
-        mean, std = (c.to(pixels.device) for c in self._constant_images)
+        mean, std = (constant.to(pixels.device) for constant in self._constants)
         return torch.sub(pixels, mean).div_(std)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureDataset(Dataset):
-    """Feature vectors that some encoder made once; the model needs no backbone for them.
+    """Feature vectors that some encoder made once; the model needs no backbone for them."""
 
-    Attributes:
-        features: floats ``[num_samples, D]``, possibly memory-mapped.
-    """
-
-    features: npt.NDArray[np.floating[Any]]
+    features: npt.NDArray[np.floating[Any]]  # [num_samples, D], possibly memory-mapped
 
     @property
     def input_shape(self) -> tuple[int]:

@@ -45,19 +45,16 @@ class EpisodeSampler:
             if getattr(self, name) < minimum:
                 raise EpisodeError(f"{name}: must be at least {minimum}, got {getattr(self, name)}")
         classes = self.dataset.classes(self.split)
+        place = f"the {self.split} split of {self.dataset.name}"
         if self.way > len(classes):
-            raise EpisodeError(
-                f"way: {self.way} classes asked for, but the {self.split} split of "
-                f"{self.dataset.name} has {len(classes)}"
-            )
-        needed = self.shot + self.queries
+            raise EpisodeError(f"way: {self.way} classes asked for, but {place} has {len(classes)}")
         sizes = self.dataset.class_sizes[classes]
+        needed, smallest = self.shot + self.queries, classes[sizes.argmin()]
         if needed > sizes.min():
-            smallest = int(classes[sizes.argmin()])
             raise EpisodeError(
-                f"shot + queries: {self.shot} + {self.queries} = {needed} samples of a class "
-                f"asked for, but class {self.dataset.class_names[smallest]!r} of "
-                f"{self.dataset.name} ({self.split}) holds {sizes.min()}"
+                f"shot + queries: {self.shot} + {self.queries} = {needed} samples of a class asked "
+                f"for, but class {self.dataset.class_names[smallest]!r} of {place} holds "
+                f"{sizes.min()}"
             )
 
     def draw(self, num_tasks: int, random: torch.Generator) -> EpisodeBatch:
@@ -75,8 +72,7 @@ class EpisodeSampler:
     def evaluation_episodes(self, num_episodes: int, seed: int) -> Iterator[EpisodeBatch]:
         """Yield the first ``num_episodes`` of the one list that this sampler and ``seed`` define.
 
-        The list depends on (dataset, split, way, shot, queries, seed) alone, so every method is
-        measured on the same episodes, and a longer evaluation begins with a shorter one's.
+        Every method is measured on the same list, and a longer evaluation begins with a shorter's.
         """
         key = (self.dataset.name, self.split, self.way, self.shot, self.queries)
         for block, start in enumerate(range(0, num_episodes, EVALUATION_BLOCK)):

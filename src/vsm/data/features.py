@@ -23,10 +23,11 @@ import numpy.typing as npt
 import safetensors
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from vsm.data.dataset import SPLITS, ClassLists, FeatureDataset, Split, class_index, random_split
 from vsm.data.prepared import open_array
-from vsm.errors import DataError, DocumentError
+from vsm.errors import ClassifierError, ClassifierTypeError, DataError, DocumentError, VsmError
 from vsm.system.documents import MAX_JSON_BYTES, parse_json, read_file, shortened
 from vsm.system.files import atomic_path
 
@@ -42,10 +43,7 @@ def read(path: Path) -> FeatureDataset:
     """Open stored features; rows that lie class after class stay on disk until they are used.
 
     Rows are ordered by class: integers by value, names alphabetically. Rows of a class keep their
-    order.
-
-    Raises:
-        DataError: naming the part and the row or class, as in ``birds/labels``.
+    order. A ``DataError`` names the part and the row or class, as in ``birds/labels``.
     """
     if path.is_dir():
         arrays, texts = _read_folder(path)
@@ -62,8 +60,13 @@ def read(path: Path) -> FeatureDataset:
             raise DataError(f"features: {path} holds no {part}; add {part}.npy or a tensor")
     if "splits" in arrays:
         raise DataError(f"{path / 'splits'}: an array; store a JSON object, class name to split")
-    features = _check_features(arrays["features"], path / "features")
-    labels = _check_labels(arrays["labels"], len(features), path / "labels")
+    features, labels = arrays["features"], np.asarray(arrays["labels"])
+    _check_features(features, path / "features")
+    if labels.shape != features.shape[:1] or labels.dtype.kind not in "iuU":
+        expected, found = len(features), f"{labels.dtype} {list(labels.shape)}"
+        raise DataError(
+            f"{path / 'labels'}: expected integers or strings [{expected}], got {found}"
+        )
     values, class_ids, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     names = [str(value) for value in values]
     if "class_names" in texts:
@@ -90,14 +93,9 @@ def write(
     class_names: Sequence[str] | None = None,
     splits: Mapping[str, Split] | None = None,
 ) -> None:
-    """Write features atomically as one safetensors file that :func:`read` reads.
+    """Write features ``[n, D]`` and labels ``[n]`` atomically as a safetensors file.
 
-    Args:
-        path: ends in ``.safetensors``.
-        features: ``[n, D]``.
-        labels: ``[n]``, positions in ``class_names`` if that is given.
-        class_names: the name of label 0, 1, …
-        splits: the split of every class, by name.
+    Labels are positions in ``class_names``, if these are given. ``splits`` are by class name.
     """
     tables = {"class_names": class_names and list(class_names), "splits": splits and dict(splits)}
     tensors = {
@@ -145,8 +143,7 @@ def _parse(texts: Texts, part: str, path: Path) -> Any:
         raise DataError(f"{path / part}: is not JSON ({error.reason})") from error
 
 
-def _check_features(features: npt.NDArray[Any], place: Path) -> npt.NDArray[np.floating[Any]]:
-    """Check features; the model reads float32, and they must be finite as that."""
+def _check_features(features: npt.NDArray[Any], place: Path) -> None:
     if features.ndim != 2 or features.dtype.kind != "f" or 0 in features.shape:
         found = f"{features.dtype} {list(features.shape)}"
         raise DataError(f"{place}: expected floats [n, D] with at least one row, got {found}")
@@ -154,19 +151,17 @@ def _check_features(features: npt.NDArray[Any], place: Path) -> npt.NDArray[np.f
     for start in range(0, len(features), num_rows):
         with np.errstate(over="ignore"):
             values = features[start : start + num_rows].astype(np.float32, copy=False)
-        finite = np.isfinite(values).all(1)
-        if not finite.all():
-            row, problem = start + int((~finite).argmax()), "a number too large for float32"
-            raise DataError(f"{place}: row {row} holds NaN, infinity or {problem}; fix it")
-    return features
+        _refuse_non_finite(values, str(place), DataError, start)
 
 
-def _check_labels(labels: npt.NDArray[Any], num_rows: int, place: Path) -> npt.NDArray[Any]:
-    """Check labels, and return them as integers or text."""
-    if labels.shape != (num_rows,) or labels.dtype.kind not in "iuU":
-        found = f"{labels.dtype} {list(labels.shape)}"
-        raise DataError(f"{place}: expected integers or strings [{num_rows}], got {found}")
-    return np.asarray(labels)
+def _refuse_non_finite(
+    rows: npt.NDArray[np.float32], place: str, error: type[VsmError], start: int = 0
+) -> None:
+    """Raise ``error`` if some row is not finite as float32; the first has number ``start``."""
+    finite = np.isfinite(rows).all(1)
+    if not finite.all():
+        row, problem = start + int((~finite).argmax()), "a number too large for float32"
+        raise error(f"{place}: row {row} holds NaN, infinity or {problem}; fix it")
 
 
 def _class_names(
@@ -199,3 +194,32 @@ def _splits(table: Any, names: list[str], place: Path) -> ClassLists:
         problem = "has no rows" if differing[0] in table else "has no split"
         raise DataError(f"{place}: class {differing[0]!r} {problem}; give each class both")
     return {split: [name for name in names if table[name] == split] for split in SPLITS}
+
+
+def as_features(rows: Any, width: int | None = None) -> Tensor:
+    """Check features ``[n, D]`` of any array type, and return them as float32."""
+    if hasattr(rows, "tocsr"):
+        raise ClassifierError("features: sparse input is not supported; use its toarray()")
+    given = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
+    expected = "expected numbers [n, D]; this classifier takes features, not images"
+    if given.dtype.kind == "c":
+        raise ClassifierError(f"features: Complex data not supported, got {given.dtype}")
+    if given.dtype.kind not in "fiuO":
+        raise ClassifierError(f"features: got {given.dtype} {list(given.shape)}, {expected}")
+    if given.ndim != 2:
+        found = f"[n, D], got {list(given.shape)}"
+        raise ClassifierError(f"features: expected rows {found}. Reshape your data: X[None]")
+    rows, columns = given.shape
+    if not columns:
+        found = f"0 feature(s) (shape=({rows}, 0))"
+        raise ClassifierError(f"features: {found} while a minimum of 1 is required.")
+    if width is not None and columns != width:
+        expected = f"FewShotClassifier is expecting {width} features as input"
+        raise ClassifierError(f"features: X has {columns} features, but {expected}")
+    try:
+        with np.errstate(over="ignore"):  # named below
+            features = given.astype(np.float32)
+    except (TypeError, ValueError) as error:
+        raise ClassifierTypeError(f"features: {expected} ({error})") from error
+    _refuse_non_finite(features, "features", ClassifierError)
+    return torch.from_numpy(features)

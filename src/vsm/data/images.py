@@ -1,24 +1,33 @@
-"""Decoding image files to uint8 arrays of one size, many at a time."""
+"""Image files, and images in memory, as the pixels that a model takes; many at a time."""
 
 import io
+import math
 import os
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
+import torch
 from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
+from torch import Tensor
 
-from vsm.data.dataset import Pixels
-from vsm.errors import DataError, DocumentError
+from vsm.data.dataset import Dataset, ImageDataset, Pixels
+from vsm.errors import ClassifierError, DataError, DocumentError
 from vsm.system import documents
+from vsm.system.progress import NULL_PROGRESS, Progress
+
+ImageInput = str | Path | Image.Image | npt.NDArray[Any] | Tensor
+"""A file, a Pillow image, an array ``[H, W]`` or ``[H, W, C]``, or a tensor ``[C, H, W]``.
+Numbers are uint8, or floats from 0 to 1."""
 
 SUFFIXES = frozenset(
     (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -31,6 +40,9 @@ PER_CALL = 16  # images that a thread decodes in one call; one at a time is slow
 DARK = 127.5  # images with a smaller mean have light ink on dark paper
 MAX_NAMED = 10  # bad images in one message
 MAX_BYTES = 512 * 2**20  # of an image file
+INK_DATASETS = ("glyphs", "omniglot")  # of characters, stored with high ink on paper of 0
+LARGEST_SIDE = 4096
+RESAMPLINGS = tuple(one.name.lower() for one in Image.Resampling)
 Item = TypeVar("Item")
 
 # What Pillow and its plugins raise for files that are truncated, damaged, or not images at all.
@@ -60,6 +72,64 @@ class ImageFormat:
     def shape(self) -> tuple[int, int, int]:
         """``(height, width, channels)``."""
         return self.side, self.side, self.channels
+
+
+@dataclass(frozen=True)
+class Preprocessing(ImageFormat):
+    """The format and the normalization of the images that a model was trained on."""
+
+    mean: tuple[float, ...] = field(kw_only=True)  # of each channel, of pixels scaled to [0, 1]
+    std: tuple[float, ...] = field(kw_only=True)
+
+    @staticmethod
+    def of(dataset: Dataset) -> "Preprocessing | None":
+        """Return how the images of ``dataset`` were prepared; None if it holds features."""
+        if not isinstance(dataset, ImageDataset):
+            return None
+        channels, side, _ = dataset.image_shape
+        is_ink = dataset.name.startswith(INK_DATASETS)
+        return Preprocessing(side, channels, is_ink, **asdict(dataset.normalization))
+
+    @staticmethod
+    def from_dict(stored: Mapping[str, Any]) -> "Preprocessing":
+        """Build it from what :meth:`as_dict` returned; raise an error if that is invalid."""
+        constants = {name: tuple(map(float, stored[name])) for name in ("mean", "std")}
+        found = Preprocessing(**{**stored, **constants})
+        numbers = {len(found.mean), len(found.std), found.channels}
+        if found.channels not in (1, 3) or numbers != {found.channels}:
+            raise ValueError(f"expected 1 or 3 channels, got {found.channels}, {constants}")
+        if type(found.side) is not int or not 0 < found.side <= LARGEST_SIDE:
+            raise ValueError(f"side: expected 1 to {LARGEST_SIDE} pixels, got {found.side!r}")
+        if not all(map(math.isfinite, found.mean)) or not all(0 < s < math.inf for s in found.std):
+            raise ValueError(f"expected finite means and standard deviations, got {constants}")
+        if found.crop is not None and not 0 < found.crop <= 1:
+            raise ValueError(f"crop: expected a share in (0, 1], got {found.crop}")
+        if type(found.ink) is not bool or found.resampling not in (None, *RESAMPLINGS):
+            raise ValueError(f"unknown ink {found.ink!r} or resampling {found.resampling!r}")
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields that are set, ready for JSON."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """``(channels, height, width)``."""
+        return self.channels, self.side, self.side
+
+    def pixels(self, images: Sequence[ImageInput], progress: Progress = NULL_PROGRESS) -> Tensor:
+        """Return ``images`` of any kinds as uint8 ``[n, C, H, W]``, channels-last in memory."""
+        batches = [np.zeros((0, *self.shape), np.uint8)]
+        for start in range(0, len(images), CHUNK):
+            batches.append(_batch(images[start : start + CHUNK], start, self))
+            progress.advance(len(batches[-1]))
+        return torch.from_numpy(np.concatenate(batches)).permute(0, 3, 1, 2)
+
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """Normalize uint8 pixels ``[n, C, H, W]`` to the floats that the model expects."""
+        constants = torch.tensor([self.mean, self.std], device=pixels.device) * 255  # [2, C]
+        mean, std = constants.view(2, -1, 1, 1).unbind()
+        return (pixels - mean) / std
 
 
 def is_image_name(name: str) -> bool:
@@ -118,13 +188,6 @@ def _opaque(image: Image.Image, channels: int) -> Image.Image:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("L" if channels == 1 else "RGB")
-
-
-def form_pixels(pixels: Pixels, form: ImageFormat) -> Pixels:
-    """Convert images ``[n, side, side, channels]``, which have the right size already."""
-    if not form.ink:
-        return pixels
-    return np.where(pixels.mean((1, 2, 3), keepdims=True) >= DARK, 255 - pixels, pixels)
 
 
 def decode_all(
@@ -188,3 +251,72 @@ def _report_errors(name: str) -> Iterator[None]:
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else error
         problem = f"unreadable or truncated image ({reason}); replace or remove it"
         raise DataError(f"{name}: {problem}") from error
+
+
+def as_list(images: Any) -> list[ImageInput]:
+    """Return the images of a list, of an array ``[n, H, W(, C)]``, or of ``[n, C, H, W]``."""
+    is_one = isinstance(images, np.ndarray) and images.ndim == 3 and images.shape[2] in (3, 4)
+    if is_one or isinstance(images, str | Path | Image.Image):
+        raise ClassifierError("images: expected several images, got one; use a list: [image]")
+    if isinstance(images, np.ndarray | Tensor) and images.ndim not in (1, 3, 4):
+        raise ClassifierError(
+            "images: expected an array [n, H, W] or [n, H, W, C], or a tensor [n, C, H, W], got "
+            f"{list(images.shape)}"
+        )
+    return list(images)
+
+
+def _batch(images: Sequence[ImageInput], start: int, form: ImageFormat) -> Pixels:
+    """Convert images to uint8 ``[n, side, side, channels]``; the first has number ``start``."""
+    files = [Path(image) for image in images if isinstance(image, str | Path)]
+    if len(files) == len(images):
+        return np.concatenate(list(decode_files(files, form)))
+    shapes = (form.shape, form.shape[:2]) if form.channels == 1 else (form.shape,)
+    ready = [
+        image.reshape(form.shape)
+        for image in images
+        if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape in shapes
+    ]
+    if len(ready) == len(images) and form.crop is None:  # nothing to convert or resize
+        pixels = np.stack(ready)
+        if not form.ink:
+            return pixels
+        return np.where(pixels.mean((1, 2, 3), keepdims=True) >= DARK, 255 - pixels, pixels)
+    return np.stack([_convert(image, place, form) for place, image in enumerate(images, start)])
+
+
+def _convert(image: ImageInput, place: int, form: ImageFormat) -> Pixels:
+    """Convert one image to uint8 ``[side, side, channels]``."""
+    if isinstance(image, str | Path):
+        [[pixels]] = decode_files([Path(image)], form)
+        return np.asarray(pixels)
+    name = f"image {place}"
+    if isinstance(image, Tensor):
+        values = image.detach().cpu()
+        image = (values.permute(1, 2, 0) if values.ndim == 3 else values).numpy()
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(_as_uint8(image, name))
+    if not isinstance(image, Image.Image):
+        raise DataError(
+            f"{name}: expected a path, an image, an array or a tensor, got {type(image).__name__}"
+        )
+    return form_image(image, name, form)
+
+
+def _as_uint8(values: npt.NDArray[Any], name: str) -> Pixels:
+    """Return an array that Pillow takes, uint8 ``[H, W]``, ``[H, W, 3]`` or ``[H, W, 4]``."""
+    if values.ndim == 3 and values.shape[-1] == 1:
+        values = values[..., 0]
+    if 0 in values.shape or (values.ndim != 2 and values.shape[2:] not in ((3,), (4,))):
+        raise DataError(
+            f"{name}: expected an array [H, W] or [H, W, C] with 1, 3 or 4 channels (a tensor "
+            f"[C, H, W]), got {list(values.shape)}"
+        )
+    if values.dtype == np.uint8:
+        return np.ascontiguousarray(values)
+    if values.dtype.kind != "f":
+        raise DataError(f"{name}: expected uint8, or floats from 0 to 1, got {values.dtype}")
+    if not (values >= 0).all() or not (values <= 1).all():
+        found = f"{values.min():g} to {values.max():g}"
+        raise DataError(f"{name}: expected floats from 0 to 1, got {found}; do not normalize them")
+    return np.asarray(np.rint(values * 255), np.uint8)

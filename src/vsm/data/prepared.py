@@ -93,11 +93,9 @@ def write(
 def _write_images(path: Path, preparation: Preparation, progress: Progress) -> str:
     """Write an ``.npy`` file batch by batch and return the checksum of its pixels.
 
-    A full disk is an error of these ordinary writes; a write to a mapped page would end the
-    process.
+    On a full disk these writes raise an error; a write to a mapped page would end the process.
     """
-    checksum = hashlib.sha256()
-    shape = preparation.image_shape
+    checksum, shape = hashlib.sha256(), preparation.image_shape
     expected, written = sum(preparation.class_sizes.values()), 0
     header = {"descr": "|u1", "fortran_order": False, "shape": (expected, *shape)}
     with path.open("wb") as file:
@@ -156,7 +154,6 @@ def read_index(name: str) -> dict[str, Any]:
 
 
 def _check_index(index: dict[str, Any]) -> None:
-    """Raise an error if an index is invalid."""
     sizes, splits = index["class_sizes"], index["splits"]
     names = [name for split in splits.values() for name in split]
     mean, std = index["normalization"]["mean"], index["normalization"]["std"]
@@ -183,30 +180,19 @@ def read(name: str) -> ImageDataset:
         sampled = _sampled_checksum(path)
     except (OSError, ValueError) as error:
         raise _damaged(name, f"images.npy: {error}") from error
-    fits = images.dtype == np.uint8 and images.ndim == 4 and images.flags.c_contiguous
-    if not fits or images.shape[::3] != (
-        sum(index["class_sizes"].values()),
-        len(normalization.mean),
-    ):
+    expected = (sum(index["class_sizes"].values()), len(normalization.mean))
+    is_plain = images.dtype == np.uint8 and images.ndim == 4 and images.flags.c_contiguous
+    if not is_plain or images.shape[::3] != expected:
         raise _damaged(name, f"images.npy is {images.dtype} {images.shape}")
     if sampled != index["sampled"]:
         raise _damaged(name, "images.npy was changed")
-    return ImageDataset(
-        name=name,
-        images=images,
-        normalization=normalization,
-        origin=index["origin"],
-        **class_index(index["class_sizes"], index["splits"]),
-    )
+    classes = class_index(index["class_sizes"], index["splits"])
+    fields = {"name": name, "origin": index["origin"], **classes}
+    return ImageDataset(images=images, normalization=normalization, **fields)
 
 
 def open_array(path: Path) -> npt.NDArray[Any]:
-    """Map an ``.npy`` file of numbers or strings; nothing is read until it is used.
-
-    Raises:
-        ValueError: in one line, if the file holds no such array.
-        OSError: if it is missing, or cannot be opened.
-    """
+    """Map an ``.npy`` file of numbers or strings, or raise a ``ValueError`` or ``OSError``."""
     if path.exists() and not path.is_file():  # opening a pipe would wait
         raise ValueError("is not a regular file")
     try:

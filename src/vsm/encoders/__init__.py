@@ -7,9 +7,10 @@ from vsm.encoders.backbones import (
     CustomBackbone,
     FrozenEncoder,
     build_backbone,
+    evaluation_mode,
 )
 from vsm.encoders.efficientnet_lite import EfficientNetLite
-from vsm.encoders.encoder import Encoder, EncoderIdentity, evaluation_mode
+from vsm.encoders.encoder import Encoder, EncoderIdentity
 from vsm.encoders.networks import Conv4, ResNet12, WideResNet
 
 __all__ = [

@@ -10,17 +10,15 @@ import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from vsm.data.preprocessing import Preprocessing
+from vsm.data.images import Preprocessing
 from vsm.encoders.efficientnet_lite import VARIANTS, EfficientNetLite
-from vsm.encoders.networks import Conv4, ResNet12, WideResNet
-from vsm.encoders.parts import subsample_strided_1x1
+from vsm.encoders.networks import Conv4, ResNet12, WideResNet, subsample_strided_1x1
 from vsm.encoders.pretrained import (
     checked_preprocessing,
     load_pretrained,
@@ -170,43 +168,34 @@ def build_backbone(
 @torch.no_grad()
 def count_features(network: nn.Module, name: str, image_shape: tuple[int, int, int]) -> int:
     """Return the number of features, found by a dry run on blank images."""
-    shape = [DRY_RUN_BATCH, *image_shape]
-    was_training = network.training
-    network.eval()
-    with reported_as(f"backbone: the module of {name} failed on images {shape} with"):
+    batch, shape = DRY_RUN_BATCH, [DRY_RUN_BATCH, *image_shape]
+    problem = f"backbone: the module of {name} failed on images {shape} with"
+    with evaluation_mode(network), reported_as(problem):
         features: Any = network(torch.zeros(shape))
-    network.train(was_training)
-    got = _kind(features)
+    got, width = _kind(features), 0
     if isinstance(features, Tensor):
         got = f"{str(features.dtype).removeprefix('torch.')} {list(features.shape)}"
-        rows, width = features.shape if features.ndim == 2 else (0, 0)
-        if rows == DRY_RUN_BATCH and width and features.is_floating_point():
-            declared = getattr(network, "num_features", width)
-            if declared == width:
-                return width
-            raise BackboneError(
-                f"backbone: {name} says num_features = {declared!r}, but gave [{rows}, {width}] "
-                f"from images {shape}; leave its classifier out, or correct num_features"
-            )
-    raise BackboneError(
-        f"backbone: {name} gave {got}, expected floating-point features [{DRY_RUN_BATCH}, D] from "
-        f"images {shape}"
-    )
+        if features.shape[:-1] == (batch,) and features.is_floating_point():
+            width = features.shape[1]
+    if not width:
+        raise BackboneError(
+            f"backbone: {name} gave {got}, expected floating-point features [{batch}, D] from "
+            f"images {shape}"
+        )
+    declared = getattr(network, "num_features", width)
+    if declared != width:
+        raise BackboneError(
+            f"backbone: {name} says num_features = {declared!r}, but gave [{batch}, {width}] from "
+            f"images {shape}; leave its classifier out, or correct num_features"
+        )
+    return width
 
 
 def custom_preprocessing(name: str) -> Preprocessing | None:
     """Return the ``preprocessing`` attribute of the user's own ``module:attribute``, if any."""
     with _current_folder_on_path():
         stated = getattr(_load_factory(name), "preprocessing", None)
-    if stated is None:
-        return None
-    known = {field.name for field in fields(Preprocessing)}
-    if not isinstance(stated, Mapping) or "side" not in stated or not known.issuperset(stated):
-        raise BackboneError(
-            f"encoder: {name}.preprocessing: expected a dictionary with side, and perhaps "
-            f"{', '.join(sorted(known - {'side'}))}, got {stated!r:.100}"
-        )
-    return checked_preprocessing(name, stated)
+    return None if stated is None else checked_preprocessing(name, stated)
 
 
 def _load_factory(name: str) -> Callable[[tuple[int, int, int]], object]:
@@ -236,6 +225,20 @@ def _load_factory(name: str) -> Callable[[tuple[int, int, int]], object]:
             "with the image shape (C, H, W) and returns a torch.nn.Module"
         )
     return factory  # type: ignore[no-any-return]
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module | None) -> Iterator[None]:
+    """Put ``model``, if any, in evaluation mode inside the block and restore its mode after."""
+    if model is None or not any(module.training for module in model.modules()):
+        yield  # asking is faster than setting all modes
+        return
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 @contextmanager

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.data.preprocessing import Preprocessing
+from vsm.data.images import Preprocessing
+from vsm.encoders.networks import make_channels_last
 from vsm.errors import BackboneError
 
 BATCH_NORM_EPSILON = 1e-3
@@ -62,16 +63,15 @@ class Variant(NamedTuple):
     digest: str
 
 
+DIGESTS = (
+    "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+    "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+)
 VARIANTS = {
-    "efficientnet-lite0": Variant(
-        1.0, 1.0, 224, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-    ),
-    "efficientnet-lite1": Variant(
-        1.0, 1.1, 240, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"
-    ),
-    "efficientnet-lite2": Variant(
-        1.1, 1.2, 260, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"
-    ),
+    "efficientnet-lite0": Variant(1.0, 1.0, 224, DIGESTS[0]),
+    "efficientnet-lite1": Variant(1.0, 1.1, 240, DIGESTS[1]),
+    "efficientnet-lite2": Variant(1.1, 1.2, 260, DIGESTS[2]),
 }
 
 
@@ -112,11 +112,7 @@ class Block(nn.Module):
 
 
 class EfficientNetLite(nn.Module):
-    """A frozen network: images ``[B, 3, side, side]`` of (x − 127) / 128 to 1,280 features.
-
-    Args:
-        name: one of :data:`VARIANTS`.
-    """
+    """One of :data:`VARIANTS`: images ``[B, 3, side, side]`` of (x − 127) / 128 to features."""
 
     num_features = FEATURES
 
@@ -137,8 +133,7 @@ class EfficientNetLite(nn.Module):
         self.top = SameConv2d(channels, FEATURES, 1)
         self.load_state_dict(_folded(read_weights(name)))
         self.requires_grad_(False)
-        # torch documents memory_format, but its stubs leave it out.
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        make_channels_last(self)
 
     @property
     def preprocessing(self) -> Preprocessing:

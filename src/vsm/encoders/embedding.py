@@ -23,12 +23,11 @@ from torch import Tensor
 from vsm.data import Dataset, FeatureDataset, ImageDataset, Split, folder, open_dataset
 from vsm.data.catalog import FEATURES_PREFIX, FOLDER_PREFIX
 from vsm.data.dataset import SPLITS, class_index
-from vsm.data.images import decode_all, read_file
+from vsm.data.images import Preprocessing, decode_all, read_file
 from vsm.data.prepared import data_root
-from vsm.data.preprocessing import Preprocessing
-from vsm.encoders.encoder import Encoder, evaluation_mode
+from vsm.encoders.backbones import evaluation_mode
+from vsm.encoders.encoder import Encoder
 from vsm.errors import DataError, RunError
-from vsm.system.devices import send
 from vsm.system.distributed import SINGLE_PROCESS, Processes
 from vsm.system.progress import NULL_PROGRESS, Progress
 
@@ -40,14 +39,12 @@ Result = TypeVar("Result")
 class EmbeddingCache:
     """Features by the digest of their image, in an SQLite file.
 
-    Attributes:
-        path: the file; it is created if missing, and replaced if it is not a database.
-        problem: the first error; the cache is not used after it.
+    The file is created if missing, and replaced if it is not a database.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.problem: str | None = None
+        self.problem: str | None = None  # the first error; the cache is not used after it
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, Features]:
         """Return the features of those ``keys`` that are stored and intact."""
@@ -144,13 +141,8 @@ def encode_dataset(
 ) -> FeatureDataset:
     """Encode the images of a dataset before the adapter, keeping its classes and splits.
 
-    Args:
-        encoder: computes the features.
-        dataset: holds the images.
-        splits: which images to encode; the rows of others are NaN, so that nothing can be learned
-            from them. None means all.
-        progress: counts images.
-        processes: each encodes a share of the images; the rows of others are zero.
+    With ``splits`` the rows of other images are NaN, so that nothing can be learned from them. Each
+    of the ``processes`` encodes a share of the images; the rows of others are zero.
     """
     preprocessing, count = encoder.preprocessing, dataset.num_samples
     assert preprocessing is not None
@@ -194,22 +186,19 @@ def _encode(
     ``read`` returns the content of an image, and ``decode`` makes pixels uint8 ``[B, C, H, W]`` of
     ids and contents.
     """
-    assert encoder.preprocessing is not None
     cache = cache_of(encoder)
     for part in ids.split(encoder.batch_size):
         batch = part.tolist()
         contents = [read(image_id) for image_id in batch]
         keys = [hashlib.sha256(content).digest() for content in contents]
-        known = {
-            key: row for key, row in cache.get(keys).items() if row.shape == features.shape[1:]
-        }
+        stored = cache.get(keys)
+        known = {key: row for key, row in stored.items() if row.shape == features.shape[1:]}
         missing = {key: n for n, key in enumerate(keys) if key not in known}
         if missing:
             chosen = list(missing.values())
             pixels = decode([batch[n] for n in chosen], [contents[n] for n in chosen])
-            inputs = encoder.preprocessing.normalize(send(pixels, encoder.placement.device))
             with evaluation_mode(encoder.backbone):
-                rows = encoder.encode(inputs).float().cpu()
+                rows = encoder.encode(encoder.normalize(pixels)).float().cpu()
             if not rows.isfinite().all():
                 raise RunError(
                     "encoder: it gives NaN or infinite features; is it damaged, or not meant for "
@@ -253,18 +242,20 @@ def open_data(
 ) -> Dataset:
     """Open ``data`` for an encoder; images are encoded unless they are its inputs already.
 
-    Args:
-        encoder: gets the preprocessing of ``data`` if it has none.
-        data: ``folder:PATH``, whose files are embedded one by one, or another dataset by name.
-        merge_splits: put the classes of all splits into one, ``all``.
-        progress: counts images that are encoded.
-        processes: each encodes a share of the images; the rows of others are zero.
+    An encoder without preprocessing gets that of ``data``. ``merge_splits`` puts the classes of all
+    splits into one, ``all``. Each of the ``processes`` encodes a share of the images; the rows of
+    others are zero.
     """
     is_own = data == encoder.data and not encoder.settings.is_frozen_encoder
     if encoder.preprocessing is None or is_own:
         dataset = open_dataset(data)
         if encoder.preprocessing in (None, Preprocessing.of(dataset)):
-            encoder.require_inputs_of(dataset)
+            if isinstance(dataset, ImageDataset) and dataset.input_shape != encoder.input_shape:
+                raise RunError(
+                    f"encoder: {encoder.source or encoder.data} takes images "
+                    f"{list(encoder.input_shape)}, but those of {data} are "
+                    f"{list(dataset.input_shape)}; use data of that size"
+                )
             encoder.preprocessing = Preprocessing.of(dataset)
             return _merge_splits(dataset) if merge_splits else dataset
     if data.startswith(FEATURES_PREFIX):

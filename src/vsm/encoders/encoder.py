@@ -4,20 +4,21 @@ Everything that embeds images shares one :class:`Encoder`. It is fingerprinted o
 the features of the images that it has embedded until its weights change.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vsm.data import Dataset, FeatureDataset, ImageDataset
-from vsm.data.preprocessing import Preprocessing, as_features, as_list
-from vsm.encoders.backbones import Backbone, build_backbone
+from vsm.data import Dataset, ImageDataset
+from vsm.data.features import as_features
+from vsm.data.images import Preprocessing, as_list
+from vsm.encoders.backbones import Backbone, build_backbone, evaluation_mode
 from vsm.encoders.pretrained import load_pretrained, pretrained_preprocessing
-from vsm.errors import RunError, SettingsError
+from vsm.errors import SettingsError
 from vsm.seeding import Randomness
 from vsm.settings import ModelSettings
 from vsm.system.devices import ON_CPU, Placement, computing_in, send
@@ -50,9 +51,8 @@ class EncoderIdentity(NamedTuple):
         settings: ModelSettings, data: str | None, weights: Mapping[str, Tensor]
     ) -> "EncoderIdentity":
         """Identify the encoder of a model by its settings, data and ``state_dict``."""
-        parts = {
-            name: w for name, w in weights.items() if name.startswith(("backbone.", "adapter."))
-        }
+        kinds = ("backbone.", "adapter.")
+        parts = {name: weight for name, weight in weights.items() if name.startswith(kinds)}
         frozen = settings.is_frozen_encoder  # the name identifies the weights
         has_backbone = frozen or any(name.startswith("backbone.") for name in parts)
         source = settings.backbone if has_backbone else str(data)
@@ -70,21 +70,15 @@ class EncoderIdentity(NamedTuple):
 
 @dataclass
 class _EmbeddedImages:
-    """Features of some images of a dataset.
+    """Features of some images of a dataset."""
 
-    Attributes:
-        images: the array of pixels, whose address must not be reused.
-        rows: the row of each image in ``features``; -1 if it was not embedded. int64 ``[P]``.
-        features: ``[n, D]``, on the encoder's device.
-    """
-
-    images: object
-    rows: Tensor
-    features: Tensor
+    images: object  # the array of pixels, whose address must not be reused
+    rows: Tensor  # of each image in features; -1 if it was not embedded; int64 [P]
+    features: Tensor  # [n, D], on the encoder's device
 
 
 class Encoder:
-    """Turns images into features.
+    """Turns images into features: a backbone, and perhaps a linear map, the adapter.
 
     Args:
         settings: the model's; backbone, views, adapter and normalization are used.
@@ -95,11 +89,6 @@ class Encoder:
             decides.
         source: where it was loaded from, if anywhere.
         backbone: the network, if it was built before.
-
-    Attributes:
-        backbone: the network; None if the encoder takes features.
-        adapter: a linear map of its features; None if there is none.
-        num_features: D.
     """
 
     def __init__(
@@ -112,8 +101,7 @@ class Encoder:
         backbone: Backbone | None = None,
     ) -> None:
         self.settings, self.input_shape, self.data = settings, tuple(input_shape), data
-        self.preprocessing, self.source = preprocessing, source
-        self.backbone = backbone
+        self.preprocessing, self.source, self.backbone = preprocessing, source, backbone
         if backbone is None and len(self.input_shape) == 3:
             self.backbone = build_backbone(settings, self.input_shape)
         elif settings.own_backbone is not None:
@@ -201,17 +189,11 @@ class Encoder:
 
     def encode(self, inputs: Tensor, random: Randomness | None = None) -> Tensor:
         """Map images ``[B, C, H, W]`` through the backbone; return features ``[B, D]`` as is."""
-        if inputs.ndim == 2:
-            if inputs.shape[1] != self.num_features:
-                raise ValueError(
-                    f"inputs: expected features [B, {self.num_features}], got {list(inputs.shape)}"
-                )
+        if inputs.ndim == 2 and inputs.shape[1] == self.num_features:
             return inputs
-        if self.backbone is None:
-            raise ValueError(
-                f"inputs: a model without backbone takes features [B, {self.num_features}], got "
-                f"{list(inputs.shape)}"
-            )
+        if inputs.ndim == 2 or self.backbone is None:
+            found = list(inputs.shape)
+            raise ValueError(f"inputs: expected features [B, {self.num_features}], got {found}")
         with computing_in(self.placement.precision, inputs.device):
             seen = [self.backbone(view, random) for view in views(inputs, *self.settings.views)]
             features: Tensor = sum(seen[1:], seen[0]) / len(seen)
@@ -232,21 +214,30 @@ class Encoder:
         """Map images of any kinds, or rows of features, to features ``[n, D]``."""
         if self.preprocessing is None:
             return self.embed_samples(as_features(images, self.num_features))
-        listed = as_list(images)
-        if not listed:
-            return torch.zeros(0, self.num_features, device=self.placement.device)
-        return self.embed_samples(self.preprocessing.pixels(listed, progress))
+        return self.embed_samples(self.preprocessing.pixels(as_list(images), progress))
 
-    @torch.no_grad()
     def embed_samples(self, samples: Tensor) -> Tensor:
         """Map pixels uint8 ``[n, C, H, W]`` of the right size, or features, to features."""
-        parts = []
+        return self._embed_in_parts(samples, self.normalize)
+
+    def normalize(self, samples: Tensor) -> Tensor:
+        """Send pixels or features to the encoder's device, and normalize pixels."""
+        samples = send(samples, self.placement.device)
+        return samples if self.preprocessing is None else self.preprocessing.normalize(samples)
+
+    @torch.no_grad()
+    def _embed_in_parts(
+        self,
+        samples: Tensor,
+        load: Callable[[Tensor], Tensor],
+        progress: Progress = NULL_PROGRESS,
+    ) -> Tensor:
+        """Embed what ``load`` returns for parts of ``samples``, in evaluation mode."""
+        parts = [torch.zeros(0, self.num_features, device=self.placement.device)]
         with evaluation_mode(self.backbone):
             for part in samples.split(self.batch_size):
-                given = part.to(self.placement.device)
-                if self.preprocessing is not None:
-                    given = self.preprocessing.normalize(given)
-                parts.append(self.embed(given))
+                parts.append(self.embed(load(part)))
+                progress.advance(len(part))
         return torch.cat(parts)
 
     # Datasets
@@ -267,18 +258,13 @@ class Encoder:
     ) -> Tensor:
         """Return the features of samples ``[...]`` in evaluation mode ``[..., D]``.
 
-        Each image passes the network once, as long as the weights stay the same.
-
-        Args:
-            dataset: whose images are the encoder's inputs as they are, or its features.
-            image_ids: positions in it.
-            progress: advanced by the number of images.
-            keep: whether to keep what is embedded now; False for more than fits into memory, with
-                distinct ``image_ids``.
+        Each image passes the network once, as long as the weights stay the same. The dataset has
+        the encoder's inputs as they are, or its features. ``keep`` says whether to keep what is
+        embedded now; it is False for more than fits into memory, with distinct ``image_ids``.
         """
-        wanted = image_ids.flatten()
+        wanted, load = image_ids.flatten(), partial(self.load, dataset)
         if not isinstance(dataset, ImageDataset):
-            found = self._embed_in_parts(dataset, wanted, progress)
+            found = self._embed_in_parts(wanted, load, progress)
             return found.view(*image_ids.shape, self.num_features)
         table = self._table(dataset)
         missing = wanted[table.rows[wanted] < 0]
@@ -286,18 +272,17 @@ class Encoder:
             progress.advance(len(wanted) - len(missing))
         if keep:
             missing = torch.tensor(list(dict.fromkeys(missing.tolist())), dtype=torch.int64)
-        fresh = self._embed_in_parts(dataset, missing, progress)
+        fresh = self._embed_in_parts(missing, load, progress)
         if keep:
             table.rows[missing] = torch.arange(len(missing)) + len(table.features)
             table.features = torch.cat([table.features, fresh])
-        rows = table.rows[wanted]
+        rows = table.rows[wanted].to(fresh.device)
         known = rows >= 0
         if known.all():
-            found = table.features[rows.to(table.features.device)]
+            found = table.features[rows]
         else:
             found = fresh.new_empty(len(wanted), self.num_features)
-            found[known.to(found.device)] = table.features[rows[known].to(found.device)]
-            found[~known.to(found.device)] = fresh
+            found[known], found[~known] = table.features[rows[known]], fresh
         return found.view(*image_ids.shape, self.num_features)
 
     def _table(self, dataset: ImageDataset) -> _EmbeddedImages:
@@ -311,36 +296,17 @@ class Encoder:
             self._embedded[key] = _EmbeddedImages(images, rows, empty)
         return self._embedded[key]
 
-    def _embed_in_parts(self, dataset: Dataset, image_ids: Tensor, progress: Progress) -> Tensor:
-        parts = [torch.zeros(0, self.num_features, device=self.placement.device)]
-        with evaluation_mode(self.backbone):
-            for part in image_ids.split(self.batch_size):
-                parts.append(self.embed(self.load(dataset, part)))
-                progress.advance(len(part))
-        return torch.cat(parts)
-
     def load(self, dataset: Dataset, image_ids: Tensor) -> Tensor:
         """Return the normalized samples ``[B]`` on the encoder's device: ``[B, ...]``."""
         return dataset.normalize(send(dataset.load(image_ids), self.placement.device))
 
-    def require_inputs_of(self, dataset: Dataset) -> None:
-        """Refuse images of another size than the encoder takes."""
-        if not isinstance(dataset, FeatureDataset) and dataset.input_shape != self.input_shape:
-            raise RunError(
-                f"encoder: {self.source or self.data} does not take the images of {dataset.name}, "
-                f"{list(dataset.input_shape)}, but {list(self.input_shape)}; was it trained on "
-                "images of another size?"
-            )
-
 
 def open_frozen(name: str) -> Encoder:
     """Open a frozen encoder by name; its network is built once."""
-    settings = ModelSettings(backbone=name)
-    network = load_pretrained(name)
+    settings, network = ModelSettings(backbone=name), load_pretrained(name)
     preprocessing = pretrained_preprocessing(name, network)
-    shape = preprocessing.input_shape
-    backbone = build_backbone(settings, shape, network)
-    return Encoder(settings, shape, None, preprocessing, name, backbone)
+    backbone = build_backbone(settings, preprocessing.input_shape, network)
+    return Encoder(settings, preprocessing.input_shape, None, preprocessing, name, backbone)
 
 
 def views(images: Tensor, mirror: bool, shift: int) -> Iterator[Tensor]:
@@ -359,17 +325,3 @@ def views(images: Tensor, mirror: bool, shift: int) -> Iterator[Tensor]:
         yield view.contiguous(memory_format=torch.channels_last) if number else view
         if mirror:
             yield view.flip(-1).contiguous(memory_format=torch.channels_last)
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module | None) -> Iterator[None]:
-    """Put ``model``, if any, in evaluation mode inside the block and restore its mode after."""
-    if model is None or not any(module.training for module in model.modules()):
-        yield  # asking is faster than setting all modes
-        return
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)

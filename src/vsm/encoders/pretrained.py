@@ -5,6 +5,7 @@ of its preprocessing. Weights are loaded without running the publisher's code: n
 Hugging Face, no remote code.
 """
 
+import dataclasses
 import hashlib
 import importlib
 import json
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vsm.data.preprocessing import Preprocessing
+from vsm.data.images import Preprocessing
 from vsm.encoders.efficientnet_lite import VARIANTS, EfficientNetLite
 from vsm.errors import BackboneError
 
@@ -66,12 +67,10 @@ def pretrained_preprocessing(name: str, network: nn.Module) -> Preprocessing:
 def checked_preprocessing(name: str, stated: Mapping[str, Any]) -> Preprocessing:
     """Return the preprocessing that the encoder ``name`` states; images have color by default."""
     defaults = {"channels": 3, "ink": False, "mean": (0.0,) * 3, "std": (1.0,) * 3}
-    try:
+    known = ", ".join(field.name for field in dataclasses.fields(Preprocessing))
+    problem = f"encoder: {name} has an invalid preprocessing:"
+    with reported_as(problem, f"; it needs side, and may have {known}"):
         return Preprocessing.from_dict({**defaults, **stated})
-    except (TypeError, ValueError) as error:
-        raise BackboneError(
-            f"encoder: {name} has an invalid preprocessing ({error}); see its configuration"
-        ) from error
 
 
 @contextmanager
@@ -105,19 +104,13 @@ def _import(package: str) -> Any:
         return importlib.import_module(package)
 
 
-# Hugging Face
-
-
 def _load_hugging_face(source: str) -> nn.Module:
     transformers = _import("transformers")
     name, _, revision = source.partition("@")
     with _quiet(transformers.utils.logging):
+        options = {"revision": revision or "main", "output_loading_info": True}
         model, report = transformers.AutoModel.from_pretrained(
-            name,
-            revision=revision or "main",
-            output_loading_info=True,
-            use_safetensors=True,
-            trust_remote_code=False,
+            name, **options, use_safetensors=True, trust_remote_code=False
         )
     missing = sorted(report["missing_keys"])
     without_pooler = [key for key in missing if not key.startswith("pooler.")]
@@ -173,8 +166,7 @@ def _hugging_face_preprocessing(source: str) -> dict[str, Any]:
     transformers = _import("transformers")
     name, _, revision = source.partition("@")
     options = {"revision": revision or "main"}
-    problem = f"encoder: hf:{source} has no {CONFIGURATION} to describe its preprocessing; add one:"
-    with reported_as(problem):
+    with reported_as(f"encoder: hf:{source} has no {CONFIGURATION}; add one:"):
         processor, _ = transformers.ImageProcessingMixin.get_image_processor_dict(name, **options)
     config, _ = transformers.PretrainedConfig.get_config_dict(name, **options)
     return parse_image_processor(processor, {**config, **config.get("vision_config", {})})
@@ -183,11 +175,8 @@ def _hugging_face_preprocessing(source: str) -> dict[str, Any]:
 def parse_image_processor(processor: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """Translate an image processor of ``transformers`` into the fields of a ``Preprocessing``.
 
-    We crop before resizing; up to rounding, that equals resizing before cropping.
-
-    Args:
-        processor: content of ``preprocessor_config.json``.
-        config: the model's configuration, which may have an ``image_size``.
+    ``config`` is the model's configuration, which may have an ``image_size``. We crop before
+    resizing; up to rounding, that equals resizing before cropping.
     """
     if not isinstance(processor, Mapping):
         raise BackboneError(
@@ -232,9 +221,6 @@ def _side(size: Any, name: str) -> int | None:
     return int(size["height"])
 
 
-# timm
-
-
 def _timm_preprocessing(network: nn.Module) -> dict[str, Any]:
     config = _import("timm").data.resolve_model_data_config(network)
     channels, height, width = config["input_size"]
@@ -247,26 +233,15 @@ def _timm_preprocessing(network: nn.Module) -> dict[str, Any]:
     return fields
 
 
-# ONNX
-
-
 class OnnxNetwork(nn.Module):
-    """A graph that ONNX Runtime runs: images in, features out.
-
-    Attributes:
-        path: the graph's file.
-        digest: SHA-256 of the file.
-        input_shape: ``[B, C, H, W]``; a dimension is a name or None if it is not fixed.
-        metadata: the graph's metadata, texts by name.
-    """
+    """A graph that ONNX Runtime runs: images in, features out."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         if not path.is_file():
             raise BackboneError(f"encoder: there is no file {path}; give onnx:FILE")
         onnxruntime = _import("onnxruntime")
-        self.path = path
-        self.digest = hashlib.sha256(path.read_bytes()).digest()
+        self.path, self.digest = path, hashlib.sha256(path.read_bytes()).digest()
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # errors are raised as well
         options.intra_op_num_threads = torch.get_num_threads()
@@ -279,7 +254,7 @@ class OnnxNetwork(nn.Module):
                 "expected one, of images [B, C, H, W]: export the image encoder alone"
             )
         self._input = inputs[0].name
-        self.input_shape: list[int | str | None] = inputs[0].shape
+        self.input_shape: list[int | str | None] = inputs[0].shape  # a name or None is not fixed
         self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
         outputs = [one.name for one in self._session.get_outputs()]
         self._output = next((name for name in FEATURE_OUTPUTS if name in outputs), outputs[0])

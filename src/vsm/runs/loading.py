@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vsm.data import open_dataset
-from vsm.data.preprocessing import Preprocessing
+from vsm.data.images import Preprocessing
 from vsm.encoders import Encoder, EncoderIdentity
 from vsm.encoders.backbones import custom_preprocessing
 from vsm.encoders.encoder import open_frozen

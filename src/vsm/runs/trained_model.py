@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import Tensor
 
 from vsm.data import Dataset
-from vsm.data.preprocessing import Preprocessing
+from vsm.data.images import Preprocessing
 from vsm.encoders import Encoder, EncoderIdentity
 from vsm.encoders.embedding import open_data
 from vsm.errors import ClassifierError, RunError
