@@ -156,7 +156,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(
     script.write_text(FULL_DISK)
     [(code, told)] = finish([ForkedPython({}, script, source)])
     assert code == 1
-    assert told.startswith(f"cannot write prepared data to {root / 'cifar-fs'}: ")
+    assert told.startswith(f"data: cannot write {root / 'cifar-fs'}: ")
     assert "free some space or point VSM_DATA at a folder" in told
     assert told.count("\n") == 1
     assert leftovers(root) == []

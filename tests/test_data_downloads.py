@@ -54,7 +54,13 @@ class Server(ThreadingHTTPServer):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(catalog, "TIMEOUT_SECONDS", 0.5)
+    for name, value in (
+        ("TIMEOUT_SECONDS", 0.5),
+        ("TRIES", 4),
+        ("WAIT_SECONDS", 0.01),
+        ("MAX_BYTES", 2 << 20),
+    ):
+        monkeypatch.setattr(catalog, name, value)
     running = Server(("127.0.0.1", 0), Handler)
     running.script, running.asked = [], 0
     thread = threading.Thread(target=running.serve_forever, args=(0.01,))
@@ -66,11 +72,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def public(server: Server, md5: str = MD5) -> PublicFile:
-    return PublicFile(f"http://127.0.0.1:{server.server_port}/some/file.zip", md5, 2 << 20)
+    return PublicFile(f"http://127.0.0.1:{server.server_port}/some/file.zip", md5)
 
 
-def get(server: Server, folder: Path, tries: int = 4) -> Path:
-    return fetch(public(server), folder, NULL_PROGRESS, tries=tries, wait_seconds=0.01)
+def get(server: Server, folder: Path) -> Path:
+    return fetch(public(server), folder, NULL_PROGRESS)
 
 
 def complete(request: Handler) -> None:
@@ -166,9 +172,9 @@ def test_a_lying_server_is_given_up_and_nothing_of_it_stays(server: Server, tmp_
 @pytest.mark.parametrize("trouble", [hang_up, unavailable, cut])
 def test_tries_are_bounded(trouble: Answer, server: Server, tmp_path: Path) -> None:
     server.script = [trouble]
-    with pytest.raises(DataError, match="failed 3 times"):
-        get(server, tmp_path, tries=3)
-    assert server.asked == 3
+    with pytest.raises(DataError, match="failed 4 times"):
+        get(server, tmp_path)
+    assert server.asked == 4
     assert list(tmp_path.iterdir()) == []
 
 
@@ -189,9 +195,9 @@ def test_an_endless_answer_does_not_fill_the_disk(server: Server, tmp_path: Path
 
 
 def test_no_server_at_all_is_reported(server: Server, tmp_path: Path) -> None:
-    nobody = PublicFile("http://127.0.0.1:9/file.zip", MD5, 1 << 20)
-    with pytest.raises(DataError, match=r"failed 2 times .*connection lost"):
-        fetch(nobody, tmp_path, NULL_PROGRESS, tries=2, wait_seconds=0.01)
+    nobody = PublicFile("http://127.0.0.1:9/file.zip", MD5)
+    with pytest.raises(DataError, match=r"failed 4 times .*connection lost"):
+        fetch(nobody, tmp_path, NULL_PROGRESS)
 
 
 def test_a_folder_that_cannot_be_written_is_named(server: Server, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_an_unwritable_folder_is_named_with_its_remedy(
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     monkeypatch.setenv("VSM_DATA", str(blocked))
-    with pytest.raises(DataError, match=r"cannot write prepared data .* VSM_DATA"):
+    with pytest.raises(DataError, match=r"cannot write .* VSM_DATA"):
         write()
 
 

@@ -1,14 +1,12 @@
 """Reading the files of published datasets: folders, zips, tars, and the pickles in them.
 
-All of them are untrusted. Nothing is unpacked: only regular members of archives are read, in place,
-and an archive that would unpack to far more than archives of images do is refused when it is
-opened.
+All of them are untrusted. Only regular members of archives are read, in place, and archives that
+would unpack to far more than images do are refused.
 
-A pickle is a program that may call anything importable. Here every name it asks for is looked up
-in one short table instead of being imported, and any other is refused. Even numpy's own
-reconstruction functions are replaced by stand-ins that accept plain element types only, because
-numpy trusts the type descriptions in a pickle. Python 2 and 3 pickles of any protocol and numpy's
-old and new module paths are understood.
+A pickle is a program that may call anything importable. Here every name it asks for is looked up in
+one short table instead of being imported, and any other is refused. numpy trusts the type
+descriptions in a pickle, so stand-ins that accept plain element types replace its reconstruction
+functions. Pickles of Python 2 and 3, of any protocol and of any version of numpy are understood.
 """
 
 import io
@@ -97,12 +95,11 @@ def open_tree(path: Path) -> Iterator[Tree]:
         with tarfile.open(path) as tar:
             _refuse_bomb(path, ((m.name, m.size) for m in tar))
             members = {member.name: member for member in tar.getmembers() if member.isfile()}
-            yield Tree(
-                path,
-                sorted(members),
-                lambda name: tar.extractfile(members[name]) or io.BytesIO(),
-                True,
-            )
+
+            def open_member(name: str) -> IO[bytes]:
+                return tar.extractfile(members[name]) or io.BytesIO()
+
+            yield Tree(path, sorted(members), open_member, is_tar=True)
     except UNREADABLE as error:
         problem = f"cannot be read as a zip or tar ({error})"
         raise DataError(f"{path}: {problem}; fetch it again") from error
@@ -139,10 +136,7 @@ def _refuse_bomb(location: Path, members: Iterator[tuple[str, int]]) -> None:
 
 
 def load_pickle(file: IO[bytes], name: str) -> Any:
-    """Read one pickle from ``file``; ``name`` is for messages.
-
-    Strings of Python 2 pickles are bytes, see :func:`text`, except for the keys of dictionaries.
-    """
+    """Read one pickle; strings of Python 2 are bytes, except for the keys of dictionaries."""
     try:
         return _built(_PlainUnpickler(file, name).load())
     except DataError:

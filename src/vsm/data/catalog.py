@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import asdict, replace
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -31,18 +32,15 @@ FEATURES_PREFIX = "features:"
 GRAY = PixelNormalization(mean=(0.5,), std=(0.5,))
 IMAGENET = PixelNormalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 BLOCK = 1 << 18  # bytes of a download that are read at once
-TIMEOUT_SECONDS = 30.0
+MAX_BYTES = 256 << 20  # of a download; no server fills a disk
+TRIES, WAIT_SECONDS, TIMEOUT_SECONDS = 6, 1.0, 30.0
 TRANSIENT_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 DROPPED = (urllib.error.URLError, HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
 ALTERNATIVE = "get it by other means and pass it with --from"
 
 
 def open_dataset(spec: str) -> Dataset:
-    """Open images by the names of ``open_images``, or stored features by ``features:PATH``.
-
-    Raises:
-        DataError: if the name is unknown, or not prepared; says what to run.
-    """
+    """Open images by the names of ``open_images``, or stored features by ``features:PATH``."""
     if spec.startswith(FEATURES_PREFIX):
         return features.read(_path(spec, FEATURES_PREFIX))
     return open_images(spec)
@@ -52,10 +50,7 @@ def open_images(spec: str) -> ImageDataset:
     """Open ``glyphs``, a name of the catalog, or ``folder:PATH``.
 
     A folder that was prepared can also be opened by the name that :func:`list_datasets` gives it,
-    as it was then.
-
-    Raises:
-        DataError: if the name is unknown, or not prepared; says what to run.
+    as it was then. An error about what is not prepared says what to run.
     """
     if spec.startswith(FEATURES_PREFIX):
         raise DataError(f"data: images are needed here, but {spec} holds features of an encoder")
@@ -115,19 +110,14 @@ def prepare(
 
 
 def describe(spec: str) -> dict[str, Any]:
-    """Return what there is to know about a prepared dataset, ready for JSON.
-
-    ``image_shape`` is (channels, height, width); ``splits`` counts classes; ``bytes`` and
-    ``location`` are those of the prepared files. Features have ``num_features`` in place of what
-    only images have.
-    """
+    """Return what there is to know about a prepared dataset, ready for JSON."""
     dataset = open_dataset(spec)
     sizes = dataset.class_sizes
     found: dict[str, Any] = {
         "name": dataset.name,
         "classes": len(dataset.class_names),
         "class_sizes": {"smallest": int(sizes.min()), "largest": int(sizes.max())},
-        "splits": {split: len(dataset.splits.get(split, ())) for split in SPLITS},
+        "splits": {split: len(dataset.splits.get(split, ())) for split in SPLITS},  # classes
         "origin": dataset.origin,
     }
     if isinstance(dataset, FeatureDataset):
@@ -148,11 +138,7 @@ def describe(spec: str) -> dict[str, Any]:
 
 
 def list_datasets() -> list[dict[str, Any]]:
-    """Return one row for every known dataset and every prepared folder, ready for JSON.
-
-    Each has ``name``, ``title``, ``prepared``, ``location`` and ``bytes`` (both None if not
-    prepared), ``needs`` (what ``--from`` expects) and ``download`` (whether there is one).
-    """
+    """Return one row for every known dataset and every prepared folder, ready for JSON."""
     rows = [_row("glyphs", "glyphs-v*", "built-in procedural characters", "nothing")]
     for name, entry in CATALOG.items():
         rows.append(_row(name, name, entry.title, entry.needs, bool(entry.downloads)))
@@ -174,7 +160,7 @@ def _row(name: str, stored: str, title: str, needs: str, download: bool = False)
         "prepared": bool(found),
         "location": str(found[-1]) if found else None,
         "bytes": sum(file.stat().st_size for file in found[-1].iterdir()) if found else None,
-        "needs": needs,
+        "needs": needs,  # what --from expects
         "download": download,
     }
 
@@ -193,10 +179,7 @@ def _download(name: str, entry: PublishedDataset, wanted: bool, progress: Progre
         options = ", or --download" if entry.downloads else ""
         raise DataError(f"data: prepare {name} needs --from PATH, {entry.needs}{options}")
     if not entry.downloads:
-        raise DataError(
-            f"data: {name} has no public download; get it from its authors and pass --from PATH, "
-            f"{entry.needs}"
-        )
+        raise DataError(f"data: {name} has no public download; pass --from PATH, {entry.needs}")
     downloads = prepared.data_root() / "downloads"
     files = [fetch(file, downloads, progress) for file in entry.downloads]
     return files[0]  # readers find a second part beside the first
@@ -232,21 +215,17 @@ def _location(dataset: ImageDataset) -> Path:
     return Path(str(dataset.images.filename)).parent
 
 
-def fetch(
-    file: PublicFile, folder: Path, progress: Progress, *, tries: int = 6, wait_seconds: float = 1.0
-) -> Path:
+def fetch(file: PublicFile, folder: Path, progress: Progress) -> Path:
     """Download ``file`` into ``folder``, unless it is there already, and return its path.
 
     Only a file with the right checksum gets its name. The wait doubles with each attempt.
     """
     target, reason = folder / file.name, ""
-    if target.is_file():
-        with target.open("rb") as stored:
-            if hashlib.file_digest(stored, _md5).hexdigest() == file.md5:
-                return target
-    for attempt in range(tries):
+    if target.is_file() and _md5(target) == file.md5:
+        return target
+    for attempt in range(TRIES):
         if attempt:
-            time.sleep(wait_seconds * 2 ** (attempt - 1))
+            time.sleep(WAIT_SECONDS * 2 ** (attempt - 1))
         try:
             with atomic_path(target) as temporary:
                 _receive(file, temporary, progress)
@@ -258,37 +237,30 @@ def fetch(
         except DROPPED as error:
             reason = f"connection lost: {' '.join(map(str, error.args))}"
         except OSError as error:
-            raise DataError(
-                f"download: cannot write {target}: {error.strerror}; free some space or point "
-                "VSM_DATA at a folder that can be written"
-            ) from error
+            raise prepared.unwritable(target, error) from error
     raise DataError(
-        f"download: {file.url} failed {tries} times ({reason}); try again later, or {ALTERNATIVE}"
+        f"download: {file.url} failed {TRIES} times ({reason}); try again later, or {ALTERNATIVE}"
     )
 
 
 def _receive(file: PublicFile, target: Path, progress: Progress) -> None:
     """Write the file to ``target``; raise ``ConnectionError`` if other bytes arrived."""
-    digest, received = _md5(), 0
+    received = 0
     with urllib.request.urlopen(file.url, timeout=TIMEOUT_SECONDS) as response:
         length = response.headers.get("Content-Length", "")
         progress.start(f"downloading {file.name}", int(length) if length.isdecimal() else None)
         with target.open("wb") as written:
             while block := response.read(BLOCK):
                 received += len(block)
-                if received > file.size_limit:
-                    raise DataError(
-                        f"download: {file.url} sent more than {file.size_limit:,} bytes, which is "
-                        f"not the published file; {ALTERNATIVE}"
-                    )
-                digest.update(block)
+                if received > MAX_BYTES:
+                    problem = f"sent more than {MAX_BYTES:,} bytes, so it is another file"
+                    raise DataError(f"download: {file.url} {problem}; {ALTERNATIVE}")
                 written.write(block)
                 progress.advance(len(block))
-    if digest.hexdigest() != file.md5:
-        raise ConnectionError(
-            f"received {received:,} bytes with MD5 {digest.hexdigest()}, expected {file.md5}"
-        )
+    if (found := _md5(target)) != file.md5:
+        raise ConnectionError(f"received {received:,} bytes with MD5 {found}, expected {file.md5}")
 
 
-def _md5() -> "hashlib._Hash":
-    return hashlib.md5(usedforsecurity=False)
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()

@@ -51,10 +51,7 @@ def random_split(
 
 
 def class_index(sizes: Mapping[str, int], lists: ClassLists) -> dict[str, Any]:
-    """Return the arguments of a dataset that say which samples belong to which class and split.
-
-    ``sizes`` are numbers of samples, in the order of the classes. Empty splits are left out.
-    """
+    """Return the arguments of a dataset with classes of these sizes; empty splits are left out."""
     ids = {name: class_id for class_id, name in enumerate(sizes)}
     return {
         "class_names": tuple(sizes),
@@ -77,10 +74,7 @@ class PixelNormalization:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(ABC):
-    """Samples of one shape, stored class after class.
-
-    A sample is known by its position. Positions are called image ids, whatever the samples are.
-    """
+    """Samples of one shape, stored class after class; image ids are positions of samples."""
 
     name: str  # what the user calls it, e.g. glyphs
     class_names: tuple[str, ...]  # a class id is a position in this tuple
@@ -104,10 +98,7 @@ class Dataset(ABC):
         colors: bool = True,  # noqa: ARG002 - contract
         affine: float = 0.0,  # noqa: ARG002 - contract
     ) -> Tensor:
-        """Vary loaded training samples, each on its own; features stay as they are.
-
-        ``colors`` says whether to vary colors, ``affine`` how far maps may be from the identity.
-        """
+        """Vary loaded training samples, each on its own; features stay as they are."""
         return samples
 
     def normalize(self, samples: Tensor) -> Tensor:
@@ -150,11 +141,8 @@ class ImageDataset(Dataset):
 
     @cached_property
     def _constants(self) -> list[Tensor]:
-        """255 × mean and std as full images ``[C, H, W]``, channels-last like the pixels.
-
-        Arithmetic between equal layouts is eight times as fast as broadcasting three numbers along
-        the innermost axis.
-        """
+        # 255 × mean and std as full images [C, H, W]: arithmetic between equal layouts is eight
+        # times as fast as broadcasting three numbers along the innermost axis.
         _, height, width = self.image_shape
         constants = torch.tensor([self.normalization.mean, self.normalization.std]) * 255
         return [one.repeat(height, width, 1).permute(2, 0, 1) for one in constants]
@@ -176,7 +164,7 @@ class ImageDataset(Dataset):
     def augment(
         self, pixels: Tensor, random: Randomness, colors: bool = True, affine: float = 0.0
     ) -> Tensor:
-        """Vary training images ``[..., C, H, W]``; their memory layout is kept."""
+        """Vary training images ``[..., C, H, W]``; ``affine`` replaces the dataset's own."""
         augmentation = replace(self.augmentation, affine=affine or self.augmentation.affine)
         if not colors:
             augmentation = replace(augmentation, brightness=0.0, contrast=0.0, saturation=0.0)

@@ -28,11 +28,7 @@ class EpisodeBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class EpisodeSampler:
-    """Draws episodes of one shape from the classes of one split.
-
-    Raises:
-        EpisodeError: when built, if the split cannot supply such an episode.
-    """
+    """Draws episodes of one shape from the classes of one split, or raises when it is built."""
 
     dataset: Dataset
     split: Split

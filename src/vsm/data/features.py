@@ -8,8 +8,8 @@ Either a ``.safetensors`` file or a folder, with the same parts:
 - ``splits``, optional: a JSON object from class name to split. Without it, classes are split as for
   folders.
 
-Arrays are tensors, or files ``.npy``; JSON is metadata, or files ``.json``. Nothing here can run
-code: numpy reads without pickle, and safetensors hold none.
+Arrays are tensors, or files ``.npy``; JSON is metadata, or files ``.json``. None of them can run
+code.
 """
 
 import json
@@ -42,8 +42,7 @@ Texts = dict[str, str | bytes]
 def read(path: Path) -> FeatureDataset:
     """Open stored features; rows that lie class after class stay on disk until they are used.
 
-    Rows are ordered by class: integers by value, names alphabetically. Rows of a class keep their
-    order. A ``DataError`` names the part and the row or class, as in ``birds/labels``.
+    Classes are ordered: integers by value, names alphabetically. Rows of a class keep their order.
     """
     if path.is_dir():
         arrays, texts = _read_folder(path)

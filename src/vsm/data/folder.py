@@ -93,11 +93,7 @@ def read(path: Path) -> Preparation:
 
 
 def labeled_images(*sources: Path) -> tuple[list[Path], list[str]]:
-    """Return the image files of all class folders of ``sources``, each once, with their classes.
-
-    There may be any number of classes, and no splits: this is for examples, not for training.
-    A source may also be a table.
-    """
+    """Return the images of class folders or tables, each once, with their classes."""
     return _distinct(image for source in sources for image in _labeled_images(source))
 
 
@@ -228,8 +224,7 @@ def read_table(
 ) -> tuple[list[Path], list[str] | None]:
     """Return the images that a table lists, each once, and their labels, if there are any.
 
-    The file is UTF-8, separated by commas; errors name the line. ``labels`` says whether there must
-    be a column of labels, and whether it is read.
+    ``labels`` says whether there must be a column of labels, and whether it is read.
     """
     images, found = _distinct(_table_images(path, labels))
     if not images:

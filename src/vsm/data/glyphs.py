@@ -21,7 +21,6 @@ from vsm.data.dataset import (
     Split,
     all_classes,
 )
-from vsm.data.prepared import Preparation
 from vsm.seeding import derive_seed
 
 Floats = npt.NDArray[np.float64]
@@ -256,19 +255,13 @@ def _draw(alphabet: Alphabet, character: Floats, random: np.random.Generator) ->
     smoothing = np.exp(-0.5 * (apart / JITTER_REACH) ** 2)  # correlates neighboring points [M, M]
     smoothing /= np.linalg.norm(smoothing, axis=1, keepdims=True)
     strokes += JITTER * smoothing @ noise(num_strokes, NUM_CONTROLS, 2)
-    curves = _warp(alphabet.basis @ strokes, noise(2), random)
+    curves, amplitudes = alphabet.basis @ strokes, noise(2)[:, None, None]
+    frequency = 2 * np.pi * WOBBLE_FREQUENCY * random.uniform(-1, 1, (NUM_DRAWINGS, 1, 2, 2))
+    phase = random.uniform(0, 2 * np.pi, (NUM_DRAWINGS, 1, 1, 2))
+    curves = curves + WOBBLE * amplitudes * np.sin(curves @ frequency + phase)
     hand = np.exp(STRETCH * noise(2, 1)) * _rotation(TURN * noise())  # [NUM_DRAWINGS, 2, 2]
     hand[:, 1] += SHEAR * noise(1) * hand[:, 0]
     return np.asarray(curves @ (alphabet.page @ hand)[:, None])
-
-
-def _warp(curves: Floats, amplitudes: Floats, random: np.random.Generator) -> Floats:
-    """Bend the page by one slow wave along each axis; ``amplitudes`` is ``[B, 2]``."""
-    batch = len(curves)
-    frequency = 2 * np.pi * WOBBLE_FREQUENCY * random.uniform(-1, 1, (batch, 1, 2, 2))
-    phase = random.uniform(0, 2 * np.pi, (batch, 1, 1, 2))
-    waves = np.sin(curves @ frequency + phase)
-    return np.asarray(curves + WOBBLE * amplitudes[:, None, None] * waves)
 
 
 def _fit(curves: Floats) -> Floats:
@@ -323,7 +316,7 @@ def open_glyphs() -> ImageDataset:
     return replace(prepared.read(cached), name="glyphs")
 
 
-def _draw_all() -> Preparation:
+def _draw_all() -> prepared.Preparation:
     """Draw every alphabet of every split; train alphabets come first, test alphabets last."""
     images: list[Pixels] = []
     lists: ClassLists = {split: [] for split in SPLITS}
@@ -332,10 +325,6 @@ def _draw_all() -> Preparation:
         drawings = draw_alphabet(SEED, number)
         images.append(drawings.reshape(-1, SIDE, SIDE, 1))
         lists[split] += [f"alphabet{number:02}/character{n:02}" for n in range(len(drawings))]
-    return Preparation(
-        image_shape=(SIDE, SIDE, 1),
-        class_lists=lists,
-        class_sizes=dict.fromkeys(all_classes(lists), NUM_DRAWINGS),
-        batches=images,
-        origin=f"drawn by vsm.data.glyphs, generator version {GENERATOR_VERSION}, seed {SEED}",
-    )
+    sizes = dict.fromkeys(all_classes(lists), NUM_DRAWINGS)
+    origin = f"drawn by vsm.data.glyphs, generator version {GENERATOR_VERSION}, seed {SEED}"
+    return prepared.Preparation((SIDE, SIDE, 1), lists, sizes, images, origin)

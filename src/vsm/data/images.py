@@ -198,8 +198,7 @@ def decode_all(
 ) -> Iterator[Pixels]:
     """Yield batches ``[up to CHUNK, side, side, channels]`` of images, in the order of ``items``.
 
-    ``read`` gives the contents of an item's image file, ``label`` its name in messages. Both are
-    called in threads, as Pillow releases the interpreter lock.
+    ``read`` gives the contents of an image file, ``label`` its name; threads call both.
     """
 
     def attempt(part: Sequence[Item]) -> list[Pixels | DataError]:

@@ -83,11 +83,16 @@ def write(
             }
             write_json(folder / "index.json", index)
     except OSError as error:
-        raise DataError(
-            f"cannot write prepared data to {target}: {error.strerror or error}; free some space "
-            "or point VSM_DATA at a folder that can be written"
-        ) from error
+        raise unwritable(target, error) from error
     return target
+
+
+def unwritable(target: Path, error: OSError) -> DataError:
+    """Return the error to raise if something cannot be stored under :func:`data_root`."""
+    return DataError(
+        f"data: cannot write {target}: {error.strerror or error}; free some space or point "
+        "VSM_DATA at a folder that can be written"
+    )
 
 
 def _write_images(path: Path, preparation: Preparation, progress: Progress) -> str:

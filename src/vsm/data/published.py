@@ -46,13 +46,11 @@ def published_split(name: str) -> ClassLists:
     return {split: [row["class"] for row in rows if row["split"] == split] for split in SPLITS}
 
 
-@dataclass(frozen=True)
-class PublicFile:
+class PublicFile(NamedTuple):
     """A file that can be downloaded."""
 
     url: str
     md5: str  # as its publisher says
-    size_limit: int = 256 << 20  # bytes; no server fills a disk
 
     @property
     def name(self) -> str:
@@ -74,10 +72,6 @@ class Images(NamedTuple):
         return Images(sizes, lambda names: map(arrays.__getitem__, names))
 
 
-def _no_pickles(_: Tree, __: bool) -> Images | None:
-    return None
-
-
 @dataclass(frozen=True)
 class PublishedDataset:
     """What is known of a dataset before it is prepared."""
@@ -90,7 +84,7 @@ class PublishedDataset:
     normalization: PixelNormalization  # mean and standard deviation of the training images
     open: Callable[[Path], AbstractContextManager[Tree]]
     class_of: Callable[[PurePosixPath], str]  # the class of an image file
-    load_pickles: Callable[[Tree, bool], Images | None] = _no_pickles  # may splits be missing?
+    load_pickles: Callable[[Tree, bool], Images | None] | None = None  # may splits be missing?
     has_rotations: bool = False  # each class is followed by its rotations
     augmentation: Augmentation = NO_AUGMENTATION
     downloads: tuple[PublicFile, ...] = ()  # public files that --download fetches
@@ -99,7 +93,8 @@ class PublishedDataset:
     def read(self, source: Path, allow_missing: bool) -> Iterator[Preparation]:
         """Read ``source``; if ``allow_missing``, go on with the classes that have any images."""
         with self.open(source) as tree:
-            images = self.load_pickles(tree, allow_missing) or self._image_files(tree)
+            pickled = self.load_pickles(tree, allow_missing) if self.load_pickles else None
+            images = pickled or self._image_files(tree)
             upright = self._prepare(tree.location, images, allow_missing)
             yield _with_rotations(upright) if self.has_rotations else upright
 
@@ -192,23 +187,19 @@ def _open_omniglot(source: Path) -> Iterator[Tree]:
 
 def _with_rotations(upright: Preparation) -> Preparation:
     """Follow each character by the same turned by 90°, 180° and 270°."""
-    sizes = upright.class_sizes
+    shape, lists, sizes, batches, origin = upright
+    turned = {name: [name + turn for turn in OMNIGLOT_TURNS] for name in sizes}
 
-    def batches() -> Iterator[Pixels]:
-        drawings = np.concatenate(list(upright.batches))  # all of them are 25 MB
+    def rotations() -> Iterator[Pixels]:
+        drawings = np.concatenate(list(batches))  # all of them are 25 MB
         for character in np.split(drawings, np.cumsum(list(sizes.values()))[:-1]):
             for turns in range(len(OMNIGLOT_TURNS)):
                 yield np.rot90(character, turns, axes=(1, 2))
 
-    return upright._replace(
-        class_lists={
-            split: [name + turn for name in names for turn in OMNIGLOT_TURNS]
-            for split, names in upright.class_lists.items()
-        },
-        class_sizes={name + turn: size for name, size in sizes.items() for turn in OMNIGLOT_TURNS},
-        batches=batches(),
-        origin=f"{upright.origin}; {len(sizes):,} characters in 4 rotations",
-    )
+    lists = {split: [t for name in names for t in turned[name]] for split, names in lists.items()}
+    each = {name: size for upright, size in sizes.items() for name in turned[upright]}
+    origin = f"{origin}; {len(sizes):,} characters in 4 rotations"
+    return Preparation(shape, lists, each, rotations(), origin)
 
 
 # CIFAR-FS: the 100 classes of CIFAR-100, 600 images each, split 64 / 16 / 20. L. Bertinetto,
@@ -302,17 +293,14 @@ def _load_tiered(tree: Tree, allow_missing: bool) -> Images | None:
 
 
 def _load_tiered_labels(tree: Tree, split: Split) -> dict[str, Ids]:
-    """Return the positions of every class of one split.
-
-    Two classes may share an English word (crane), so names begin with split and label.
-    """
+    """Return the positions of every class of one split."""
     what = "the labels of tieredImageNet, label_specific and label_specific_str"
     with tree.pickled(TIERED_LABELS.format(SHORT_NAMES[split]), what) as table:
         labels = np.asarray(table["label_specific"], np.int64)
         words = [text(word) for word in table["label_specific_str"]]
         return {
             f"{split} {label:03} {words[label]}": np.flatnonzero(labels == label)
-            for label in np.unique(labels)
+            for label in np.unique(labels)  # part of the name: two classes are called crane
         }
 
 

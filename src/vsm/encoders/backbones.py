@@ -37,11 +37,7 @@ class CustomBackbone(nn.Module):
     """Makes a backbone of a module that knows nothing about this package.
 
     The module ``name`` is searched in the current folder and among installed packages, as by
-    ``python -m``. A dry run in evaluation mode finds ``num_features``; if the user's module has a
-    ``num_features`` of its own, the two must agree.
-
-    Raises:
-        BackboneError: in one line, whatever is wrong with the user's code.
+    ``python -m``. Whatever is wrong with it is a ``BackboneError`` of one line.
     """
 
     def __init__(self, name: str, image_shape: tuple[int, int, int]) -> None:
@@ -67,8 +63,7 @@ class CustomBackbone(nn.Module):
     def forward(self, images: Tensor, random: Randomness | None = None) -> Tensor:
         """Map images ``[B, C, H, W]`` to features ``[B, num_features]`` of the same dtype.
 
-        In training ``random`` seeds torch's global generator while the module runs, so that its
-        dropout is repeatable; the generator's state is restored.
+        In training ``random`` seeds torch's global generator while the module runs.
         """
         if not self.training or random is None:
             return self._features(images)
@@ -87,8 +82,7 @@ class CustomBackbone(nn.Module):
 class FrozenEncoder(nn.Module):
     """Makes a backbone without parameters of a pretrained network.
 
-    A run directory with such a backbone does not contain the weights, but at most their digest, so
-    that other weights under the same name are noticed.
+    A run directory holds at most the digest of its weights, to notice others of the same name.
     """
 
     network: nn.Module
@@ -144,7 +138,6 @@ def build_backbone(
 ) -> Backbone:
     """Build the backbone that the settings name; the only place where backbones are built.
 
-    ``settings.channels`` and ``settings.keep_probability`` apply to the built-in ones only.
     ``network`` is that of a frozen encoder, if :func:`load_pretrained` was called before.
     """
     name = settings.backbone
@@ -167,7 +160,7 @@ def build_backbone(
 
 @torch.no_grad()
 def count_features(network: nn.Module, name: str, image_shape: tuple[int, int, int]) -> int:
-    """Return the number of features, found by a dry run on blank images."""
+    """Return the number of features, found by a dry run; ``num_features`` must agree, if any."""
     batch, shape = DRY_RUN_BATCH, [DRY_RUN_BATCH, *image_shape]
     problem = f"backbone: the module of {name} failed on images {shape} with"
     with evaluation_mode(network), reported_as(problem):

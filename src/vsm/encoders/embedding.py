@@ -24,7 +24,7 @@ from vsm.data import Dataset, FeatureDataset, ImageDataset, Split, folder, open_
 from vsm.data.catalog import FEATURES_PREFIX, FOLDER_PREFIX
 from vsm.data.dataset import SPLITS, class_index
 from vsm.data.images import Preprocessing, decode_all, read_file
-from vsm.data.prepared import data_root
+from vsm.data.prepared import data_root, unwritable
 from vsm.encoders.backbones import evaluation_mode
 from vsm.encoders.encoder import Encoder
 from vsm.errors import DataError, RunError
@@ -37,10 +37,7 @@ Result = TypeVar("Result")
 
 
 class EmbeddingCache:
-    """Features by the digest of their image, in an SQLite file.
-
-    The file is created if missing, and replaced if it is not a database.
-    """
+    """Features by the digest of their image, in an SQLite file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,8 +83,7 @@ class EmbeddingCache:
             if type(error) is not sqlite3.DatabaseError:
                 raise
             self.path.unlink(missing_ok=True)  # not a database
-            database = sqlite3.connect(self.path, timeout=30)
-            database.execute(create)
+            return self._connect()
         return database
 
 
@@ -226,10 +222,7 @@ def _zeros(count: int, width: int) -> Features:
             os.posix_fallocate(file.fileno(), 0, 4 * count * width)  # fails now on a full disk
             return np.memmap(file, np.float32, "r+", shape=(count, width))
         except OSError as error:
-            raise DataError(
-                f"data: there is no room for {count:,} rows of {width} features in {data_root()} "
-                f"({error.strerror}); set VSM_DATA to a folder on a larger disk"
-            ) from error
+            raise unwritable(data_root(), error) from error
 
 
 def open_data(
@@ -242,9 +235,8 @@ def open_data(
 ) -> Dataset:
     """Open ``data`` for an encoder; images are encoded unless they are its inputs already.
 
-    An encoder without preprocessing gets that of ``data``. ``merge_splits`` puts the classes of all
-    splits into one, ``all``. Each of the ``processes`` encodes a share of the images; the rows of
-    others are zero.
+    An encoder without preprocessing gets that of ``data``. ``merge_splits`` puts all classes into
+    the split ``all``. ``processes`` are as in :func:`encode_dataset`.
     """
     is_own = data == encoder.data and not encoder.settings.is_frozen_encoder
     if encoder.preprocessing is None or is_own:

@@ -82,11 +82,9 @@ class Encoder:
 
     Args:
         settings: the model's; backbone, views, adapter and normalization are used.
-        input_shape: ``(channels, height, width)`` of images, or ``(D,)`` of features, for which
-            there is no backbone.
+        input_shape: ``(channels, height, width)``, or ``(D,)`` of features: then without backbone.
         data: what it was trained on, or whose features it takes; None if that is unknown.
-        preprocessing: how images become inputs; None if it takes features, or if the dataset
-            decides.
+        preprocessing: how images become inputs; None for features, or if the dataset decides.
         source: where it was loaded from, if anywhere.
         backbone: the network, if it was built before.
     """
@@ -148,13 +146,10 @@ class Encoder:
             for name, value in part.state_dict().items()
         }
 
-    # Identity
-
     def forget(self) -> None:
-        """Drop the fingerprint and all features; call this after the weights have changed.
+        """Drop the fingerprint and all features; call this after steps of a fused optimizer.
 
-        Changes that torch counts, such as those of ``load_state_dict``, are noticed without it;
-        the steps of a fused optimizer are not.
+        Changes of weights that torch counts, as ``load_state_dict`` makes, are noticed without it.
         """
         self._identity: EncoderIdentity | None = None
         self._embedded: dict[object, _EmbeddedImages] = {}
@@ -184,8 +179,6 @@ class Encoder:
     def fingerprint(self) -> str:
         """A digest of everything that its features depend on, except the preprocessing."""
         return self.identity.fingerprint
-
-    # From inputs to features
 
     def encode(self, inputs: Tensor, random: Randomness | None = None) -> Tensor:
         """Map images ``[B, C, H, W]`` through the backbone; return features ``[B, D]`` as is."""
@@ -239,8 +232,6 @@ class Encoder:
                 parts.append(self.embed(load(part)))
                 progress.advance(len(part))
         return torch.cat(parts)
-
-    # Datasets
 
     @property
     def batch_size(self) -> int:

@@ -249,10 +249,7 @@ def unfolded_convolution(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 class _UnfoldedConvolution(torch.autograd.Function):
-    """A 3×3 convolution of padding 1: patches ``[B·H·W, 9·C]`` times weights ``[9·C, O]``.
-
-    Weights and their gradient are best channels-last: then neither is copied.
-    """
+    """A 3×3 convolution of padding 1: patches ``[B·H·W, 9·C]`` times weights ``[9·C, O]``."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
@@ -306,10 +303,7 @@ class SubsampledConv2d(nn.Conv2d):
 
 
 def subsample_strided_1x1(network: nn.Module) -> None:
-    """Turn every strided 1×1 convolution of a network into a :class:`SubsampledConv2d`, in place.
-
-    A subclass of ``nn.Conv2d``, such as a parametrized one, keeps what it adds.
-    """
+    """Turn every strided 1×1 convolution into a :class:`SubsampledConv2d`; subclasses remain."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d) and max(module.kernel_size) == 1 < max(module.stride):
             kind = type(module)
@@ -340,13 +334,10 @@ def drop_blocks(
 ) -> Tensor:
     """DropBlock (Ghiasi et al. 2018): set squares of each channel's map to zero, scale the rest.
 
-    The scale is one over the expected share of survivors, where the authors count the survivors in
-    the batch. So an image's features do not depend on the pattern of its neighbors, and a batch
-    may be split among processes.
-
-    ``hidden`` is ``[B, C, H, W]``, and its memory layout is kept. ``keep_probability`` is the share
-    of activations to survive, not counting overlaps of squares. ``block_size`` is the side of a
-    square; smaller maps are dropped entirely.
+    The scale is one over the expected share of survivors, where the authors count those of the
+    batch: so an image's features do not depend on its neighbors. ``hidden`` is ``[B, C, H, W]``.
+    ``keep_probability`` does not count overlaps of squares, whose side is ``block_size``; smaller
+    maps are dropped entirely.
     """
     if keep_probability == 1:
         return hidden
