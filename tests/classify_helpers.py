@@ -7,11 +7,11 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
-from vsm.data.preprocessing import Preprocessing
 
 from memories import remember
 from tiny import make_dataset, make_settings, variant
 from vsm.data import ImageDataset
+from vsm.data.images import Preprocessing
 from vsm.model import FewShotModel
 from vsm.runs.directory import RunDirectory
 from vsm.runs.trained_model import save_best

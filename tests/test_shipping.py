@@ -12,7 +12,6 @@ from typing import Any
 import jsonargparse
 import pytest
 import torch
-from vsm.data.preprocessing import Preprocessing
 
 import vsm
 from run_helpers import train_run
@@ -21,6 +20,7 @@ from vsm.cli import main
 from vsm.cli.main import _with_underscores
 from vsm.cli.train import add_pretrain_arguments, add_train_arguments, parse_run
 from vsm.data import ImageDataset
+from vsm.data.images import Preprocessing
 from vsm.encoders import EncoderIdentity
 from vsm.errors import RunError
 from vsm.evaluation.calibration import calibrate_on_validation

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from vsm.data.preprocessing import Preprocessing
 
 from run_helpers import assert_same_run, power_cut_at, rows, signal_at, train_run
 from tiny import RecordedProgress, variant
 from vsm.data import EpisodeSampler, ImageDataset
+from vsm.data.images import Preprocessing
 from vsm.errors import RunError
 from vsm.evaluation.calibration import Calibration
 from vsm.evaluation.evaluator import evaluate
