@@ -191,17 +191,11 @@ def calibrate_on_validation(
 
 @dataclass(frozen=True)
 class Calibration:
-    """Temperatures of the probabilities, and when to answer "none of these".
+    """Temperatures of the probabilities, and when to answer "none of these", if measured."""
 
-    Attributes:
-        temperatures: T by the number of support images per class; empty if none was fitted.
-        thresholds: rejection thresholds; None if they were not measured.
-        memory_digest: of the trained classes in the memory that the thresholds were measured with.
-    """
-
-    temperatures: Mapping[int, float] = field(default_factory=dict)
+    temperatures: Mapping[int, float] = field(default_factory=dict)  # by support images per class
     thresholds: Thresholds | None = None
-    memory_digest: str | None = None
+    memory_digest: str | None = None  # of the memory that the thresholds were measured with
 
     def temperature(self, shot: float) -> float | None:
         """Return T for a number of support images per class; None if none was fitted.

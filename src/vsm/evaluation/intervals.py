@@ -81,12 +81,8 @@ def class_bootstrap(
     neither class is counted up to three times (Owen 2007): with many classes that rarely meet, the
     interval is too wide rather than too narrow.
 
-    Args:
-        values: of queries of the i-th class of an episode against its j-th ``[E, N, N]``, such as
-            the share that one method takes for j less that of another; the diagonal is not read.
-        class_ids: int64 ``[E, N]``.
-        random: source of the resamples.
-        resamples: how many.
+    ``values [E, N, N]`` are of queries of the i-th class of an episode against its j-th, such as
+    the share that one method takes for j less that of another; the diagonal is not read.
     """
     way = class_ids.shape[1]
     classes, member = class_ids.unique(return_inverse=True)  # [C], [E, N]
@@ -107,19 +103,13 @@ def class_bootstrap(
 
 
 def auroc(lower: Tensor, higher: Tensor) -> Tensor:
-    """Area under the ROC curve: how often one of ``higher`` exceeds one of ``lower``, ties half.
-
-    Of scores ``[..., P]`` and ``[..., U]``; P·U comparisons are held at a time.
-    """
+    """Area under the ROC curve: how often ``higher [..., U]`` exceeds ``lower [..., P]``."""
     one, two = lower.unsqueeze(-1), higher.unsqueeze(-2)
     return ((one < two).double() + (one == two).double() / 2).mean((-2, -1))
 
 
 def spearman(first: Tensor, second: Tensor) -> float:
-    """Rank correlation of two samples ``[P]``; ties share the mean of their ranks.
-
-    Not a number where one of the two does not vary.
-    """
+    """Rank correlation of two samples ``[P]``, ties averaged; NaN if one of them is constant."""
     one, two = (_ranks(values) - (len(values) - 1) / 2 for values in (first, second))
     scale = math.sqrt(one.square().sum().item() * two.square().sum().item())
     return (one @ two).item() / scale if scale else float("nan")

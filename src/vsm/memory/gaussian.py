@@ -192,18 +192,18 @@ class GaussianMemory(ClassMemory):
 
     def add(self, rows: Tensor, class_ids: Tensor, step: int) -> "GaussianMemory":
         """Add normalized ``rows [P, D]`` of ``class_ids [P]`` as factors; they can be forgotten."""
-        batch = _ClassSums.of(rows, class_ids)
+        found, counts, means, centered, member = _class_sums(rows, class_ids)
         new = replace(
             self,
-            content=batch.means,
-            class_ids=batch.class_ids,
-            counts=batch.counts,
-            last_update=torch.full_like(batch.counts, step),
-            factors=batch.centered[batch.member.argsort(stable=True)],
-            factor_rows=batch.counts,
-            freedom=batch.counts - 1,
+            content=means,
+            class_ids=found,
+            counts=counts,
+            last_update=torch.full_like(counts, step),
+            factors=centered[member.argsort(stable=True)],
+            factor_rows=counts,
+            freedom=counts - 1,
         )
-        return self._joined(new, batch.class_ids)
+        return self._joined(new, found)
 
     def _joined(self, other: "GaussianMemory", class_ids: Tensor) -> "GaussianMemory":
         """Join the classes of ``other``, called ``class_ids`` here; not its shared scatter."""
@@ -215,7 +215,10 @@ class GaussianMemory(ClassMemory):
         added = other.factors.split(other.factor_rows.tolist())
         for position, slot in enumerate(slots.tolist()):
             shift = shifts[position : position + 1] if old[position] else shifts[:0]
-            parts[slot] = _compressed(torch.cat([parts[slot], added[position], shift]))
+            rows = torch.cat([parts[slot], added[position], shift])
+            if len(rows) > rows.shape[1]:
+                rows = torch.linalg.qr(rows, mode="r").R  # at most D rows with the same FᵀF
+            parts[slot] = rows
         updated = memory.last_update.clone()
         updated[slots] = torch.maximum(updated[slots], other.last_update)
         return replace(
@@ -307,14 +310,11 @@ class GaussianConsolidation(Consolidation):
 
 
 class ClassStatistics(NamedTuple):
-    """Counts ``[C]`` and means ``[C, D]`` of classes, and the scatter about these ``[D, D]``.
+    """Sums of data that may be added in parts, and by several processes."""
 
-    Data may be added in parts, and by several processes.
-    """
-
-    counts: Tensor
-    means: Tensor
-    scatter: Tensor
+    counts: Tensor  # of classes [C]
+    means: Tensor  # of classes [C, D]
+    scatter: Tensor  # about the means [D, D]
 
     @staticmethod
     def empty(num_classes: int, width: int) -> "ClassStatistics":
@@ -325,13 +325,12 @@ class ClassStatistics(NamedTuple):
 
     def add(self, rows: Tensor, members: Tensor) -> "ClassStatistics":
         """Take in normalized ``rows [P, D]`` of the classes at ``members [P]``."""
-        batch = _ClassSums.of(rows, members)
-        old = self.counts[batch.class_ids]
-        moved, shifts = _join_means(old, self.means[batch.class_ids], batch.counts, batch.means)
+        found, counts, means, centered, _ = _class_sums(rows, members)
+        moved, shifts = _join_means(self.counts[found], self.means[found], counts, means)
         return ClassStatistics(
-            self.counts.index_add(0, batch.class_ids, batch.counts),
-            self.means.index_add(0, batch.class_ids, moved),
-            self.scatter + batch.centered.mT @ batch.centered + shifts.mT @ shifts,
+            self.counts.index_add(0, found, counts),
+            self.means.index_add(0, found, moved),
+            self.scatter + centered.mT @ centered + shifts.mT @ shifts,
         )
 
     def summed(self, all_reduce: Callable[[Tensor], Tensor]) -> "ClassStatistics":
@@ -343,28 +342,19 @@ class ClassStatistics(NamedTuple):
         return ClassStatistics(counts, means, all_reduce(self.scatter + shifts.mT @ shifts))
 
 
-class _ClassSums(NamedTuple):
-    """Sums of a batch: C classes, and the rows ``[P, D]`` less the mean of their ``member [P]``."""
-
-    class_ids: Tensor
-    counts: Tensor
-    means: Tensor
-    centered: Tensor
-    member: Tensor
-
-    @staticmethod
-    def of(rows: Tensor, class_ids: Tensor) -> "_ClassSums":
-        rows, class_ids = rows.detach().cpu().double(), class_ids.cpu()
-        if not rows.isfinite().all():
-            raise MemoryFileError(
-                "features: some are infinite or not a number, and would spoil every sum; leave "
-                "these images out"
-            )
-        found, member = torch.unique(class_ids, return_inverse=True)
-        counts = torch.bincount(member, minlength=len(found))
-        sums = rows.new_zeros(len(found), rows.shape[1]).index_add(0, member, rows)
-        means = sums / counts.unsqueeze(-1)
-        return _ClassSums(found, counts, means, rows - means[member], member)
+def _class_sums(rows: Tensor, class_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the ids, counts and means of C classes, the rows less their mean, and their class."""
+    rows = rows.detach().cpu().double()
+    if not rows.isfinite().all():
+        raise MemoryFileError(
+            "features: some are infinite or not a number, and would spoil every sum; leave these "
+            "images out"
+        )
+    found, member = torch.unique(class_ids.cpu(), return_inverse=True)  # [C], [P]
+    counts = torch.bincount(member, minlength=len(found))
+    sums = rows.new_zeros(len(found), rows.shape[1]).index_add(0, member, rows)
+    means = sums / counts.unsqueeze(-1)
+    return found, counts, means, rows - means[member], member
 
 
 def _join_means(
@@ -378,11 +368,3 @@ def _join_means(
     apart = new_means - means
     weight = (new_counts / (counts + new_counts).double()).unsqueeze(-1)
     return apart * weight, apart * (counts.unsqueeze(-1) * weight).sqrt()
-
-
-def _compressed(factors: Tensor) -> Tensor:
-    """Return at most D rows with the same FᵀF."""
-    if len(factors) <= factors.shape[1]:
-        return factors
-    compressed: Tensor = torch.linalg.qr(factors, mode="r").R
-    return compressed

@@ -79,10 +79,7 @@ class Posterior(ABC):
         return None
 
     def linear(self) -> tuple[Tensor, Tensor] | None:
-        """Weights ``[N, D]`` and biases ``[N]`` of the first task's scores of normalized features.
-
-        None where scores are not linear.
-        """
+        """Weights ``[N, D]`` and biases ``[N]`` of the first task's scores, if these are linear."""
         return None
 
 

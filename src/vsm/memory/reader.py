@@ -28,10 +28,7 @@ FLAT = 1e4
 
 
 def unit(features: Tensor) -> Tensor:
-    """Scale features ``[..., D]`` to length one; zeros stay zero.
-
-    As ``F.normalize``, in half the time where there are few rows.
-    """
+    """Scale features ``[..., D]`` as ``F.normalize``, in half the time where there are few rows."""
     length: Tensor = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
     return features / length.clamp_min(1e-12)
 

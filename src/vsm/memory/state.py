@@ -74,10 +74,7 @@ class Memory(ABC):
         return type(self)(**{name: value.detach() for name, value in self.tensors().items()})
 
     def check(self, width: int | None = None) -> None:
-        """Raise a ``ValueError`` if tensors are inconsistent, as in a damaged file.
-
-        ``width`` is the expected number of features D; None: any.
-        """
+        """Raise a ``ValueError`` if tensors are inconsistent, or not of ``width`` (None: any)."""
         sizes = {} if width is None else {"D": width}
         for field in fields(self):
             tensor: Tensor = getattr(self, field.name)

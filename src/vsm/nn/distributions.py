@@ -190,10 +190,7 @@ class GaussianMixture:
 
 
 def pairwise_log_prob(values: Tensor, components: DiagonalGaussian) -> Tensor:
-    """Log-density of every value under every component, by matrix products.
-
-    Values ``[..., L, D]`` and components ``[..., C, D]`` give ``[..., L, C]``.
-    """
+    """Log-densities of ``values [..., L, D]`` under ``components [..., C, D]``: ``[..., L, C]``."""
     constants = (components.log_variance + LOG_TWO_PI).sum(-1)
     return -0.5 * (pairwise_squares(values, components) + constants.unsqueeze(-2))
 

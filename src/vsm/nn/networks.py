@@ -105,10 +105,7 @@ class Perceptron(nn.Sequential):
 
 
 def pairwise_distance(queries: Tensor, prototypes: Tensor, distance: Distance) -> Tensor:
-    """D of Eq. 1 between every query and every prototype, by one matrix product per task.
-
-    Queries ``[T, B, D]`` and prototypes ``[T, N, L, D]`` give ``[T, B, N, L]``.
-    """
+    """D of Eq. 1 of ``queries [T, B, D]`` and ``prototypes [T, N, L, D]``: ``[T, B, N, L]``."""
     if distance == "cosine":
         queries, prototypes = F.normalize(queries, dim=-1), F.normalize(prototypes, dim=-1)
     products: Tensor = (queries @ prototypes.flatten(1, 2).mT).unflatten(-1, prototypes.shape[1:3])

@@ -30,17 +30,13 @@ DEFAULT_SCALE = {"cosine": 30.0, "dot": 1.0}
 class Recollection(NamedTuple):
     """What the memory offers each class of a batch.
 
-    Attributes:
-        samples: m ``[T, N, J, D]``; deterministic recalls give J = 1, and so does conjugate
-            inference with the mean of m.
-        weights: λ ``[T, N, A]``, all zero where nothing could be addressed; the weights w of a
-            Kanerva machine, which may be negative, or the read weights of a short-term memory.
-        divergence: KL of the latent memory, in nats ``[T, N]``; zero for deterministic recalls.
+    Deterministic recalls give J = 1 and no divergence, and so does conjugate inference, with the
+    mean of m. The weights of a Kanerva machine may be negative.
     """
 
-    samples: Tensor
-    weights: Tensor
-    divergence: Tensor
+    samples: Tensor  # m [T, N, J, D]
+    weights: Tensor  # λ [T, N, A], all zero where nothing could be addressed
+    divergence: Tensor  # KL of the latent memory, in nats [T, N]
 
 
 class MemoryPrior(NamedTuple):
@@ -146,14 +142,10 @@ class Recall(nn.Module, ABC):
         num_samples: int,
         random: Randomness,
     ) -> Recollection:
-        """Recall for every class of a batch.
+        """Recall for every class of a batch; ``num_samples`` is J.
 
-        Args:
-            support: of every class.
-            memory: what :meth:`consolidation` writes; None for one cleared between episodes.
-            slot_mask: boolean ``[T, N, A]``, slots that may not be addressed, or None.
-            num_samples: J.
-            random: source of every draw.
+        The memory is what :meth:`consolidation` writes; None for one cleared between episodes.
+        ``slot_mask [T, N, A]`` is true for slots that may not be addressed.
         """
 
     def prior(self, support: SupportSet, memory: Any, slot_mask: Tensor | None) -> MemoryPrior:
