@@ -72,11 +72,10 @@ def check(store: Store, log: Path) -> dict[str, int]:
 def wait_for_the_database(store: Store) -> None:
     """Wait until PostgreSQL has noticed that a client is gone, and finished what it was told."""
     while store.database.name.startswith("postgresql"):
-        with store.database.single() as connection:
-            others = connection.rows(
-                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> "
-                "pg_backend_pid() AND backend_type = 'client backend'"
-            )
+        others = store.database.query(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> "
+            "pg_backend_pid() AND backend_type = 'client backend'"
+        )
         if not others:
             break
         time.sleep(0.01)
@@ -105,8 +104,7 @@ def test_killed_writers_lose_nothing_that_was_acknowledged(
             wait_for_the_database(store)
             acknowledged = check(store, log)["acknowledged"]
             if store_target.endswith(".sqlite"):
-                with store.database.single() as connection:
-                    assert connection.rows("PRAGMA integrity_check") == [("ok",)]
+                assert store.database.query("PRAGMA integrity_check") == [("ok",)]
     assert acknowledged >= KILLS // 2
     with capsys.disabled():
         if "VSM_KILLS" in os.environ:

@@ -338,8 +338,7 @@ def test_several_servers_that_start_at_once_create_the_tables_once(store_target:
         thread.join()
     assert errors == []
     assert same(opened[0].memory().named, small_memory())
-    with opened[0].database.single() as connection:
-        assert connection.rows("SELECT version FROM vsm_schema") == [(SCHEMA_VERSION,)]
+    assert opened[0].database.query("SELECT version FROM vsm_schema") == [(SCHEMA_VERSION,)]
     for store in opened:
         store.close()
 
@@ -393,9 +392,8 @@ def test_the_default_store_is_in_the_data_folder(data_folder: Path) -> None:
 
 def test_commits_are_flushed_to_the_disk(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store.sqlite")
-    with store.database.single() as connection:
-        assert connection.rows("PRAGMA journal_mode") == [("wal",)]
-        assert connection.rows("PRAGMA synchronous") == [(2,)]  # FULL
+    assert store.database.query("PRAGMA journal_mode") == [("wal",)]
+    assert store.database.query("PRAGMA synchronous") == [(2,)]  # FULL
     store.close()
 
 

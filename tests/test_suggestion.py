@@ -126,15 +126,15 @@ def test_lazy_choices_are_those_of_counting_everything_again(
     explained = -torch.rand(30, generator=random, dtype=torch.float64)
     found = greedy_max_coverage(scores.__getitem__, explained, 40, 12)
     chosen: list[int] = []
-    for one in found:
+    for place, stands_for, gain in found:
         before = worth(scores, explained, chosen)
-        gains = [worth(scores, explained, [*chosen, place]) - before for place in range(40)]
-        assert one.place not in chosen
-        assert one.gain == pytest.approx(max(gains), abs=1e-9)
-        assert gains[one.place] == pytest.approx(max(gains), abs=1e-9)
-        best = torch.stack([explained, *(scores[place] for place in chosen)]).amax(0)
-        assert one.stands_for == int((scores[one.place] > best).sum())
-        chosen.append(one.place)
+        gains = [worth(scores, explained, [*chosen, other]) - before for other in range(40)]
+        assert place not in chosen
+        assert gain == pytest.approx(max(gains), abs=1e-9)
+        assert gains[place] == pytest.approx(max(gains), abs=1e-9)
+        best = torch.stack([explained, *(scores[other] for other in chosen)]).amax(0)
+        assert stands_for == int((scores[place] > best).sum())
+        chosen.append(place)
 
 
 def test_what_explains_nothing_better_stands_for_nothing_and_is_taken_in_order() -> None:
@@ -152,7 +152,7 @@ def test_choices_come_near_the_best_of_all_subsets() -> None:
     points = torch.randn(12, 2, generator=random, dtype=torch.float64)
     scores = -torch.cdist(points, points).square()
     explained = torch.full((12,), -9.0, dtype=torch.float64)
-    chosen = [one.place for one in greedy_max_coverage(scores.__getitem__, explained, 12, 3)]
+    chosen = [place for place, *_ in greedy_max_coverage(scores.__getitem__, explained, 12, 3)]
     nothing = worth(scores, explained, [])
     best = max(
         worth(scores, explained, list(some)) for some in itertools.combinations(range(12), 3)

@@ -1,14 +1,7 @@
 """Using trained models: images and examples in, answers and reasons out."""
 
 from vsm.classify.classifier import NONE_OF_THESE, FewShotClassifier
-from vsm.classify.fitted import Explanation, Recalled, Uncertainty
+from vsm.classify.fitted import Recalled
 from vsm.classify.labeling import Suggestion
 
-__all__ = [
-    "NONE_OF_THESE",
-    "Explanation",
-    "FewShotClassifier",
-    "Recalled",
-    "Suggestion",
-    "Uncertainty",
-]
+__all__ = ["NONE_OF_THESE", "FewShotClassifier", "Recalled", "Suggestion"]

@@ -168,8 +168,13 @@ class FewShotClassifier:
         best: npt.NDArray[Any] = self.classes_[fitted.most_probable(embedded.features)]
         if reject is None:
             return best
-        accepted = fitted.accepted(embedded.features, reject)
-        return np.where(accepted, best, self._none_of_these())
+        none_of_these = NONE_OF_THESE if self.classes_.dtype.kind == "U" else NO_CLASS
+        if none_of_these in self.classes_.tolist():
+            raise ClassifierError(
+                f"reject: {none_of_these!r} means that an image is none of the classes, but one "
+                "has that label; give it another"
+            )
+        return np.where(fitted.accepted(embedded.features, reject), best, none_of_these)
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float32]:
         """Return the calibrated probability of each of ``classes_`` ``[n, N]``."""
@@ -370,15 +375,6 @@ class FewShotClassifier:
                 f"{self.temperature!r}"
             )
         return self.temperature
-
-    def _none_of_these(self) -> str | int:
-        answer: str | int = NONE_OF_THESE if self.classes_.dtype.kind == "U" else NO_CLASS
-        if answer in self.classes_.tolist():
-            raise ClassifierError(
-                f"reject: {answer!r} means that an image is none of the classes, but one has that "
-                "label; give it another"
-            )
-        return answer
 
 
 def _means_of_features(features: Any) -> TrainedModel:

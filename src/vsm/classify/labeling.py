@@ -218,14 +218,6 @@ class Suggestion(NamedTuple):
         return f"{what}; stands for {self.stands_for:,} of {self.images:,} images"
 
 
-class Choice(NamedTuple):
-    """A chosen candidate."""
-
-    place: int
-    stands_for: int  # images that it explains better
-    gain: float  # by how much
-
-
 def suggest(
     fitted: FittedClasses, features: Tensor, number: int, temperature: float
 ) -> list[Suggestion]:
@@ -249,7 +241,7 @@ def suggest(
             len(rows),
             number,
         )
-        places = torch.tensor([one.place for one in chosen], device=features.device)
+        places = torch.tensor([place for place, *_ in chosen], device=features.device)
         classes = fitted.posterior.scores(rows[places].unsqueeze(0))[0].logsumexp(-1)
         novelty = (reader.marginal_scores(rows[places]) - classes).sigmoid().tolist()
     probabilities = torch.from_numpy(fitted.probabilities(features[places], temperature))
@@ -257,15 +249,15 @@ def suggest(
     labels = fitted.examples.labels
     return [
         Suggestion(
-            one.place,
+            place,
             tuple(labels[n] for n in best.indices[row].tolist()),
             tuple(best.values[row].tolist()),
             novelty[row],
-            one.stands_for,
+            stands_for,
             len(explained),
-            one.gain,
+            gain,
         )
-        for row, one in enumerate(chosen)
+        for row, (place, stands_for, gain) in enumerate(chosen)
     ]
 
 
@@ -280,8 +272,10 @@ def one_shot_scores(reader: GaussianReader, candidates: Tensor, rows: Tensor) ->
 
 def greedy_max_coverage(
     scores: Callable[[Tensor], Tensor], explained: Tensor, count: int, number: int
-) -> list[Choice]:
+) -> list[tuple[int, int, float]]:
     """Choose candidates one after the other by how much better they explain m images.
+
+    Return the position of each, how many images it explains better, and by how much.
 
     Gains only fall as others are chosen. So those of before are bounds, and only candidates whose
     bound is the largest are looked at again (Minoux 1978), which changes no choice.
@@ -294,7 +288,7 @@ def greedy_max_coverage(
         return (scores(places) - explained).clamp_min(0).sum(-1)
 
     bounds = torch.cat([gains(part) for part in torch.arange(count).split(CANDIDATES_AT_ONCE)])
-    chosen: list[Choice] = []
+    chosen: list[tuple[int, int, float]] = []
     fresh = torch.ones(count, dtype=torch.bool)
     for _ in range(min(number, count)):
         while True:
@@ -306,11 +300,12 @@ def greedy_max_coverage(
             fresh[stale] = True
         place = order[:1]
         [row] = scores(place)
-        chosen.append(Choice(int(place), int((row > explained).sum()), bounds[place].item()))
+        chosen.append((int(place), int((row > explained).sum()), bounds[place].item()))
         explained = torch.maximum(explained, row)
+        taken = [place for place, *_ in chosen]
+        bounds[taken] = -1.0  # below all gains
         fresh[:] = False
-        bounds[[one.place for one in chosen]] = -1.0  # below all gains
-        fresh[[one.place for one in chosen]] = True
+        fresh[taken] = True
     return chosen
 
 

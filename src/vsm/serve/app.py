@@ -36,7 +36,7 @@ from vsm.memory.named import NamedMemory
 from vsm.runs.memory_map import map_coordinates
 from vsm.runs.trained_model import TrainedModel
 from vsm.serve import Limits, middleware, schemas
-from vsm.serve.batching import FittedTask, Question, Worker
+from vsm.serve.batching import FittedTask, Worker
 from vsm.serve.middleware import Access, LimitsMiddleware, Problem
 from vsm.stores import NewExample, Store, require_name
 from vsm.stores.store import TaskWithExamples
@@ -104,9 +104,8 @@ class Service:
     @_route("POST", f"{TASK}/classify")
     async def classify(self, task: str, form: schemas.Question) -> schemas.Answers:
         """Classify images."""
-        uploads, pixels, _ = await self._decode(form, thumbnails=False)
-        question = Question([upload.name for upload in uploads], form.reject, form.explain)
-        return schemas.Answers(answers=await self.worker.submit(pixels, task, question))
+        _, pixels, _ = await self._decode(form, thumbnails=False)
+        return schemas.Answers(answers=await self.worker.submit(pixels, task, form))
 
     @_route("POST", f"{TASK}/remember")
     async def remember(self, task: str) -> schemas.Remembered:
@@ -334,7 +333,7 @@ def create_app(service: Service, access: Access | None = None) -> LimitsMiddlewa
             service.stop()
 
     schema = TypeAdapter(middleware.ProblemBody).json_schema()
-    content = {middleware.ProblemResponse.media_type: {"schema": schema}}
+    content = {middleware.PROBLEM_TYPE: {"schema": schema}}
     app = FastAPI(
         title="VSM",
         description="Few-shot classification with a long-term memory.",
@@ -390,11 +389,11 @@ def _is_glyph(name: str) -> bool:
 
 def _draw_glyph(name: str) -> bytes | None:
     """Return a PNG of a character of the dataset ``glyphs``; None if there is no such character."""
-    found = GLYPH_NAME.fullmatch(name)
-    characters = _alphabet(int(found[1])) if found and _is_glyph(name) else ()
-    if found is None or int(found[2]) >= len(characters):
+    found = GLYPH_NAME.fullmatch(name) if _is_glyph(name) else None
+    drawn = None if found is None else _alphabet(int(found[1]))[int(found[2]) :][:1]
+    if drawn is None or not len(drawn):
         return None
-    image = Image.fromarray(255 - characters[int(found[2])])  # dark ink on white paper
+    image = Image.fromarray(255 - drawn[0])  # dark ink on white paper
     content = io.BytesIO()
     image.resize((GLYPH_SIDE, GLYPH_SIDE), Image.Resampling.BICUBIC).save(content, "PNG")
     return content.getvalue()

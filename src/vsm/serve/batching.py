@@ -27,7 +27,7 @@ from vsm.errors import ClassifierError, NotStoredError, VsmError
 from vsm.runs.trained_model import TrainedModel
 from vsm.serve import Limits
 from vsm.serve.middleware import Problem, logger
-from vsm.serve.schemas import Alternative, Answer, RecalledClass
+from vsm.serve.schemas import Alternative, Answer, QuestionForm, RecalledClass
 from vsm.stores import Store, Support, Versions
 from vsm.system.documents import finite
 
@@ -40,14 +40,6 @@ NO_PIXELS: Pixels = np.empty((0, 0, 0, 0), np.uint8)
 NOTHING = torch.empty(0)
 
 
-class Question(NamedTuple):
-    """What a client asks about images, besides the most probable class of each."""
-
-    names: list[str]  # of the images
-    reject: float | None  # the coverage at which the answer may be "none of these"; None: never
-    explain: bool  # whether to explain the answers
-
-
 class FittedTask(NamedTuple):
     """A task's classifier, what it was fitted to, and what each of its classes recalled."""
 
@@ -57,7 +49,7 @@ class FittedTask(NamedTuple):
     recalled: dict[Any, list[Recalled]]
 
     def answer(
-        self, question: Question, features: Tensor, probabilities: npt.NDArray[np.float32]
+        self, question: QuestionForm, features: Tensor, probabilities: npt.NDArray[np.float32]
     ) -> list[Answer] | Problem:
         """Answer a question about images with ``features [n, D]``, ``probabilities [n, N]``."""
         embedded, labels = Embedded(features), self.classifier.classes_.tolist()
@@ -101,7 +93,7 @@ class Job:
     result: "asyncio.Future[Any]"
     pixels: Pixels  # to embed [n, H, W, C]
     task: str | None
-    question: Question | None
+    question: QuestionForm | None
     features: Tensor = NOTHING  # of the pixels
     outcome: Any = None  # the result, or an error, before it is delivered
 
@@ -151,7 +143,7 @@ class Worker:
         self,
         pixels: Pixels = NO_PIXELS,
         task: str | None = None,
-        question: Question | None = None,
+        question: QuestionForm | None = None,
     ) -> "asyncio.Future[Any]":
         """Return the result of a :class:`Job` once it has run."""
         if not self.is_alive:
@@ -235,20 +227,17 @@ class Worker:
             versions = self.store.versions(tasks)
         except VsmError as error:
             return dict.fromkeys(tasks, error)
-        found: dict[str, FittedTask | VsmError] = {}
-        for task in dict.fromkeys(tasks):
-            try:
-                found[task] = self._get_task(task, versions.get(task))
-            except VsmError as error:
-                found[task] = error
-        return found
+        return {task: self._get_task(task, versions.get(task)) for task in dict.fromkeys(tasks)}
 
-    def _get_task(self, task: str, versions: Versions | None) -> FittedTask:
+    def _get_task(self, task: str, versions: Versions | None) -> FittedTask | VsmError:
         found = self._fitted.pop(task, None)
         if versions is None:
-            raise NotStoredError(f"task: there is no {task[:64]!r}; was it deleted?")
+            return NotStoredError(f"task: there is no {task[:64]!r}; was it deleted?")
         if found is None or found.versions != versions:
-            found = self._fit(task, versions)
+            try:
+                found = self._fit(task, versions)
+            except VsmError as error:
+                return error
         self._fitted[task] = found
         if len(self._fitted) > self.limits.fitted_tasks:
             self._fitted.popitem(last=False)

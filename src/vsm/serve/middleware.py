@@ -62,6 +62,7 @@ STATUSES: dict[type[Exception], int] = {
     errors.MemoryFileError: 409,
     errors.ClassifierError: 409,
 }
+PROBLEM_TYPE = "application/problem+json"
 MAX_FIELD_LENGTH = 64
 logger = logging.getLogger("vsm.serve")
 
@@ -77,12 +78,6 @@ class ProblemBody:
     field: str | None
 
 
-class ProblemResponse(JSONResponse):
-    """A response whose body is a :class:`ProblemBody`."""
-
-    media_type = "application/problem+json"
-
-
 class Problem(HTTPException):
     """An error to send to the client; its detail begins with the field at fault, if any."""
 
@@ -94,14 +89,14 @@ class Problem(HTTPException):
         super().__init__(status, f"{field}: {reason}" if field else reason, headers)
         self.field = field
 
-    def response(self) -> ProblemResponse:
+    def response(self) -> JSONResponse:
         """Return the response to send."""
         title = http.HTTPStatus(self.status_code).phrase
         body = ProblemBody("about:blank", title, self.status_code, self.detail, self.field)
-        return ProblemResponse(asdict(body), self.status_code, self.headers)
+        return JSONResponse(asdict(body), self.status_code, self.headers, PROBLEM_TYPE)
 
 
-async def handle_error(request: Request, error: Exception) -> ProblemResponse:
+async def handle_error(request: Request, error: Exception) -> JSONResponse:
     """Return the response for any error of the application; ours begin with the field at fault."""
     status = next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), None)
     if isinstance(error, Problem):

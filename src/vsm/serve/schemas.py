@@ -46,14 +46,19 @@ class FilesForm(BaseModel):
 
     files: list[UploadFile] = Field(description="Images.")
 
+    @property
+    def names(self) -> list[str]:
+        """The client's names of the files, without folders and control characters."""
+        return [_display_name(file.filename or "") for file in self.files]
+
     async def read(self, limits: Limits) -> list[Upload]:
         """Read the files, unless there are too many or one is too large."""
         if len(self.files) > limits.files:
             reason = f"expected at most {limits.files} per request, got {len(self.files)}"
             raise Problem(413, "files", reason)
         uploads = []
-        for number, file in enumerate(self.files):
-            field, name = f"files[{number}]", _display_name(file.filename)
+        for number, (file, name) in enumerate(zip(self.files, self.names, strict=True)):
+            field = f"files[{number}]"
             if (file.size or 0) > limits.file_bytes:
                 size = f"{file.size:,} bytes, expected at most {limits.file_bytes:,}"
                 raise Problem(413, field, f"{name} has {size}; scale it down")
@@ -230,9 +235,8 @@ def decode_uploads(
     return np.stack(pixels), small
 
 
-def _display_name(name: str | None) -> str:
-    """Return the client's name of a file without folders and control characters."""
-    last = (name or "").replace("\\", "/").rpartition("/")[2]
+def _display_name(name: str) -> str:
+    last = name.replace("\\", "/").rpartition("/")[2]
     kept = "".join(one for one in last if unicodedata.category(one) not in ("Cc", "Cs"))
     return kept.strip()[:MAX_FILENAME_LENGTH] or "image"
 

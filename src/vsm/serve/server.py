@@ -86,8 +86,6 @@ def run(service: "Service", access: Access, listening: socket.socket) -> None:
 
     config = uvicorn.Config(
         create_app(service, access),
-        loop="auto",  # uvloop and httptools, if they are installed
-        http="auto",
         log_level="warning",
         access_log=False,
         server_header=False,

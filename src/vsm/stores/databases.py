@@ -75,9 +75,10 @@ class Database:
         """Lend a connection in a transaction; ``exclusive`` ones run one after the other."""
         return self._lend(self.begin_writing, self.lock if exclusive else None)
 
-    def single(self) -> AbstractContextManager[Connection]:
-        """Lend a connection for a single query, which needs no transaction."""
-        return self._lend(None)
+    def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Run a single query, which needs no transaction, and return all rows."""
+        with self._lend(None) as connection:
+            return connection.rows(sql, *values)
 
     def close(self) -> None:
         """Close all connections; those in use are closed when they are returned."""
@@ -207,9 +208,9 @@ def open_database(target: str, create: bool) -> Database:
     """Return the database at a path or an address; see :func:`vsm.stores.open_store`."""
     if target.startswith(ADDRESSES):
         return postgres_database(target)
+    path = Path(target).expanduser()
     if "://" in target:
         raise StoreError(f"store: expected a path or postgresql://…, got {target}")
-    path = Path(target).expanduser()
     if path.is_dir():
         raise StoreError(f"store: {path} is a folder; name a file in it that ends in {SUFFIX}")
     if not create and not path.is_file():

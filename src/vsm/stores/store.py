@@ -67,6 +67,7 @@ TABLES = (
     f"INSERT INTO vsm_schema VALUES ({SCHEMA_VERSION})",
 )
 ID = re.compile(r"[0-9a-f]{32}")
+ENCODER = "SELECT encoder, fingerprint FROM vsm_memory"
 TASKS = "SELECT id, name, created, version FROM vsm_tasks"
 MAX_NAME_LENGTH = 200
 
@@ -150,7 +151,7 @@ class Store:
     """
 
     def __init__(self, database: Database) -> None:
-        self.database = database
+        self.database, self.close = database, database.close
         self._cached: StoredMemory | None = None
         self._lock = threading.Lock()
         try:
@@ -179,7 +180,7 @@ class Store:
     def bind(self, encoder: EncoderIdentity, memory: NamedMemory | None) -> None:
         """Initialize with an encoder and its memory, or check that the store is of that encoder."""
         with self.database.writing(exclusive=True) as connection:
-            found = _encoder(connection)
+            found = _identity(connection.rows(ENCODER))
             if found is None:
                 identity = {"encoder": encoder.name, "fingerprint": encoder.fingerprint}
                 row = {"version": 1, **identity, **_encode_memory(encoder, memory)}
@@ -193,12 +194,7 @@ class Store:
 
     def encoder(self) -> EncoderIdentity | None:
         """Return whose features it holds; None before the first :meth:`bind`."""
-        with self.database.single() as connection:
-            return _encoder(connection)
-
-    def close(self) -> None:
-        """Close all connections."""
-        self.database.close()
+        return _identity(self.database.query(ENCODER))
 
     def create_task(self, name: str, max_tasks: int) -> Task:
         """Create a task, unless there are ``max_tasks`` already."""
@@ -285,10 +281,10 @@ class Store:
     ) -> bytes | None:
         """Return the PNG of an example, or the uploaded file; None if that was not kept."""
         _require_id("example", example)
-        with self._reading(task) as connection:
-            found = connection.rows(
-                f"SELECT {which} FROM vsm_examples WHERE task = ? AND id = ?", task, example
-            )
+        _require_id("task", task)
+        found = self.database.query(
+            f"SELECT {which} FROM vsm_examples WHERE task = ? AND id = ?", task, example
+        )
         if not found:
             raise _not_stored("example", example)
         return None if found[0][0] is None else bytes(found[0][0])
@@ -307,12 +303,11 @@ class Store:
         known = [task for task in dict.fromkeys(tasks) if ID.fullmatch(task)]
         if not known:
             return {}
-        with self.database.single() as connection:
-            rows = connection.rows(
-                "SELECT vsm_tasks.id, vsm_tasks.version, vsm_memory.version FROM vsm_tasks, "
-                f"vsm_memory WHERE vsm_tasks.id IN ({', '.join('?' * len(known))})",
-                *known,
-            )
+        rows = self.database.query(
+            "SELECT vsm_tasks.id, vsm_tasks.version, vsm_memory.version FROM vsm_tasks, "
+            f"vsm_memory WHERE vsm_tasks.id IN ({', '.join('?' * len(known))})",
+            *known,
+        )
         return {task: Versions(*versions) for task, *versions in rows}
 
     def memory(self) -> StoredMemory:
@@ -335,7 +330,7 @@ class Store:
         """Replace the memory by another one of the same encoder, even if it is damaged."""
         with self.database.writing() as connection:
             version = self._increment_version(connection)
-            known = _encoder(connection)
+            known = _identity(connection.rows(ENCODER))
             assert known is not None
             memory.require_encoder(known, self.database.name)
             connection.change("DELETE FROM vsm_thumbnails")
@@ -370,15 +365,12 @@ class Store:
 
     def class_thumbnails(self) -> set[str]:
         """Return the names of remembered classes that have a thumbnail."""
-        with self.database.single() as connection:
-            return {name for (name,) in connection.rows("SELECT name FROM vsm_thumbnails")}
+        return {name for (name,) in self.database.query("SELECT name FROM vsm_thumbnails")}
 
     def class_thumbnail(self, name: str) -> bytes:
         """Return the PNG of a remembered class."""
-        found = []
-        if _name_error(name) is None:
-            with self.database.single() as connection:
-                found = connection.rows("SELECT thumbnail FROM vsm_thumbnails WHERE name = ?", name)
+        sql = "SELECT thumbnail FROM vsm_thumbnails WHERE name = ?"
+        found = [] if _name_error(name) else self.database.query(sql, name)
         if not found:
             raise NotStoredError(f"class: there is no image of {name!r} in the memory")
         return bytes(found[0][0])
@@ -409,12 +401,10 @@ class Store:
             "ORDER BY place",
             task,
         )
-        vectors = []
         for id_, label, _, digest, stored in rows:
-            embedding = bytes(stored)
-            if digest != _digest(label, embedding):
+            if digest != _digest(label, bytes(stored)):
                 raise self._damaged(f"the example {id_}", "its digest does not match")
-            vectors.append(np.frombuffer(embedding, np.float32))
+        vectors = [np.frombuffer(bytes(row[4]), np.float32) for row in rows]
         features = torch.from_numpy(np.stack(vectors)) if vectors else torch.zeros(0, 0)
         ids, labels = [row[0] for row in rows], [row[1] for row in rows]
         return Support(ids, labels, features, [bool(row[2]) for row in rows])
@@ -492,7 +482,7 @@ def _write_memory(
     connection: Connection, before: NamedMemory | None, after: NamedMemory
 ) -> NamedMemory:
     """Write the memory; its version has been incremented already."""
-    columns = _encode_memory(_encoder(connection) or after.encoder, after)
+    columns = _encode_memory(_identity(connection.rows(ENCODER)) or after.encoder, after)
     values = ", ".join(f"{name} = ?" for name in columns)
     connection.change(f"UPDATE vsm_memory SET {values}", *columns.values())
     removed = [(name,) for name in before.names if name not in after.places] if before else []
@@ -506,9 +496,8 @@ def _insert(connection: Connection, table: str, row: Mapping[str, Any]) -> None:
     connection.change(f"INSERT INTO {table} ({names}) VALUES ({marks})", *row.values())
 
 
-def _encoder(connection: Connection) -> EncoderIdentity | None:
-    found = connection.rows("SELECT encoder, fingerprint FROM vsm_memory")
-    return EncoderIdentity(*found[0]) if found else None
+def _identity(rows: list[tuple[Any, ...]]) -> EncoderIdentity | None:
+    return EncoderIdentity(*rows[0]) if rows else None
 
 
 def _require_memory(memory: NamedMemory | None) -> NamedMemory:
