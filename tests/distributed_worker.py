@@ -28,7 +28,7 @@ from run_helpers import signal_at, train_run
 from tiny import make_dataset, make_settings, variant
 from vsm.cli import main
 from vsm.data import EpisodeSampler
-from vsm.data.augmentation import Augmentation
+from vsm.data.dataset import Augmentation
 from vsm.model import FewShotModel
 from vsm.nn.batch_norm import SynchronizedBatchNorm, synchronize_batch_norm
 from vsm.runs.checkpoints import TrainingState

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vsm.data import ImageDataset, PixelNormalization
-from vsm.data.augmentation import LUMA, NO_AUGMENTATION, Augmentation, natural
+from vsm.data.dataset import LUMA, NO_AUGMENTATION, Augmentation, natural
 
 CROP_AND_FLIP = Augmentation(crop_padding=3, flip_probability=0.5)
 COLORS = Augmentation(brightness=0.4, contrast=0.4, saturation=0.4)

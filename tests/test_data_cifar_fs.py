@@ -10,8 +10,8 @@ import pytest
 
 from data_layouts import color_image, encoded, leftovers, python2_pickle, write_tree, write_zip
 from vsm.data import ImageDataset, open_images
-from vsm.data.augmentation import natural
 from vsm.data.catalog import prepare
+from vsm.data.dataset import natural
 from vsm.data.published import published_split
 from vsm.errors import DataError
 

@@ -9,8 +9,8 @@ import pytest
 
 from data_layouts import color_image, encoded, leftovers, write_tree
 from vsm.data import open_images
-from vsm.data.augmentation import NO_AUGMENTATION, natural
 from vsm.data.catalog import describe, list_datasets, prepare
+from vsm.data.dataset import NO_AUGMENTATION, natural
 from vsm.errors import DataError
 
 

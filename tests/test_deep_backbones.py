@@ -220,7 +220,7 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
 
 
 def test_images_too_small_for_a_network_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"image_shape: resnet12 .* needs 16 pixels or more"):
+    with pytest.raises(ValueError, match=r"image_shape: resnet12 needs 16 pixels or more"):
         ResNet12((3, 15, 32), NARROW)
     with pytest.raises(ValueError, match="image_shape: expected positive sizes"):
         WideResNet((3, 0, 32), NARROW)

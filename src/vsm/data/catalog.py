@@ -19,8 +19,15 @@ from typing import Any
 import numpy as np
 
 from vsm.data import features, folder, glyphs, prepared
-from vsm.data.augmentation import NO_AUGMENTATION, natural
-from vsm.data.dataset import SPLITS, Dataset, FeatureDataset, ImageDataset, PixelNormalization
+from vsm.data.dataset import (
+    NO_AUGMENTATION,
+    SPLITS,
+    Dataset,
+    FeatureDataset,
+    ImageDataset,
+    PixelNormalization,
+    natural,
+)
 from vsm.data.published import CATALOG, PublicFile, PublishedDataset
 from vsm.errors import DataError
 from vsm.system.files import atomic_path

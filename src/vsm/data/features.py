@@ -50,10 +50,8 @@ def read(path: Path) -> FeatureDataset:
         arrays, texts = _read_safetensors(path)
     else:
         problem = "is not a folder or a .safetensors file" if path.exists() else "does not exist"
-        raise DataError(
-            f"features: {path} {problem}; give a .safetensors file with features and labels, or a "
-            "folder with features.npy and labels.npy"
-        )
+        expected = "a .safetensors file or folder with features and labels"
+        raise DataError(f"features: {path} {problem}; give {expected}")
     for part in ("features", "labels"):
         if part not in arrays:
             raise DataError(f"features: {path} holds no {part}; add {part}.npy or a tensor")
@@ -62,10 +60,8 @@ def read(path: Path) -> FeatureDataset:
     features, labels = arrays["features"], np.asarray(arrays["labels"])
     _check_features(features, path / "features")
     if labels.shape != features.shape[:1] or labels.dtype.kind not in "iuU":
-        expected, found = len(features), f"{labels.dtype} {list(labels.shape)}"
-        raise DataError(
-            f"{path / 'labels'}: expected integers or strings [{expected}], got {found}"
-        )
+        problem = f"[{len(features)}], got {labels.dtype} {list(labels.shape)}"
+        raise DataError(f"{path / 'labels'}: expected integers or strings {problem}")
     values, class_ids, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     names = [str(value) for value in values]
     if "class_names" in texts:
@@ -114,10 +110,8 @@ def _read_folder(path: Path) -> tuple[Arrays, Texts]:
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            raise DataError(
-                f"{file}: cannot be read as an array of numbers or strings ({error}); write it "
-                "with numpy.save, without Python objects"
-            ) from error
+            problem = f"cannot be read as an array of numbers or strings ({error})"
+            raise DataError(f"{file}: {problem}; write it with numpy.save") from error
     tables = [path / f"{part}.json" for part in TABLES]
     return arrays, {t.stem: read_file(t, MAX_JSON_BYTES) for t in tables if t.is_file()}
 

@@ -13,6 +13,7 @@ table.
 import csv
 import hashlib
 import io
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -31,9 +32,9 @@ from vsm.errors import DataError
 from vsm.system.documents import shortened
 
 LARGEST_SIDE = 84
-SPLIT_FOLDERS: dict[str, Split] = {split: split for split in SPLITS} | {
-    "valid": "validation",
-    "val": "validation",
+SPLIT_FOLDERS: dict[str, Split] = {
+    **{split: split for split in SPLITS},
+    **dict.fromkeys(("valid", "val"), "validation"),
 }
 PATHS, LABELS = ("path", "file", "filename", "image"), ("label", "class")  # columns of tables
 MAX_TABLE_BYTES = 256 * 2**20
@@ -117,10 +118,8 @@ def _distinct(images: Iterable[LabeledImage]) -> tuple[list[Path], list[str]]:
     for image, label, place in images:
         _, before, first = found.setdefault(image.resolve(), (image, label, place))
         if before != label:
-            raise DataError(
-                f"{image} is {_quoted(label)} in {place}, but {_quoted(before)} in {first}; keep "
-                "one of them"
-            )
+            both = f"{_quoted(label)} in {place}, but {_quoted(before)} in {first}"
+            raise DataError(f"{image} is {both}; keep one of them")
     return [image for image, _, _ in found.values()], [label for _, label, _ in found.values()]
 
 
@@ -241,17 +240,15 @@ def _table_images(path: Path, labels: str) -> Iterator[LabeledImage]:
         columns["label"] = _column(place, header, LABELS, required=labels == "required")
     for place, row in rows:
         if len(row) > len(header):
-            raise DataError(
-                f"{place}: has {len(row)} cells, but the header {len(header)}; put cells with "
-                "commas in double quotes"
-            )
+            problem = f"has {len(row)} cells, but the header {len(header)}"
+            raise DataError(f"{place}: {problem}; put cells with commas in double quotes")
         cells = [*row, *[""] * (len(header) - len(row))]
         found = {kind: cells[column] for kind, column in columns.items() if column is not None}
         for kind, cell in found.items():
             if not cell:
                 raise DataError(f"{place}: the {kind} is empty; fill it in, or remove the line")
         image = path.parent / found["path"]
-        if not _is_file(image):
+        if not os.path.isfile(image):  # noqa: PTH113 - false for invalid names, too
             name = _quoted(found["path"])
             raise DataError(f"{place}: there is no file {name}; paths are relative to the table")
         yield image, found.get("label", ""), place
@@ -289,14 +286,6 @@ def _column(place: str, header: Sequence[str], names: Sequence[str], required: b
             + (_quoted(",".join(header)) if header else "nothing")
         )
     return found[0] if found else None
-
-
-def _is_file(path: Path) -> bool:
-    """Whether it is neither a device nor a pipe, which would never end, nor an invalid name."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def _quoted(text: str) -> str:

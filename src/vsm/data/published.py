@@ -17,15 +17,17 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from vsm.data.archives import Tree, open_tree, text
-from vsm.data.augmentation import NO_AUGMENTATION, Augmentation, natural
 from vsm.data.dataset import (
+    NO_AUGMENTATION,
     SPLITS,
+    Augmentation,
     ClassLists,
     Ids,
     PixelNormalization,
     Pixels,
     Split,
     all_classes,
+    natural,
     random_split,
 )
 from vsm.data.images import ImageFormat, decode_all, is_image_name
@@ -128,15 +130,12 @@ class PublishedDataset:
             first = next(iter(missing))
             raise DataError(
                 f"{num_missing:,} of {expected:,} {unit} are missing, first of class {first!r} "
-                f"({sizes[first]} of {each}); complete the files, or pass --allow-missing to go "
-                "without them"
+                f"({sizes[first]} of {each}); complete the files, or pass --allow-missing"
             )
         for name, size in sizes.items():
             if self.class_size and size > self.class_size:
-                raise DataError(
-                    f"data: class {name} has {size:,} images in {location}, more than "
-                    f"{self.class_size}; keep the published ones only"
-                )
+                problem = f"{size:,} images in {location}, more than {self.class_size}"
+                raise DataError(f"data: class {name} has {problem}; keep the published ones only")
         origin = f"{location.resolve()}: {total:,} images"
         if missing:
             origin += f"; INCOMPLETE, {expected - num_missing:,} of {expected:,} {unit}"

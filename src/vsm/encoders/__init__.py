@@ -9,9 +9,9 @@ from vsm.encoders.backbones import (
     build_backbone,
     evaluation_mode,
 )
-from vsm.encoders.efficientnet_lite import EfficientNetLite
 from vsm.encoders.encoder import Encoder, EncoderIdentity
 from vsm.encoders.networks import Conv4, ResNet12, WideResNet
+from vsm.encoders.pretrained import EfficientNetLite
 
 __all__ = [
     "BACKBONES",

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from vsm.data.images import Preprocessing
-from vsm.encoders.efficientnet_lite import VARIANTS, EfficientNetLite
 from vsm.encoders.networks import Conv4, ResNet12, WideResNet, subsample_strided_1x1
 from vsm.encoders.pretrained import (
+    VARIANTS,
+    EfficientNetLite,
     checked_preprocessing,
     load_pretrained,
     network_digest,
@@ -55,10 +56,8 @@ class CustomBackbone(nn.Module):
         subsample_strided_1x1(network)  # after the dry run, which initializes lazy layers
         for key, value in network.state_dict().items():
             if not isinstance(value, Tensor):
-                raise BackboneError(
-                    f"backbone: the state {key!r} of {name} is {_kind(value)}, and only tensors "
-                    "can be saved; leave it out of its state_dict"
-                )
+                problem = f"the state {key!r} of {name} is {_kind(value)}, and only tensors can be"
+                raise BackboneError(f"backbone: {problem} saved; leave it out of its state_dict")
 
     def forward(self, images: Tensor, random: Randomness | None = None) -> Tensor:
         """Map images ``[B, C, H, W]`` to features ``[B, num_features]`` of the same dtype.
@@ -171,10 +170,8 @@ def count_features(network: nn.Module, name: str, image_shape: tuple[int, int, i
         if features.shape[:-1] == (batch,) and features.is_floating_point():
             width = features.shape[1]
     if not width:
-        raise BackboneError(
-            f"backbone: {name} gave {got}, expected floating-point features [{batch}, D] from "
-            f"images {shape}"
-        )
+        expected = f"floating-point features [{batch}, D] from images {shape}"
+        raise BackboneError(f"backbone: {name} gave {got}, expected {expected}")
     declared = getattr(network, "num_features", width)
     if declared != width:
         raise BackboneError(
@@ -208,10 +205,8 @@ def _load_factory(name: str) -> Callable[[tuple[int, int, int]], object]:
     try:
         factory: Any = operator.attrgetter(attribute)(module)
     except AttributeError as error:
-        raise BackboneError(
-            f"backbone: module {module_name!r} has no {attribute!r}; name a function or class "
-            "that it has, as module:attribute"
-        ) from error
+        problem = f"module {module_name!r} has no {attribute!r}"
+        raise BackboneError(f"backbone: {problem}; name a function or class that it has") from error
     if isinstance(factory, nn.Module) or not callable(factory):
         raise BackboneError(
             f"backbone: {name} is {_kind(factory)}, expected a function or class that is called "

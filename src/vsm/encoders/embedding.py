@@ -11,7 +11,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -158,14 +158,8 @@ def encode_dataset(
         features[:] = np.nan
         ids = torch.from_numpy(np.concatenate([dataset.split_ids(split) for split in splits]))
     _encode(encoder, ids[processes.owned(ids, count)], read, decode, features, progress)
-    return FeatureDataset(
-        name=dataset.name,
-        class_names=dataset.class_names,
-        class_starts=dataset.class_starts,
-        splits=dataset.splits,
-        origin=dataset.origin,
-        features=features,
-    )
+    shared = {field.name: getattr(dataset, field.name) for field in fields(Dataset)}
+    return FeatureDataset(features=features, **shared)
 
 
 @torch.no_grad()
@@ -196,10 +190,7 @@ def _encode(
             with evaluation_mode(encoder.backbone):
                 rows = encoder.encode(encoder.normalize(pixels)).float().cpu()
             if not rows.isfinite().all():
-                raise RunError(
-                    "encoder: it gives NaN or infinite features; is it damaged, or not meant for "
-                    "such images?"
-                )
+                raise RunError("encoder: it gives NaN or infinite features; is it damaged?")
             fresh = dict(zip(missing, rows.numpy(), strict=True))
             cache.put(fresh)
             known |= fresh
@@ -242,12 +233,10 @@ def open_data(
     if encoder.preprocessing is None or is_own:
         dataset = open_dataset(data)
         if encoder.preprocessing in (None, Preprocessing.of(dataset)):
-            if isinstance(dataset, ImageDataset) and dataset.input_shape != encoder.input_shape:
-                raise RunError(
-                    f"encoder: {encoder.source or encoder.data} takes images "
-                    f"{list(encoder.input_shape)}, but those of {data} are "
-                    f"{list(dataset.input_shape)}; use data of that size"
-                )
+            found, expected = list(dataset.input_shape), list(encoder.input_shape)
+            if isinstance(dataset, ImageDataset) and found != expected:
+                problem = f"takes images {expected}, but those of {data} are {found}"
+                raise RunError(f"encoder: {encoder.source or encoder.data} {problem}")
             encoder.preprocessing = Preprocessing.of(dataset)
             return _merge_splits(dataset) if merge_splits else dataset
     if data.startswith(FEATURES_PREFIX):

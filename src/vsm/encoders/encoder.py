@@ -220,10 +220,7 @@ class Encoder:
 
     @torch.no_grad()
     def _embed_in_parts(
-        self,
-        samples: Tensor,
-        load: Callable[[Tensor], Tensor],
-        progress: Progress = NULL_PROGRESS,
+        self, samples: Tensor, load: Callable[[Tensor], Tensor], progress: Progress = NULL_PROGRESS
     ) -> Tensor:
         """Embed what ``load`` returns for parts of ``samples``, in evaluation mode."""
         parts = [torch.zeros(0, self.num_features, device=self.placement.device)]

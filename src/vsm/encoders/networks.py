@@ -42,10 +42,7 @@ class Conv4(nn.Module):
         self.pool_rounds_up = size < 32
         self.keep_probability = keep_probability
         self.blocks = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv2d(before, channels, 3, padding=1),
-                nn.BatchNorm2d(channels),
-            )
+            nn.Sequential(nn.Conv2d(before, channels, 3, padding=1), nn.BatchNorm2d(channels))
             for before in [in_channels, *[channels] * (num_blocks - 1)]
         )
         for _ in range(num_blocks):
@@ -95,10 +92,8 @@ class ResNet12(nn.Module):
         in_channels, height, width = image_shape
         size = min(height, width)
         if size < 2 ** len(RESNET_WIDTHS):
-            raise ValueError(
-                f"image_shape: resnet12 halves images four times and needs 16 pixels or more, "
-                f"got {image_shape}; use conv4 for smaller ones"
-            )
+            needed = f"16 pixels or more, got {image_shape}"
+            raise ValueError(f"image_shape: resnet12 needs {needed}; use conv4 for smaller ones")
         self.keep_probability = keep_probability
         self.block_size = 5 if size >= 64 else 2
         widths = [_scaled(width, channels) for width in RESNET_WIDTHS]
