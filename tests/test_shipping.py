@@ -18,7 +18,7 @@ from run_helpers import train_run
 from tiny import make_settings, variant
 from vsm.cli import main
 from vsm.cli.main import _with_underscores
-from vsm.cli.train import add_pretrain_arguments, add_train_arguments, parse_run
+from vsm.cli.train import Pretrain, Train, parse_run
 from vsm.data import ImageDataset
 from vsm.data.images import Preprocessing
 from vsm.encoders import EncoderIdentity
@@ -511,7 +511,7 @@ def test_models_with_code_of_their_own_do_not_ship(
 
 def train_settings(command: str) -> RunSettings:
     parser = jsonargparse.ArgumentParser()
-    add_train_arguments(parser)
+    Train.add_arguments(parser)
     return parse_run(parser, words_of(command), RunSettings, "train")[1]
 
 
@@ -546,7 +546,7 @@ def test_a_run_on_a_pre_trained_backbone_tells_both_commands_and_no_path_of_the_
     assert str(tmp_path) not in first + second
     monkeypatch.chdir(tmp_path)
     parser = jsonargparse.ArgumentParser()
-    add_pretrain_arguments(parser)
+    Pretrain.add_arguments(parser)
     parsed, read = parse_run(parser, words_of(first), PretrainSettings, "pretrain")
     assert read == before
     assert parsed.output == Path("runs/small-backbone")

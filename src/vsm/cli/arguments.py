@@ -1,24 +1,27 @@
-"""Commands as dataclasses, which a call runs, and the options that several of them have.
-
-Each field is an option, with the text below it as its help. One without a default must be given.
-A bool that is false by default is a switch. A list that must be given takes several words, any
-other list is an option that may be repeated.
-"""
+"""How commands declare their options, and the options that several of them have."""
 
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from functools import partial
 from inspect import get_annotations
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, cast, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NoReturn,
+    Self,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 import docstring_parser
 from jsonargparse import ArgumentParser, Namespace
 
 from vsm.cli.output import printable
-from vsm.runs.configuration import AnyDataclass
 from vsm.system.documents import shortened
 
 if TYPE_CHECKING:
@@ -51,55 +54,52 @@ def _in_yaml(before: str, word: str) -> str:
     return f"{option}=.inf" if option in INFINITE and value == "inf" else word
 
 
-def argument(*aliases: str, positional: bool = False, default: Any = MISSING) -> Any:
-    """Declare a field whose option has further names, or that is given without its name."""
-    return field(default=default, metadata={"aliases": aliases, "positional": positional})
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
+class Options:
+    """Base of options, which are dataclasses; those of a whole command run it when called.
+
+    Each field is an option, with the text below it as its help. One without a default must be
+    given; one that is not ``kw_only`` is given by its position. A bool that is false by default is
+    a switch. A list that must be given takes several words, any other list may be repeated.
+    """
+
+    def __init_subclass__(cls) -> None:
+        dataclass(kw_only=True)(cls)
+
+    def __call__(self) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def fields(cls) -> dict[str, Field[Any]]:
+        """Return the fields by name, those of the class before those of its bases."""
+        declared = {one.name: one for one in fields(cast(Any, cls))}
+        names = [name for owner in cls.__mro__ for name in get_annotations(owner)]
+        return {name: declared[name] for name in names if name in declared}
+
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        """Declare the arguments of the fields."""
+        described = [docstring_parser.parse_from_object(owner).params for owner in cls.__mro__[:-1]]
+        helps = {param.arg_name: param.description for params in described for param in params}
+        for name, one in cls.fields().items():
+            _add_argument(parser, one, helps.get(name))
+
+    @classmethod
+    def start(cls, parser: ArgumentParser, words: Sequence[str]) -> None:
+        """Parse the words after the name of a command, and run it."""
+        cls.from_parsed(parser.parse_args(words))()
+
+    @classmethod
+    def from_parsed(cls, parsed: Namespace) -> Self:
+        """Return the options with the values that were parsed."""
+        values = {}
+        for name, one in cls.fields().items():
+            value, kind = parsed[name.rstrip("_")], cast(Any, one.type)
+            values[name] = kind(**value.as_dict()) if isinstance(value, Namespace) else value
+        return cls(**values)
 
 
-class CommandEntry(NamedTuple):
-    """How ``vsm`` opens a command: declare its arguments, then parse the words after its name."""
-
-    add_arguments: Callable[[ArgumentParser], None]
-    run: Callable[[ArgumentParser, Sequence[str]], None]
-
-
-def declare(kind: type[Any]) -> CommandEntry:
-    """Return a command without subcommands."""
-
-    def run(parser: ArgumentParser, words: Sequence[str]) -> None:
-        from_parsed(kind, parser.parse_args(words))()
-
-    return CommandEntry(partial(add_options, kind=kind), run)
-
-
-def declare_actions(kinds: Mapping[str, type[Any]]) -> CommandEntry:
-    """Return a command with subcommands, whose class docstrings are their help."""
-
-    def add_arguments(parser: ArgumentParser) -> None:
-        actions = parser.add_subcommands(dest="action", required=True)
-        for name, kind in kinds.items():
-            action = CommandParser(description=kind.__doc__)
-            add_options(action, kind)
-            actions.add_subcommand(name, action, help=kind.__doc__)
-
-    def run(parser: ArgumentParser, words: Sequence[str]) -> None:
-        parsed = parser.parse_args(words)
-        from_parsed(kinds[parsed.action], parsed[parsed.action])()
-
-    return CommandEntry(add_arguments, run)
-
-
-def add_options(parser: ArgumentParser, kind: type) -> None:
-    """Declare the fields of a dataclass, its own before those of its bases."""
-    declared = {one.name: one for one in fields(kind)}
-    for owner in filter(is_dataclass, kind.__mro__):
-        described = docstring_parser.parse_from_object(owner).params
-        help_of = {param.arg_name: param.description for param in described}
-        for name in get_annotations(owner):
-            _add_option(parser, declared[name], help_of.get(name))
-
-
-def _add_option(parser: ArgumentParser, one: Field[Any], purpose: str | None) -> None:
+def _add_argument(parser: ArgumentParser, one: Field[Any], purpose: str | None) -> None:
     kind: Any = one.type
     if is_dataclass(kind):
         parser.add_class_arguments(kind, one.name)
@@ -114,33 +114,42 @@ def _add_option(parser: ArgumentParser, one: Field[Any], purpose: str | None) ->
     if not is_required and "type" in options:
         options["default"] = [] if one.default is MISSING else one.default
     name = one.name.rstrip("_")  # of a Python keyword
-    if one.metadata.get("positional"):
-        options |= {} if is_required else {"nargs": "?"}
-        parser.add_argument(name, help=purpose, **options)
-    else:
+    if one.kw_only:
         names = [f"--{name}", *one.metadata.get("aliases", ())]
         parser.add_argument(*names, help=purpose, required=is_required, **options)
+    else:
+        options |= {} if is_required else {"nargs": "?"}
+        parser.add_argument(name, help=purpose, **options)
 
 
-def from_parsed(kind: type[AnyDataclass], parsed: Namespace) -> AnyDataclass:
-    """Return a dataclass with the values of the options that it declares."""
-    values = {}
-    for one in fields(kind):
-        value, nested = parsed[one.name.rstrip("_")], cast(Any, one.type)
-        values[one.name] = nested(**value.as_dict()) if isinstance(value, Namespace) else value
-    return kind(**values)
+class Actions:
+    """A command with subcommands by name, whose class docstrings are their help."""
+
+    def __init__(self, kinds: Mapping[str, type[Options]]) -> None:
+        self._kinds = kinds
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Declare the subcommands."""
+        actions = parser.add_subcommands(dest="action", required=True)
+        for name, kind in self._kinds.items():
+            action = CommandParser(description=kind.__doc__)
+            kind.add_arguments(action)
+            actions.add_subcommand(name, action, help=kind.__doc__)
+
+    def start(self, parser: ArgumentParser, words: Sequence[str]) -> None:
+        """Parse the words after the name of the command, and run the subcommand."""
+        parsed = parser.parse_args(words)
+        self._kinds[parsed.action].from_parsed(parsed[parsed.action])()
 
 
-@dataclass(kw_only=True)
-class JsonOption:
+class JsonOption(Options):
     """Whether the answer is for a program."""
 
     json: bool = False
     """Print exactly one JSON object."""
 
 
-@dataclass(kw_only=True)
-class BackboneOption:
+class BackboneOption(Options):
     """A run's own backbone."""
 
     backbone: str | None = None
@@ -148,8 +157,7 @@ class BackboneOption:
     its encoder hf:PATH or onnx:FILE is now."""
 
 
-@dataclass(kw_only=True)
-class BackbonesOption:
+class BackbonesOption(Options):
     """The own backbones of several runs."""
 
     backbone: list[str] = field(default_factory=list)
@@ -157,7 +165,6 @@ class BackbonesOption:
     repeated."""
 
 
-@dataclass(kw_only=True)
 class MemoryOption(BackboneOption):
     """Another memory, and the run's own backbone."""
 
@@ -165,7 +172,6 @@ class MemoryOption(BackboneOption):
     """A memory file in place of the model's own."""
 
 
-@dataclass(kw_only=True)
 class ModelOptions(MemoryOption):
     """A model that answers, and where."""
 
@@ -186,8 +192,7 @@ def default_model() -> str:
     return PHOTOS_MODEL if importlib.util.find_spec(PHOTOS_WEIGHTS) else SMALL_MODEL
 
 
-@dataclass(kw_only=True)
-class ProtocolOptions:
+class ProtocolOptions(Options):
     """What a list of episodes is made of, but for the support."""
 
     way: int | None = None
@@ -200,8 +205,7 @@ class ProtocolOptions:
     """Seed of the list of episodes."""
 
 
-@dataclass(kw_only=True)
-class PlacementOptions:
+class PlacementOptions(Options):
     """Where to compute, which belongs to the machine and is not stored with a run."""
 
     device: str = "auto"

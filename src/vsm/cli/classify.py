@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,6 @@ from vsm.cli.arguments import (
     JsonOption,
     ModelOptions,
     PlacementOptions,
-    argument,
-    declare,
     default_model,
     prepare_placement,
 )
@@ -31,7 +29,6 @@ Answer = dict[str, Any]
 """An answer as plain values: prediction, probabilities and, with ``--explain``, the explanation."""
 
 
-@dataclass(kw_only=True)
 class FewShotOptions(ModelOptions, JsonOption):
     """What ``classify`` and ``suggest`` share."""
 
@@ -54,7 +51,6 @@ class FewShotOptions(ModelOptions, JsonOption):
         )
 
 
-@dataclass(kw_only=True)
 class Classify(FewShotOptions):
     """Fit to the support, classify the queries, print the answers."""
 
@@ -227,11 +223,10 @@ def _as_csv(queries: Sequence[Path], answers: Sequence[Answer]) -> str:
     return text.getvalue()
 
 
-@dataclass(kw_only=True)
 class Review(BackboneOption, PlacementOptions, JsonOption):
     """Embed the images, leave out each in turn, and report what is odd."""
 
-    folder: Path = argument(positional=True)
+    folder: Path = field(kw_only=False)
     """A folder with a folder of images per class, or a CSV file with the columns path and label."""
     model: str | None = None
     """A run with a Gaussian memory, or a name that vsm models lists; unset: as classify."""
@@ -298,11 +293,10 @@ def _as_dict(found: "Findings", images: Sequence[Path], number: int) -> dict[str
     }
 
 
-@dataclass(kw_only=True)
 class Suggest(FewShotOptions):
     """Fit to the support, embed the pile, choose, tell."""
 
-    unlabeled: list[Path] = argument("--unlabelled")
+    unlabeled: list[Path] = field(metadata={"aliases": ["--unlabelled"]})
     """Images to choose from, folders, or CSV files with a column path; what --support has is left
     out."""
     number: int = 20
@@ -383,7 +377,7 @@ def _as_dicts(found: Sequence["Suggestion"], images: Sequence[Path]) -> list[dic
 
 
 COMMANDS = {
-    "classify": declare(Classify),
-    "review": declare(Review),
-    "suggest": declare(Suggest),
+    "classify": Classify,
+    "review": Review,
+    "suggest": Suggest,
 }

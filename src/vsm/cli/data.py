@@ -1,16 +1,15 @@
 """``vsm data``."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from vsm.cli.arguments import JsonOption, argument, declare_actions
+from vsm.cli.arguments import Actions, JsonOption
 from vsm.cli.output import ProgressBar, print_json, print_table, say
 from vsm.errors import DataError
 
 
-@dataclass(kw_only=True)
 class List(JsonOption):
     """What is known and what is prepared."""
 
@@ -38,11 +37,10 @@ def _state(row: dict[str, Any]) -> str:
     return "--from or --download" if row["download"] else "--from"
 
 
-@dataclass(kw_only=True)
 class Prepare(JsonOption):
     """Prepare a dataset for use, once."""
 
-    name: str = argument(positional=True)
+    name: str = field(kw_only=False)
     """A name that `vsm data list` shows, or folder."""
     from_: Path | None = None
     """A file or folder that you have."""
@@ -71,11 +69,10 @@ class Prepare(JsonOption):
         say(f"{dataset['name']}: {size}, ready")
 
 
-@dataclass(kw_only=True)
 class Info(JsonOption):
     """Describe a prepared dataset."""
 
-    name: str = argument(positional=True)
+    name: str = field(kw_only=False)
     """A prepared dataset, glyphs, folder:PATH or features:PATH."""
     verify: bool = False
     """Compare pixels with the checksum."""
@@ -96,7 +93,7 @@ class Info(JsonOption):
         print_table(dataset["name"], ["", ""], rows, words=True)
 
 
-COMMANDS = {"data": declare_actions({"list": List, "prepare": Prepare, "info": Info})}
+COMMANDS = {"data": Actions({"list": List, "prepare": Prepare, "info": Info})}
 
 
 def _words(key: str, value: Any) -> str:

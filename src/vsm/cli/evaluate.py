@@ -1,6 +1,6 @@
 """``vsm evaluate`` and ``vsm compare``."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -10,13 +10,11 @@ from vsm.cli.arguments import (
     JsonOption,
     PlacementOptions,
     ProtocolOptions,
-    argument,
-    declare,
     prepare_placement,
 )
 from vsm.cli.output import ProgressBar, print_json, print_table
 from vsm.errors import SettingsError
-from vsm.runs.directory import shipped_folder
+from vsm.runs.directory import Card, shipped_folder
 from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings, Inference
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 SCORE_COLUMNS = ["", "accuracy", "NLL", "ECE"]
 
 
-@dataclass(kw_only=True)
 class EpisodeOptions(ProtocolOptions):
     """Which episodes to measure on."""
 
@@ -38,15 +35,14 @@ class EpisodeOptions(ProtocolOptions):
     """Whose classes; a model has seen those of train of its own data."""
     batch_norm: Literal["inductive", "transductive"] = "inductive"
     """Running statistics, or each episode's own (queries then see each other)."""
-    memory_slots: int | None = argument("--memory_classes", default=None)
+    memory_slots: int | None = field(default=None, metadata={"aliases": ["--memory_classes"]})
     """Keep only the first n classes of the memory, 0 for none; unset: all."""
 
     def episodes_as_dict(self) -> dict[str, Any]:
         """Return these options, without those of derived classes."""
-        return {one.name: getattr(self, one.name) for one in fields(EpisodeOptions)}
+        return {name: getattr(self, name) for name in EpisodeOptions.fields()}
 
 
-@dataclass(kw_only=True)
 class MeasurementOptions(EpisodeOptions, PlacementOptions, JsonOption):
     """What ``evaluate`` and ``compare`` share."""
 
@@ -56,11 +52,10 @@ class MeasurementOptions(EpisodeOptions, PlacementOptions, JsonOption):
     preferred."""
 
 
-@dataclass(kw_only=True)
 class Evaluate(BackboneOption, MeasurementOptions):
     """Measure one run."""
 
-    run: Path | None = argument(positional=True, default=None)
+    run: Path | None = field(kw_only=False, default=None)
     """A run directory, or the name of a shipped model."""
     model: str | None = None
     """A shipped model by name; `vsm models` lists them."""
@@ -116,11 +111,10 @@ class Evaluate(BackboneOption, MeasurementOptions):
         return str(self.run) if self.model is None else shipped_folder(self.model).name
 
 
-@dataclass(kw_only=True)
 class Compare(BackbonesOption, MeasurementOptions):
     """Measure several runs, and baselines on the first one's features, on identical episodes."""
 
-    runs: list[Path] = argument(positional=True)
+    runs: list[Path] = field(kw_only=False)
     """Run directories or names of shipped models; two or more, or one with --baselines."""
     baselines: str = ""
     """Also measure these on the features of the first run, by comma; any of evaluate
@@ -156,7 +150,7 @@ class Compare(BackbonesOption, MeasurementOptions):
             print_comparison(comparison)
 
 
-COMMANDS = {"evaluate": declare(Evaluate), "compare": declare(Compare)}
+COMMANDS = {"evaluate": Evaluate, "compare": Compare}
 
 
 def baseline_names(listed: str) -> list[BaselineName]:
@@ -194,3 +188,22 @@ def score_cells(result: dict[str, object]) -> list[str]:
         f"{result['nll']:.3f}",
         f"{result['ece']:.2%}",
     ]
+
+
+def print_measurements(card: Card) -> None:
+    """Print what the run and the stored model reached, and by how much they differ."""
+    rows = []
+    for one in card["measurements"]:
+        gap = one["difference"]
+        change = f"{100 * gap['accuracy']:+.3f} ± {100 * gap['ci95']:.3f}"
+        rows.append([f"{one['way']}-way {one['shot']}-shot, run", *score_cells(one["run"]), ""])
+        rows.append(["  stored", *score_cells(one), change])
+        if "calibrated" in one:
+            rows.append(["  calibrated", *score_cells(one["calibrated"]), ""])
+    first = card["measurements"][0]
+    print_table(
+        f"{card['data']}, {first['split']} classes, {first['queries']} queries per class, "
+        f"{first['episodes']} episodes, seed {first['seed']}",
+        [*SCORE_COLUMNS, "change, points"],
+        rows,
+    )

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vsm import __version__
 from vsm.errors import EpisodeError, RunError, SettingsError, VsmError
@@ -16,8 +16,6 @@ from vsm.system.interruption import Interrupted
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
-
-    from vsm.cli.arguments import CommandEntry
 
 COMMANDS = {
     "demo": "train three methods on built-in data, compare them on unseen classes, write a report",
@@ -87,7 +85,7 @@ def _run(name: str, rest: Sequence[str]) -> int:
             "works in one process, but WORLD_SIZE announces several; start it without "
             "torchrun, or unset WORLD_SIZE"
         )
-    command.run(parser, rest)
+    command.start(parser, rest)
     return 0
 
 
@@ -139,15 +137,14 @@ def _discard_output() -> None:
         os.dup2(nowhere, sys.stdout.fileno())
 
 
-def open_command(name: str) -> "tuple[CommandEntry | ModuleType, ArgumentParser]":
-    """Return a command, which has ``run(parser, words)``, and a parser that knows its arguments."""
+def open_command(name: str) -> tuple[Any, "ArgumentParser"]:
+    """Return a command, which ``start(parser, words)`` runs, and a parser with its arguments."""
     import jsonargparse  # here, so that `vsm --help` answers at once
 
     from vsm.cli.arguments import CommandParser
 
-    command: CommandEntry | ModuleType
     if name in LAB_COMMANDS:
-        command = lab_module(name)
+        command: Any = lab_module(name)
     else:
         command = importlib.import_module(f"vsm.cli.{MODULES.get(name, name)}").COMMANDS[name]
     jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)

@@ -1,19 +1,19 @@
 """``vsm memory``."""
 
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from vsm.cli.arguments import (
+    Actions,
     BackboneOption,
     JsonOption,
+    Options,
     PlacementOptions,
-    argument,
-    declare_actions,
     prepare_placement,
 )
-from vsm.cli.output import ProgressBar, need_matplotlib, print_json, print_table, progress_bar, say
+from vsm.cli.output import ProgressBar, print_json, print_table, progress_bar, require_extra, say
 from vsm.errors import SettingsError
 from vsm.runs.directory import RunDirectory
 from vsm.settings import GaussianSettings
@@ -26,7 +26,6 @@ OUTPUTS = (".npz", ".csv", ".safetensors")
 FEW_IMAGES = 50  # below this, no progress bar
 
 
-@dataclass(kw_only=True)
 class Learn(BackboneOption, PlacementOptions, JsonOption):
     """Learn class statistics in one pass over labeled images; no training."""
 
@@ -135,11 +134,10 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-@dataclass(kw_only=True)
 class Show(JsonOption):
     """Show what is remembered."""
 
-    target: Path = argument(positional=True)
+    target: Path = field(kw_only=False)
     """A run directory, a name that vsm models lists, or a memory file."""
     plot: Path | None = None
     """Draw the slots to this .png, .svg or .pdf instead."""
@@ -150,7 +148,7 @@ class Show(JsonOption):
                 raise SettingsError(
                     "plot: goes to a file and --json to the screen; give one of them"
                 )
-            need_matplotlib("plot")
+            require_extra("plot", "plots")
 
         from vsm.runs.loading import read_memory
 
@@ -182,11 +180,10 @@ class Show(JsonOption):
         _print_choice(memory)
 
 
-@dataclass(kw_only=True)
 class Add(BackboneOption, JsonOption):
     """Take in classes from labeled folders."""
 
-    target: Path = argument(positional=True)
+    target: Path = field(kw_only=False)
     """A run directory, or a memory file. A new file begins as the model's."""
     images: Path
     """A folder with a folder of images per class."""
@@ -240,13 +237,12 @@ class ChangingCommand(JsonOption):
             say(f"{summary}; {len(after.memory):,} slots")
 
 
-@dataclass(kw_only=True)
 class Forget(ChangingCommand):
     """Drop classes."""
 
-    target: Path = argument(positional=True)
+    target: Path = field(kw_only=False)
     """A run directory, or a memory file."""
-    classes: list[str] = argument(positional=True)
+    classes: list[str] = field(kw_only=False)
     """Names of classes."""
 
     def __call__(self) -> None:
@@ -259,13 +255,12 @@ class Forget(ChangingCommand):
         self.report(summary, after)
 
 
-@dataclass(kw_only=True)
 class Merge(ChangingCommand):
     """Join two memories of one encoder."""
 
-    first: Path = argument(positional=True)
+    first: Path = field(kw_only=False)
     """A run directory, a name that vsm models lists, or a memory file."""
-    second: Path = argument(positional=True)
+    second: Path = field(kw_only=False)
     """Another of them."""
     output: Path
     """The file to write."""
@@ -292,14 +287,13 @@ class Merge(ChangingCommand):
         self.report(f"{self.output}: {self.first} and {self.second}", after)
 
 
-@dataclass(kw_only=True)
-class Export:
+class Export(Options):
     """Write slots as .npz or .csv, or what a store holds as a memory file."""
 
-    target: str = argument(positional=True)
+    target: str = field(kw_only=False)
     """A run directory, a name that vsm models lists, or a memory file; or a store: an SQLite file
     that ends in .sqlite, or postgresql://…"""
-    output: Path = argument(positional=True)
+    output: Path = field(kw_only=False)
     """Ends in .npz, .csv or .safetensors."""
 
     def __call__(self) -> None:
@@ -329,11 +323,10 @@ class Export:
         return memory
 
 
-@dataclass(kw_only=True)
 class Import(ChangingCommand):
     """Put a memory file into a store of vsm serve."""
 
-    source: Path = argument(positional=True)
+    source: Path = field(kw_only=False)
     """A run directory, a name that vsm models lists, or a memory file."""
     store: str
     """An SQLite file that ends in .sqlite, or postgresql://…"""
@@ -366,4 +359,4 @@ ACTIONS = {
     "export": Export,
     "import": Import,
 }
-COMMANDS = {"memory": declare_actions(ACTIONS)}
+COMMANDS = {"memory": Actions(ACTIONS)}

@@ -1,29 +1,23 @@
 """``vsm models`` and ``vsm export``."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser
 
 from vsm.cli.arguments import (
-    CommandEntry,
+    Actions,
     JsonOption,
     MemoryOption,
-    argument,
-    declare,
-    declare_actions,
 )
-from vsm.cli.evaluate import SCORE_COLUMNS, score_cells
+from vsm.cli.evaluate import print_measurements
 from vsm.cli.main import has_lab, lab_module
 from vsm.cli.output import print_json, print_table, say
-from vsm.runs.directory import Card, shipped_card, shipped_names
-
-LAB_ACTIONS = ("ship", "calibrate")
+from vsm.runs.directory import shipped_card, shipped_names
 
 
-@dataclass(kw_only=True)
 class List(JsonOption):
     """List the models that ship with the package; `vsm models` is the same."""
 
@@ -39,7 +33,7 @@ class List(JsonOption):
                 card["data"],
                 card["method"],
                 "\n".join(
-                    f"{_shape(one)} {one['accuracy']:.2%} ± {one['ci95']:.2%}"
+                    f"{one['way']}-way {one['shot']}-shot {one['accuracy']:.2%} ± {one['ci95']:.2%}"
                     for one in card["measurements"]
                 ),
                 _words(card["memory_slots"]),
@@ -50,11 +44,10 @@ class List(JsonOption):
         print_table("models that ship with vsm", columns, rows, words=True)
 
 
-@dataclass(kw_only=True)
 class Show(JsonOption):
     """Show the card of one; `vsm models NAME` is the same."""
 
-    name: str = argument(positional=True)
+    name: str = field(kw_only=False)
     """A shipped model."""
 
     def __call__(self) -> None:
@@ -67,11 +60,10 @@ class Show(JsonOption):
         print_measurements(card)
 
 
-@dataclass(kw_only=True)
 class Export(MemoryOption, JsonOption):
     """Convert, compare with PyTorch, write."""
 
-    model: str = argument(positional=True)
+    model: str = field(kw_only=False)
     """A run directory, or a name that vsm models lists."""
     onnx: Path
     """Folder that encoder.onnx and classifier.onnx go into."""
@@ -98,52 +90,27 @@ class Export(MemoryOption, JsonOption):
         say(f"largest differences from PyTorch: {listed.replace('_', ' ')}")
 
 
-def _models() -> CommandEntry:
-    """Return ``vsm models``, with the actions of the lab where it is installed."""
-    return declare_actions(ACTIONS | (lab_module("models").ACTIONS if has_lab() else {}))
+class Models(Actions):
+    """``vsm models``, where the name of an action may be left out."""
+
+    def start(self, parser: ArgumentParser, words: Sequence[str]) -> None:
+        """List models, show the card of one, or what else is asked for."""
+        first = next((word for word in words if not word.startswith("-")), None)
+        if first in LAB_ACTIONS:
+            lab_module("models")  # or say how to install it
+        elif first is None and not {"-h", "--help"} & set(words):
+            words = ["list", *words]
+        elif first is not None and first not in OWN_ACTIONS:
+            words = ["show", *words]
+        super().start(parser, words)
 
 
-def _add_arguments(parser: ArgumentParser) -> None:
-    _models().add_arguments(parser)
-
-
-def _run(parser: ArgumentParser, arguments: Sequence[str]) -> None:
-    words = list(arguments)
-    first = next((word for word in words if not word.startswith("-")), None)
-    if first is None and not {"-h", "--help"} & set(words):
-        words = ["list", *words]
-    elif first in LAB_ACTIONS:
-        lab_module("models")  # or say how to install it
-    elif first is not None and first not in ACTIONS:
-        words = ["show", *words]
-    _models().run(parser, words)
-
-
-ACTIONS = {"list": List, "show": Show}
-COMMANDS = {"models": CommandEntry(_add_arguments, _run), "export": declare(Export)}
-
-
-def print_measurements(card: Card) -> None:
-    """Print what the run and the stored model reached, and by how much they differ."""
-    rows = []
-    for one in card["measurements"]:
-        gap = one["difference"]
-        change = f"{100 * gap['accuracy']:+.3f} ± {100 * gap['ci95']:.3f}"
-        rows.append([f"{_shape(one)}, run", *score_cells(one["run"]), ""])
-        rows.append(["  stored", *score_cells(one), change])
-        if "calibrated" in one:
-            rows.append(["  calibrated", *score_cells(one["calibrated"]), ""])
-    first = card["measurements"][0]
-    print_table(
-        f"{card['data']}, {first['split']} classes, {first['queries']} queries per class, "
-        f"{first['episodes']} episodes, seed {first['seed']}",
-        [*SCORE_COLUMNS, "change, points"],
-        rows,
-    )
-
-
-def _shape(measurement: dict[str, Any]) -> str:
-    return f"{measurement['way']}-way {measurement['shot']}-shot"
+OWN_ACTIONS = {"list": List, "show": Show}
+LAB_ACTIONS = ("ship", "calibrate")
+COMMANDS = {
+    "models": Models(OWN_ACTIONS | (lab_module("models").ACTIONS if has_lab() else {})),
+    "export": Export,
+}
 
 
 def _words(value: Any) -> str:

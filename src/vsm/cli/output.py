@@ -25,17 +25,13 @@ from vsm.errors import SettingsError
 from vsm.system.documents import finite
 from vsm.system.progress import Progress
 
+EXTRAS = {"plots": ["matplotlib"], "serve": ["fastapi", "uvicorn", "python_multipart"]}
 _CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What moves a cursor, changes colors, turns the direction of writing, or is no letter at all."""
 
 
 def printable(text: object, lines: bool = True) -> str:
-    r"""Return a text as a terminal may show it: ``\x1b`` in place of what would command it.
-
-    Args:
-        text: which may hold names of files and classes, and so anything.
-        lines: whether it may have several lines.
-    """
+    r"""Return a text, of one or several ``lines``, with ``\x1b`` for what commands a terminal."""
     shown = str(text) if lines else str(text).replace("\n", "\\n")
     return _CONTROLS.sub(_escape, shown)
 
@@ -58,20 +54,6 @@ def print_json(value: Mapping[str, Any]) -> None:
     print(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
-class PlainConsole(Console):
-    """Shows texts as they are: square brackets are just that, and nothing commands the terminal."""
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        """See :class:`rich.console.Console`."""
-        plain = (printable(one) if isinstance(one, str) else one for one in objects)
-        super().print(*plain, **options)
-
-
-def console() -> Console:
-    """Return the console for everything that is not a result."""
-    return PlainConsole(file=sys.stderr, markup=False)
-
-
 class ProgressBar(Progress):
     """A bar per stage with the time left and a note, and lines above it; a context manager.
 
@@ -87,7 +69,7 @@ class ProgressBar(Progress):
             TextColumn("left"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}", markup=False),
-            console=console(),
+            console=Console(file=sys.stderr, markup=False),
             disable=quiet,
         )
         self._title = ""
@@ -120,7 +102,7 @@ class ProgressBar(Progress):
     def message(self, text: str) -> None:
         """See :class:`vsm.system.progress.Progress`."""
         if not self._progress.disable:
-            self._progress.console.print(f"{self._title} {text}", highlight=False)
+            self._progress.console.print(printable(f"{self._title} {text}"), highlight=False)
 
 
 @contextmanager
@@ -144,9 +126,11 @@ def print_table(
     Console(file=sys.stdout).print(table)
 
 
-def need_matplotlib(what: str) -> None:
-    """Raise if matplotlib, which ``what`` needs, is missing, and name the extra."""
-    if importlib.util.find_spec("matplotlib") is None:
+def require_extra(what: str, extra: Literal["plots", "serve"]) -> None:
+    """Raise if a package of the extra that ``what`` needs is missing, and name both."""
+    missing = [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
+    if missing:
+        names = ", ".join(missing).replace("_", "-")
         raise SettingsError(
-            f"{what} needs matplotlib: pip install 'variational-semantic-memory[plots]'"
+            f"{what} needs {names}: pip install 'variational-semantic-memory[{extra}]'"
         )

@@ -1,19 +1,15 @@
 """``vsm serve``."""
 
-import importlib.util
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
-from vsm.cli.arguments import ModelOptions, declare
-from vsm.errors import SettingsError
+from vsm.cli.arguments import ModelOptions
+from vsm.cli.output import require_extra
 from vsm.serve import Limits
 from vsm.system.allocator import keep_allocations
 
-NEEDED = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}
 
-
-@dataclass(kw_only=True)
 class Serve(ModelOptions):
     """Open the model and the store, and serve until stopped."""
 
@@ -32,7 +28,7 @@ class Serve(ModelOptions):
     limits: Limits = field(default_factory=Limits)
 
     def __call__(self) -> None:
-        require_serving("serve")
+        require_extra("serve", "serve")
         keep_allocations(in_threads=True)  # one of which uses the model
 
         from vsm.serve import server
@@ -55,7 +51,7 @@ class Serve(ModelOptions):
                 server.run(service, access, listening)
 
 
-COMMANDS = {"serve": declare(Serve)}
+COMMANDS = {"serve": Serve}
 
 
 def _require_run(name: str) -> None:
@@ -65,12 +61,3 @@ def _require_run(name: str) -> None:
     path = find_run(name)
     if not path.is_file():  # of which loading tells what it is
         RunDirectory(path).used.settings()
-
-
-def require_serving(what: str) -> None:
-    """Raise if the extra that ``what`` needs is missing, and name it."""
-    missing = [name for module, name in NEEDED.items() if importlib.util.find_spec(module) is None]
-    if missing:
-        raise SettingsError(
-            f"{what} needs {', '.join(missing)}: pip install 'variational-semantic-memory[serve]'"
-        )

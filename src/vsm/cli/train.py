@@ -3,20 +3,14 @@
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from jsonargparse import ArgumentParser
 
-from vsm.cli.arguments import (
-    CommandEntry,
-    PlacementOptions,
-    add_options,
-    from_parsed,
-    prepare_placement,
-)
+from vsm.cli.arguments import Options, PlacementOptions, prepare_placement
 from vsm.cli.main import is_first_process
 from vsm.cli.output import ProgressBar, print_json, print_table, say
 from vsm.errors import SettingsError
@@ -25,7 +19,6 @@ from vsm.runs.configuration import (
     PRETRAINING_PRESETS,
     AnySettings,
     flat_values,
-    preset_names,
     preset_paths,
     read_sections,
     read_settings,
@@ -53,10 +46,10 @@ from vsm.settings import (
 BACKBONE, BACKBONE_ALIAS = "--model.backbone", "--backbone"
 
 
-@dataclass(kw_only=True)
 class RunOptions(PlacementOptions):
     """What ``train`` and ``pretrain`` share besides settings."""
 
+    settings: ClassVar[type]
     output: Path
     """The run directory to write."""
     resume: bool = False
@@ -66,9 +59,31 @@ class RunOptions(PlacementOptions):
     json: bool = False
     """Print one JSON object when done, and no progress."""
 
+    @classmethod
+    def add_arguments(cls, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "--config",
+            action="config",
+            help="YAML settings, may be repeated; whatever comes later on the line wins.",
+        )
+        parser.add_class_arguments(cls.settings)
+        settings = describe_conditions(cls.settings)
+        for action in parser._actions:  # argparse offers no other way to its help
+            if conditions := settings.get(action.dest):
+                action.help = f"{action.help} [{conditions}]"
+            if action.dest in settings and getattr(action, "_typehint", None) is bool:
+                action.nargs, action.const = "?", True  # --augment stands for --augment true
 
-@dataclass(kw_only=True)
-class LauncherOptions:
+    def make_way(self) -> None:
+        """Let a new run begin in the output, if that was asked for."""
+        stored = self.output / CONFIG_NAME
+        if self.overwrite and is_first_process() and stored.exists():
+            with Directory(self.output).locked():
+                stored.unlink()
+
+
+class LauncherOptions(Options):
     """Who starts processes, and what SLURM is asked for."""
 
     launcher: Literal["none", "local", "slurm"] = "none"
@@ -76,10 +91,10 @@ class LauncherOptions:
     slurm: SlurmSettings = field(default_factory=SlurmSettings)
 
 
-@dataclass(kw_only=True)
-class TrainOptions(LauncherOptions, RunOptions):
-    """Arguments of ``vsm train`` besides settings."""
+class Train(LauncherOptions, RunOptions):
+    """``vsm train``."""
 
+    settings = RunSettings
     preset: str | None = None
     """Shipped settings by name, e.g. paper-omniglot-5way-1shot."""
     backbone: str | None = None
@@ -88,140 +103,118 @@ class TrainOptions(LauncherOptions, RunOptions):
     """End by learning the Gaussian memory of the trained features, and use it if validation classes
     say that it is no worse (method vsm with conjugate inference)."""
 
+    @classmethod
+    def start(cls, parser: ArgumentParser, words: Sequence[str]) -> None:
+        full = _with_full_names(words)
+        parsed, settings = parse_run(parser, full, RunSettings, "train")
+        self = cls.from_parsed(parsed)
+        if self.backbone is not None:
+            raise SettingsError(
+                "backbone: in a settings file it belongs to model, as model.backbone"
+            )
+        _require_trusted_backbone(settings.model.own_backbone, full, BACKBONE)
+        if self.launcher == "none":
+            self._train(settings)
+        else:
+            self._submit(settings, words)
 
-def add_train_arguments(parser: ArgumentParser) -> None:
-    """Declare the arguments of ``vsm train``."""
-    _add_arguments(parser, TrainOptions, RunSettings)
+    def _train(self, settings: RunSettings) -> None:
+        from vsm import training
+        from vsm.system.distributed import join_processes
 
+        self.make_way()
+        placement = prepare_placement(self)
+        with (
+            join_processes(placement.device) as processes,
+            ProgressBar(self.json or not processes.is_first) as bar,
+        ):
+            output, resume, learn = self.output, self.resume, self.learn_memory
+            training.train(settings, output, resume, bar, processes, placement, learn)
+        if not processes.is_first:
+            return
+        rows = RunDirectory(self.output).read_metrics()
+        validations = [row for row in rows if "validation" in row]
+        best = max(validations, key=lambda row: row["validation"]["accuracy"])
+        score = best["validation"]
+        learned = rows[-1].get("gaussian") if self.learn_memory else None
+        if self.json:
+            result = {"run": str(self.output), "best_step": best["step"], **score}
+            print_json({**result, "gaussian": learned})
+            return
+        if learned is not None:
+            accuracy, difference = learned["accuracy"], learned["difference"]
+            say(
+                f"{self.output}: Gaussian memory of its features: validation accuracy "
+                f"{accuracy['mean']:.1%} ± {accuracy['ci95']:.1%}, {difference['mean']:+.2%} ± "
+                f"{difference['ci95']:.2%}: "
+                f"{'used from now on' if learned['used'] else 'worse, so it is not used'}"
+            )
+        say(
+            f"{self.output}: best {score['way']}-way validation accuracy {score['accuracy']:.1%} "
+            f"± {score['ci95']:.1%} at step {best['step']}; measure it on unseen classes with: "
+            f"vsm evaluate {self.output}{training.backbone_option(settings)}"
+        )
 
-def add_pretrain_arguments(parser: ArgumentParser) -> None:
-    """Declare the arguments of ``vsm pretrain``."""
-    names = preset_names(PRETRAINING_PRESETS)
-    parser.add_argument("--preset", type=str, help=f"Shipped settings by name: {names}.")
-    _add_arguments(parser, RunOptions, PretrainSettings)
+    def _submit(self, settings: RunSettings, words: Sequence[str]) -> None:
+        """Put the training into a queue and say where to look for it."""
+        from vsm.cli.main import main
+        from vsm.system.launching import submit
 
-
-def _add_arguments(parser: ArgumentParser, options: type[RunOptions], kind: type) -> None:
-    add_options(parser, options)
-    parser.add_argument(
-        "--config",
-        action="config",
-        help="YAML settings, may be repeated; whatever comes later on the line wins.",
-    )
-    parser.add_class_arguments(kind)
-    settings = describe_conditions(kind)
-    for action in parser._actions:  # argparse offers no other way to its help
-        if conditions := settings.get(action.dest):
-            action.help = f"{action.help} [{conditions}]"
-        if action.dest in settings and getattr(action, "_typehint", None) is bool:
-            action.nargs, action.const = "?", True  # --augment stands for --augment true
-
-
-def train(parser: ArgumentParser, arguments: Sequence[str]) -> None:
-    """Train, or submit a training."""
-    words = _with_full_names(arguments)
-    parsed, settings = parse_run(parser, words, RunSettings, "train")
-    options = from_parsed(TrainOptions, parsed)
-    if options.backbone is not None:
-        raise SettingsError("backbone: in a settings file it belongs to model, as model.backbone")
-    _require_trusted_backbone(settings.model.own_backbone, words, BACKBONE)
-    if options.launcher != "none":
-        _submit(options, settings, arguments)
-        return
-    _make_way(options)
-
-    from vsm import training
-    from vsm.system.distributed import join_processes
-
-    placement = prepare_placement(options)
-    with (
-        join_processes(placement.device) as processes,
-        ProgressBar(options.json or not processes.is_first) as bar,
-    ):
-        output, resume, learn = options.output, options.resume, options.learn_memory
-        training.train(settings, output, resume, bar, processes, placement, learn)
-    if not processes.is_first:
-        return
-    rows = RunDirectory(options.output).read_metrics()
-    validations = [row for row in rows if "validation" in row]
-    best = max(validations, key=lambda row: row["validation"]["accuracy"])
-    score = best["validation"]
-    learned = rows[-1].get("gaussian") if options.learn_memory else None
-    if options.json:
-        result = {"run": str(options.output), "best_step": best["step"], **score}
-        print_json({**result, "gaussian": learned})
-        return
-    if learned is not None:
-        say(f"{options.output}: {_described(learned)}")
-    say(
-        f"{options.output}: best {score['way']}-way validation accuracy {score['accuracy']:.1%} "
-        f"± {score['ci95']:.1%} at step {best['step']}; measure it on unseen classes with: "
-        f"vsm evaluate {options.output}{training.backbone_option(settings)}"
-    )
+        job = submit(self.launcher, self.slurm, settings.tasks, self.output, main, words)
+        if self.json:
+            print_json({"run": str(self.output), "job": job.id, "log": str(job.log)})
+        else:
+            say(f"{self.output}: submitted job {job.id} ({self.slurm.processes} processes)")
+            say(f"its output: {job.log}; stop it with: {job.stop_command}")
 
 
-def _described(learned: dict[str, Any]) -> str:
-    """Describe the Gaussian memory that training ended with."""
-    accuracy, difference = learned["accuracy"], learned["difference"]
-    return (
-        f"Gaussian memory of its features: validation accuracy {accuracy['mean']:.1%} ± "
-        f"{accuracy['ci95']:.1%}, {difference['mean']:+.2%} ± {difference['ci95']:.2%}: "
-        f"{'used from now on' if learned['used'] else 'worse, so it is not used'}"
-    )
+class Pretrain(RunOptions):
+    """``vsm pretrain``."""
 
+    settings = PretrainSettings
+    preset: str | None = None
+    """Shipped settings by name: cifar-fs-resnet12 or omniglot."""
 
-def _submit(options: TrainOptions, settings: RunSettings, arguments: Sequence[str]) -> None:
-    """Put the training into a queue and say where to look for it."""
-    from vsm.cli.main import main
-    from vsm.system.launching import submit
+    @classmethod
+    def start(cls, parser: ArgumentParser, words: Sequence[str]) -> None:
+        presets = PRETRAINING_PRESETS
+        parsed, settings = parse_run(parser, words, PretrainSettings, "pretrain", presets)
+        _require_trusted_backbone(own_code(settings.backbone), words, "--backbone")
+        cls.from_parsed(parsed)._pretrain(settings)
 
-    job = submit(options.launcher, options.slurm, settings.tasks, options.output, main, arguments)
-    if options.json:
-        print_json({"run": str(options.output), "job": job.id, "log": str(job.log)})
-    else:
-        say(f"{options.output}: submitted job {job.id} ({options.slurm.processes} processes)")
-        say(f"its output: {job.log}; stop it with: {job.stop_command}")
+    def _pretrain(self, settings: PretrainSettings) -> None:
+        from vsm.pretraining import loop
 
-
-def pretrain(parser: ArgumentParser, arguments: Sequence[str]) -> None:
-    """Pre-train a backbone."""
-    presets = PRETRAINING_PRESETS
-    parsed, settings = parse_run(parser, arguments, PretrainSettings, "pretrain", presets)
-    options = from_parsed(RunOptions, parsed)
-    _require_trusted_backbone(own_code(settings.backbone), arguments, "--backbone")
-    _make_way(options)
-
-    from vsm.pretraining import loop
-
-    placement = prepare_placement(options)
-    with ProgressBar(quiet=options.json) as bar:
-        finished = loop.pretrain(settings, options.output, options.resume, bar, placement)
-    validations = finished.read_validations()
-    best = max(validations, key=lambda row: row["validation"]["mean_accuracy"])
-    if options.json:
-        files = {"run": str(options.output), "backbone": str(finished.backbone)}
-        print_json({**files, "best_epoch": best["epoch"], **best["validation"]})
-        return
-    last = validations[-1]["validation"]
-    rows = [
-        [
-            str(row["epoch"]),
-            *(f"{one['accuracy']:.2%} ± {one['ci95']:.2%}" for one in shots.values()),
-            "kept" if row is best else "",
+        self.make_way()
+        placement = prepare_placement(self)
+        with ProgressBar(quiet=self.json) as bar:
+            finished = loop.pretrain(settings, self.output, self.resume, bar, placement)
+        validations = finished.read_validations()
+        best = max(validations, key=lambda row: row["validation"]["mean_accuracy"])
+        if self.json:
+            files = {"run": str(self.output), "backbone": str(finished.backbone)}
+            print_json({**files, "best_epoch": best["epoch"], **best["validation"]})
+            return
+        last = validations[-1]["validation"]
+        rows = [
+            [
+                str(row["epoch"]),
+                *(f"{one['accuracy']:.2%} ± {one['ci95']:.2%}" for one in shots.values()),
+                "kept" if row is best else "",
+            ]
+            for row in validations
+            for shots in [row["validation"]["shots"]]
         ]
-        for row in validations
-        for shots in [row["validation"]["shots"]]
-    ]
-    print_table(
-        f"{settings.data}, validation classes, {last['way']}-way, nearest prototype by cosine, "
-        f"{last['episodes']} episodes of {last['queries']} queries per class",
-        ["epoch", *(f"{shot}-shot" for shot in last["shots"]), ""],
-        rows,
-    )
-    say(
-        f"{finished.backbone} holds the backbone of epoch {best['epoch']}; go on with: "
-        f"{_training_command(settings, options.output)}"
-    )
+        print_table(
+            f"{settings.data}, validation classes, {last['way']}-way, nearest prototype by cosine, "
+            f"{last['episodes']} episodes of {last['queries']} queries per class",
+            ["epoch", *(f"{shot}-shot" for shot in last["shots"]), ""],
+            rows,
+        )
+        say(
+            f"{finished.backbone} holds the backbone of epoch {best['epoch']}; go on with: "
+            f"{_training_command(settings, self.output)}"
+        )
 
 
 def _training_command(settings: PretrainSettings, output: Path) -> str:
@@ -234,10 +227,7 @@ def _training_command(settings: PretrainSettings, output: Path) -> str:
     return shlex.join([*words, "--output", f"{output}-few-shot"])
 
 
-COMMANDS = {
-    "train": CommandEntry(add_train_arguments, train),
-    "pretrain": CommandEntry(add_pretrain_arguments, pretrain),
-}
+COMMANDS = {"train": Train, "pretrain": Pretrain}
 
 
 def parse_run(
@@ -350,14 +340,6 @@ def _check_output(output: Path, resume: bool, command: str) -> None:
         raise SettingsError(f"output: {output} has no {CONFIG_NAME}, so it cannot be resumed")
     if not (output / RESUME_NAME).is_file() and is_first_process():
         say(f"vsm {command}: nothing to resume in {output}, starting from scratch", file=sys.stderr)
-
-
-def _make_way(options: RunOptions) -> None:
-    """Let a new run begin in the output, if that was asked for."""
-    stored = options.output / CONFIG_NAME
-    if options.overwrite and is_first_process() and stored.exists():
-        with Directory(options.output).locked():
-            stored.unlink()
 
 
 def _refuse_changes(settings: AnySettings, before: AnySettings, output: Path) -> None:

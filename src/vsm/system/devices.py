@@ -23,15 +23,11 @@ FUSED_DEVICES = ("cpu", "cuda", "mps")
 
 @dataclass(frozen=True)
 class Placement:
-    """Where tensors live and how the backbone computes.
-
-    Attributes:
-        device: of the model, the memory and everything computed with them.
-        precision: of the backbone's products; all that has to do with probability is float32.
-    """
+    """Where tensors live and how the backbone computes."""
 
     device: torch.device
     precision: torch.dtype = torch.float32
+    """Of the backbone's products; all that has to do with probability is float32."""
 
     @property
     def options(self) -> str:
@@ -50,12 +46,7 @@ TILE_LEAF = 0x1D  # of CPUID: the sizes of AMX's tiles
 
 
 def choose_placement(device: str = "auto", precision: Precision = "auto") -> Placement:
-    """Choose where to compute.
-
-    Args:
-        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
-        precision: ``auto`` is bfloat16 on GPUs that have it and float32 elsewhere.
-    """
+    """Choose where to compute: ``auto`` is a GPU if there is one, and bfloat16 if that has it."""
     chosen = _device(device)
     if precision == "auto":
         bfloat16 = chosen.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)

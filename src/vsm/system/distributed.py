@@ -24,10 +24,7 @@ even by SIGKILL, is noticed at once."""
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among ``count``; all processes must call every method together.
-
-    A single process sends nothing, and gets its own values back.
-    """
+    """This process among ``count``, which call every method together; a single one sends nothing."""
 
     rank: int = 0
     count: int = 1
@@ -113,17 +110,14 @@ SINGLE_PROCESS = Processes()
 
 @contextmanager
 def join_processes(device: torch.device) -> Iterator[Processes]:
-    """Join the other processes of this job, as ``torchrun`` announces them in the environment.
-
-    Without such an environment there is one process. Messages go by gloo, between GPUs by NCCL.
-    """
+    """Join the other processes of this job, if ``torchrun`` announces them in the environment."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield SINGLE_PROCESS
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise ProcessLostError(

@@ -22,8 +22,7 @@ class Interrupted(Exception):  # noqa: N818 - it is a request that was honored, 
 class StopRequest:
     """Whether, and by which signal, the process was asked to stop."""
 
-    def __init__(self) -> None:
-        self.signal_number: int | None = None
+    signal_number: int | None = None
 
     def __bool__(self) -> bool:
         return self.signal_number is not None

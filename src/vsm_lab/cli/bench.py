@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 import jsonargparse
 
-from vsm.cli.arguments import JsonOption, add_options, default_model
-from vsm.cli.output import ProgressBar, print_json, print_table, say
-from vsm.cli.serve import require_serving
+from vsm.cli.arguments import JsonOption, default_model
+from vsm.cli.output import ProgressBar, print_json, print_table, require_extra, say
 from vsm.errors import SettingsError
 from vsm_lab.cli.running import add_output_argument, require_success, run_jobs
 
@@ -63,10 +62,10 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="With --load: number of requests, one image each.",
     )
     add_output_argument(parser, Path("runs/bench"))
-    add_options(parser, JsonOption)
+    JsonOption.add_arguments(parser)
 
 
-def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
+def start(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Measure the speed of this machine."""
     parsed = parser.parse_args(arguments)
     if parsed.full and parsed.load:
@@ -81,7 +80,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _run_load(parsed: jsonargparse.Namespace) -> None:
-    require_serving("bench --load")
+    require_extra("bench --load", "serve")
     from vsm.system.interruption import stop_request
     from vsm_lab.benchmarking.load import Load, measure_all, table, write_load
 

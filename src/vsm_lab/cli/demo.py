@@ -1,13 +1,14 @@
 """``vsm demo``."""
 
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import jsonargparse
 
-from vsm.cli.arguments import JsonOption, add_options
-from vsm.cli.output import ProgressBar, console, need_matplotlib, print_json, progress_bar
+from vsm.cli.arguments import JsonOption
+from vsm.cli.output import ProgressBar, print_json, progress_bar, require_extra, say
 from vsm.errors import RunError
 from vsm.runs.configuration import preset_paths, settings_from_files
 from vsm.settings import GaussianSettings, Method
@@ -26,13 +27,13 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", type=int, default=2000, help="Test episodes.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of training and episodes.")
     parser.add_argument("--overwrite", action="store_true", help="Replace an earlier demo.")
-    add_options(parser, JsonOption)
+    JsonOption.add_arguments(parser)
 
 
-def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
+def start(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Train three methods, learn a memory, compare all on unseen alphabets, write a report."""
     parsed = parser.parse_args(arguments)
-    need_matplotlib("the report")
+    require_extra("the report", "plots")
 
     from vsm.cli.evaluate import print_comparison
     from vsm.data import open_images
@@ -75,7 +76,7 @@ def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
         print_json({**comparison.as_dict(), "report": str(report)})
         return
     print_comparison(comparison)
-    console().print(f"Report: {report}", highlight=False)
+    say(f"Report: {report}", file=sys.stderr)
 
 
 def _clear(output: Path, overwrite: bool) -> None:

@@ -1,6 +1,6 @@
 """``vsm models ship`` and ``vsm models calibrate``."""
 
-from dataclasses import dataclass, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,19 +9,17 @@ from vsm.cli.arguments import (
     JsonOption,
     PlacementOptions,
     ProtocolOptions,
-    argument,
     prepare_placement,
 )
-from vsm.cli.models import print_measurements
+from vsm.cli.evaluate import print_measurements
 from vsm.cli.output import ProgressBar, print_json, say
 from vsm.errors import SettingsError
 
 
-@dataclass(kw_only=True)
 class Ship(ProtocolOptions, PlacementOptions, JsonOption):
     """Store a run's model small, if that leaves it as good as it was, with a card."""
 
-    run: Path = argument(positional=True)
+    run: Path = field(kw_only=False)
     """A run directory."""
     name: str
     """By which the model is loaded."""
@@ -67,11 +65,10 @@ class Ship(ProtocolOptions, PlacementOptions, JsonOption):
         say(f"{shipment.folder}: {card['bytes'] / 1000:,.0f} kB; load it with {where}")
 
 
-@dataclass(kw_only=True)
 class Calibrate(BackboneOption, PlacementOptions, JsonOption):
     """Measure again when a model answers 'none of these'; no weight changes."""
 
-    name: str = argument(positional=True)
+    name: str = field(kw_only=False)
     """A shipped model, or a run directory."""
 
     def __call__(self) -> None:

@@ -1,5 +1,6 @@
 """``vsm reproduce``."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -7,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
-from vsm.cli.arguments import CommandParser, JsonOption, add_options
-from vsm.cli.output import console, need_matplotlib, print_json, print_table, say
+from vsm.cli.arguments import CommandParser, JsonOption
+from vsm.cli.output import print_json, print_table, require_extra, say
 from vsm.errors import SettingsError
 from vsm_lab.cli.running import (
     add_output_argument,
@@ -41,7 +42,7 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
             add_output_argument(action, Path("runs/reproduce"))
         if name not in OVERVIEWS:
             _add_request_arguments(action)
-        add_options(action, JsonOption)
+        JsonOption.add_arguments(action)
         actions.add_subcommand(name, action, help=purpose)
 
 
@@ -61,7 +62,7 @@ def _add_request_arguments(parser: jsonargparse.ArgumentParser) -> None:
     add_running_arguments(parser)
 
 
-def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
+def start(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """List, run, watch or report."""
     if arguments and not arguments[0].startswith("-") and arguments[0] not in {**OVERVIEWS, **ALL}:
         table(arguments[0])  # suggests a name if there is none like it
@@ -126,7 +127,7 @@ def _reproduce(names: Sequence[str], chosen: jsonargparse.Namespace) -> None:
     for plan in plans:
         remember(store, plan.request)
     for line in [] if chosen.json else unavailable:
-        console().print(f"vsm reproduce: {line}", highlight=False, soft_wrap=True)
+        say(f"vsm reproduce: {line}", file=sys.stderr)
     outcome = run_jobs("reproduce", jobs, launcher, chosen.output, chosen.json)
     _print_results(plans, chosen, outcome.as_dict())
     require_success(outcome)
@@ -150,7 +151,7 @@ def _print_results(
             if differences := difference_table(results, position):
                 title = "paired differences; * if clear of zero over two or more seeds"
                 print_table(title, differences.columns, differences.rows)
-    console().print(f"With plots: vsm reproduce report --output {chosen.output}", highlight=False)
+    say(f"With plots: vsm reproduce report --output {chosen.output}", file=sys.stderr)
 
 
 def _status(chosen: jsonargparse.Namespace) -> None:
@@ -183,7 +184,7 @@ def _status(chosen: jsonargparse.Namespace) -> None:
 
 
 def _report(chosen: jsonargparse.Namespace) -> None:
-    need_matplotlib("the report")
+    require_extra("the report", "plots")
 
     from vsm_lab.paper.report import write_report
 

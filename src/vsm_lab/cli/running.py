@@ -1,13 +1,13 @@
 """What ``reproduce``, ``study`` and ``bench`` share: how jobs run, and what is printed of them."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jsonargparse
 
-from vsm.cli.arguments import add_options
-from vsm.cli.output import ProgressBar, console, print_json, print_table, say
+from vsm.cli.output import ProgressBar, print_json, print_table, say
 from vsm.cli.train import LauncherOptions
 from vsm.errors import RunError
 from vsm.settings import SlurmSettings
@@ -26,7 +26,7 @@ def add_output_argument(parser: jsonargparse.ArgumentParser, default: Path) -> N
 def add_running_arguments(parser: jsonargparse.ArgumentParser) -> None:
     """Declare where jobs run, and how many at a time."""
     parser.add_argument("--jobs", type=int, default=1, help="Jobs to run side by side.")
-    add_options(parser, LauncherOptions)
+    LauncherOptions.add_arguments(parser)
     parser.add_argument("--dry_run", action="store_true", help="Show the plan and compute nothing.")
 
 
@@ -48,7 +48,7 @@ def run_jobs(
     store = JobStore(output)
     if not quiet:
         waiting = sum(not store.is_done(job) for job in jobs)
-        console().print(f"vsm {command}: {waiting} of {len(jobs)} jobs to do", highlight=False)
+        say(f"vsm {command}: {waiting} of {len(jobs)} jobs to do", file=sys.stderr)
     with ProgressBar(quiet) as bar:
         return launchers.run_jobs(jobs, store, launcher, bar)
 

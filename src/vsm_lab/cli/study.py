@@ -10,10 +10,9 @@ from vsm.cli.arguments import (
     BackbonesOption,
     JsonOption,
     PlacementOptions,
-    add_options,
     prepare_placement,
 )
-from vsm.cli.output import need_matplotlib, print_json, say
+from vsm.cli.output import print_json, require_extra, say
 from vsm.errors import RunError, SettingsError, VsmError
 from vsm.system.documents import shortened
 from vsm_lab.cli.running import (
@@ -52,15 +51,16 @@ def add_arguments(parser: jsonargparse.ArgumentParser) -> None:
     )
     add_output_argument(parser, OUTPUT)
     add_running_arguments(parser)
-    for options in (BackbonesOption, PlacementOptions, JsonOption):
-        add_options(parser, options)
+    BackbonesOption.add_arguments(parser)
+    PlacementOptions.add_arguments(parser)
+    JsonOption.add_arguments(parser)
 
 
-def run(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
+def start(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Measure studies, or render their results."""
     parsed = parser.parse_args(arguments)
     studies = [read_study(path) for path in parsed.studies]
-    need_matplotlib("the page of a study")
+    require_extra("the page of a study", "plots")
     if parsed.render is not None:
         _render(studies, parsed)
         return
