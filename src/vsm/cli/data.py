@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vsm.cli.arguments import Actions, JsonOption
-from vsm.cli.output import ProgressBar, print_json, print_table, say
+from vsm.cli.output import ProgressBar, in_words, print_json, print_table, say
 from vsm.errors import DataError
 
 
@@ -89,22 +89,12 @@ class Info(JsonOption):
         if self.json:
             print_json(dataset)
             return
-        rows = [[key, _words(key, value)] for key, value in dataset.items()]
+        shown = {**dataset, "bytes": _megabytes(dataset["bytes"])}
+        rows = [[key, in_words(value)] for key, value in shown.items()]
         print_table(dataset["name"], ["", ""], rows, words=True)
 
 
 COMMANDS = {"data": Actions({"list": List, "prepare": Prepare, "info": Info})}
-
-
-def _words(key: str, value: Any) -> str:
-    """Format one entry for people."""
-    if key == "bytes":
-        return _megabytes(value)
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_words('', item)}" for name, item in value.items())
-    if isinstance(value, list | tuple):
-        return " × ".join(map(str, value)) if key == "image_shape" else ", ".join(map(str, value))
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _megabytes(count: int | None) -> str:

@@ -10,7 +10,6 @@ from vsm.cli.arguments import (
     JsonOption,
     PlacementOptions,
     ProtocolOptions,
-    prepare_placement,
 )
 from vsm.cli.output import ProgressBar, print_json, print_table
 from vsm.errors import SettingsError
@@ -75,7 +74,7 @@ class Evaluate(BackboneOption, MeasurementOptions):
             source,
             checkpoint=self.checkpoint,
             backbone=self.backbone,
-            placement=prepare_placement(self),
+            placement=self.prepare_placement(),
             inference=self.inference,
         )
         with ProgressBar(self.json) as bar:
@@ -121,16 +120,17 @@ class Compare(BackbonesOption, MeasurementOptions):
     --classifier."""
 
     def __call__(self) -> None:
-        names = baseline_names(self.baselines)
+        names = list(dict.fromkeys(filter(None, map(str.strip, self.baselines.split(",")))))
+        for name in names:
+            if name not in BASELINE_NAMES:
+                known = ", ".join(BASELINE_NAMES)
+                raise SettingsError(f"baselines: unknown baseline {name!r}; known: {known}")
         if len(self.runs) < 2 and not names:
-            raise SettingsError(
-                "runs: two or more are compared, or one with --baselines, got one; vsm evaluate "
-                "measures one"
-            )
+            raise SettingsError("runs: two or more are compared, or one with --baselines, got one")
 
         from vsm.runs.loading import load
 
-        placement = prepare_placement(self)
+        placement = self.prepare_placement()
         # All are loaded first: a run that is missing is named before anything is measured.
         models = [
             load(path, backbone=self.backbone, placement=placement, inference=self.inference)
@@ -140,7 +140,7 @@ class Compare(BackbonesOption, MeasurementOptions):
             comparison = models[0].compare(
                 *models[1:],
                 **self.episodes_as_dict(),
-                baselines=names,
+                baselines=cast(list[BaselineName], names),
                 baseline=self.baseline,
                 progress=bar,
             )
@@ -151,17 +151,6 @@ class Compare(BackbonesOption, MeasurementOptions):
 
 
 COMMANDS = {"evaluate": Evaluate, "compare": Compare}
-
-
-def baseline_names(listed: str) -> list[BaselineName]:
-    """Return the baselines of a list with commas, each once."""
-    names = list(dict.fromkeys(word.strip() for word in listed.split(",") if word.strip()))
-    for name in names:
-        if name not in BASELINE_NAMES:
-            raise SettingsError(
-                f"baselines: unknown baseline {name!r}; known: {', '.join(BASELINE_NAMES)}"
-            )
-    return cast(list[BaselineName], names)
 
 
 def print_comparison(comparison: "Comparison") -> None:

@@ -49,9 +49,7 @@ SHARED_COMMANDS = (("train",), ("memory", "learn"))
 SAME_FOR_ALL = (EpisodeError, RunError, SettingsError, Interrupted)
 """What every process of a job meets, so that the first alone reports it."""
 SIGPIPE = 13
-DESCRIPTION = (
-    "Few-shot learning with a long-term memory (Learning to Learn Variational Semantic Memory)."
-)
+DESCRIPTION = "Few-shot learning with a long-term memory: variational semantic memory."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,10 +79,7 @@ def _run(name: str, rest: Sequence[str]) -> int:
     command, parser = open_command(name)
     shared = any((name, *rest)[: len(one)] == one for one in SHARED_COMMANDS)
     if is_one_of_several() and not shared:
-        raise SettingsError(
-            "works in one process, but WORLD_SIZE announces several; start it without "
-            "torchrun, or unset WORLD_SIZE"
-        )
+        raise SettingsError("works in one process, but WORLD_SIZE announces several; unset it")
     command.start(parser, rest)
     return 0
 
@@ -139,28 +134,20 @@ def _discard_output() -> None:
 
 def open_command(name: str) -> tuple[Any, "ArgumentParser"]:
     """Return a command, which ``start(parser, words)`` runs, and a parser with its arguments."""
-    import jsonargparse  # here, so that `vsm --help` answers at once
-
-    from vsm.cli.arguments import CommandParser
+    from vsm.cli.arguments import CommandParser  # here, so that `vsm --help` answers at once
 
     if name in LAB_COMMANDS:
         command: Any = lab_module(name)
     else:
         command = importlib.import_module(f"vsm.cli.{MODULES.get(name, name)}").COMMANDS[name]
-    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = CommandParser(prog=f"vsm {name}", usage=f"vsm {name} ...", description=COMMANDS[name])
     command.add_arguments(parser)
     return command, parser
 
 
-def has_lab() -> bool:
-    """Whether the experiment tooling, which comes with a clone of the repository, is installed."""
-    return importlib.util.find_spec("vsm_lab") is not None
-
-
 def lab_module(name: str) -> ModuleType:
     """Import the module of a lab command, or say how to install the lab."""
-    if not has_lab():
+    if importlib.util.find_spec("vsm_lab") is None:
         raise SettingsError(
             "the experiment tooling is not installed; clone the repository and install it with: "
             "pip install --editable '.[plots]'"

@@ -11,7 +11,6 @@ from vsm.cli.arguments import (
     JsonOption,
     Options,
     PlacementOptions,
-    prepare_placement,
 )
 from vsm.cli.output import ProgressBar, print_json, print_table, progress_bar, require_extra, say
 from vsm.errors import SettingsError
@@ -58,8 +57,7 @@ class Learn(BackboneOption, PlacementOptions, JsonOption):
     def __call__(self) -> None:
         if RunDirectory(self.output).exists() and not self.overwrite:
             raise SettingsError(
-                f"output: {self.output} already holds a run; replace it with --overwrite, or "
-                "choose another --output"
+                f"output: {self.output} already holds a run; replace it with --overwrite"
             )
 
         from vsm.data.catalog import FEATURES_PREFIX
@@ -69,11 +67,9 @@ class Learn(BackboneOption, PlacementOptions, JsonOption):
         from vsm.runs.trained_model import made_in_memory
         from vsm.system.distributed import join_processes
 
-        placement = prepare_placement(self)
+        placement = self.prepare_placement()
         if self.encoder is None and not self.data.startswith(FEATURES_PREFIX):
-            raise SettingsError(
-                f"encoder: {self.data} holds images; name an encoder for them with --encoder"
-            )
+            raise SettingsError(f"encoder: {self.data} holds images; name one with --encoder")
         encoder = open_encoder(
             self.encoder,
             self.data,
@@ -196,8 +192,7 @@ class Add(BackboneOption, JsonOption):
         own_memory_path(self.target)  # raises early if it may not be written
         if self.model is None and not self.target.is_dir():
             raise SettingsError(
-                f"model: {self.target} is not a run directory; name the run whose encoder made its "
-                "features with --model"
+                f"model: {self.target} is no run directory; name the run by --model"
             )
 
         from vsm.data.folder import labeled_images
@@ -275,10 +270,7 @@ class Merge(ChangingCommand):
         output = own_memory_path(self.output)
         inputs = [memory_path(path).resolve() for path in (self.first, self.second)]
         if output.exists() and output.resolve() not in inputs and not self.overwrite:
-            raise MemoryFileError(
-                f"output: there is a memory at {self.output} already; name another, or replace it "
-                "with --overwrite"
-            )
+            raise MemoryFileError(f"output: there is a memory at {self.output}; add --overwrite")
         with exclusive_lock(output):
             after = read_memory(self.first).merge(read_memory(self.second))
             if self.output.is_dir() and output.exists():

@@ -1,20 +1,20 @@
 """``vsm models`` and ``vsm export``."""
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import ArgumentParser
 
 from vsm.cli.arguments import (
     Actions,
+    BackboneOption,
     JsonOption,
-    MemoryOption,
 )
 from vsm.cli.evaluate import print_measurements
-from vsm.cli.main import has_lab, lab_module
-from vsm.cli.output import print_json, print_table, say
+from vsm.cli.main import lab_module
+from vsm.cli.output import in_words, print_json, print_table, say
 from vsm.runs.directory import shipped_card, shipped_names
 
 
@@ -36,7 +36,7 @@ class List(JsonOption):
                     f"{one['way']}-way {one['shot']}-shot {one['accuracy']:.2%} ± {one['ci95']:.2%}"
                     for one in card["measurements"]
                 ),
-                _words(card["memory_slots"]),
+                in_words(card["memory_slots"]),
                 f"{card['bytes'] / 1000:,.0f} kB",
             ]
             for card in cards
@@ -55,18 +55,20 @@ class Show(JsonOption):
         if self.json:
             print_json(card)
             return
-        lines = [[key, _words(value)] for key, value in card.items() if key != "measurements"]
+        lines = [[key, in_words(value)] for key, value in card.items() if key != "measurements"]
         print_table(card["name"], ["", ""], lines, words=True)
         print_measurements(card)
 
 
-class Export(MemoryOption, JsonOption):
+class Export(BackboneOption, JsonOption):
     """Convert, compare with PyTorch, write."""
 
     model: str = field(kw_only=False)
     """A run directory, or a name that vsm models lists."""
     onnx: Path
     """Folder that encoder.onnx and classifier.onnx go into."""
+    memory: Path | None = None
+    """A memory file in place of the model's own."""
     overwrite: bool = False
     """Replace files that are there."""
 
@@ -105,21 +107,10 @@ class Models(Actions):
         super().start(parser, words)
 
 
+HAS_LAB = importlib.util.find_spec("vsm_lab") is not None
 OWN_ACTIONS = {"list": List, "show": Show}
 LAB_ACTIONS = ("ship", "calibrate")
 COMMANDS = {
-    "models": Models(OWN_ACTIONS | (lab_module("models").ACTIONS if has_lab() else {})),
+    "models": Models(OWN_ACTIONS | (lab_module("models").ACTIONS if HAS_LAB else {})),
     "export": Export,
 }
-
-
-def _words(value: Any) -> str:
-    """Format one entry of a card for people: a line for each item of a list."""
-    if isinstance(value, dict):
-        return ", ".join(f"{key}: {_words(item)}" for key, item in value.items())
-    if isinstance(value, list):
-        apart = "\n" if any(isinstance(item, str) for item in value) else ", "
-        return apart.join(_words(item) for item in value)
-    if isinstance(value, float):
-        return f"{value:.5g}"
-    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

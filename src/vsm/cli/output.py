@@ -87,20 +87,17 @@ class ProgressBar(Progress):
         self._progress.stop()
 
     def start(self, title: str, total: int | None) -> None:
-        """See :class:`vsm.system.progress.Progress`; a stage with a known title starts again."""
         self._title = title = printable(title, lines=False)
-        if title in self._stages:
+        if title in self._stages:  # it starts again
             self._progress.update(self._stages[title], total=total, completed=0)
         else:
             self._stages[title] = self._progress.add_task(title, total=total, note="")
 
     def advance(self, count: int = 1, note: str = "") -> None:
-        """See :class:`vsm.system.progress.Progress`."""
         shown = printable(note, lines=False)
         self._progress.update(self._stages[self._title], advance=count, note=shown)
 
     def message(self, text: str) -> None:
-        """See :class:`vsm.system.progress.Progress`."""
         if not self._progress.disable:
             self._progress.console.print(printable(f"{self._title} {text}"), highlight=False)
 
@@ -124,6 +121,18 @@ def print_table(
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))  # names are no markup
     Console(file=sys.stdout).print(table)
+
+
+def in_words(value: Any) -> str:
+    """Format plain values for people: a line for each text of a list."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {in_words(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        apart = "\n" if any(isinstance(item, str) for item in value) else ", "
+        return apart.join(in_words(item) for item in value)
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def require_extra(what: str, extra: Literal["plots", "serve"]) -> None:

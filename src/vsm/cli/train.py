@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from jsonargparse import ArgumentParser
 
-from vsm.cli.arguments import Options, PlacementOptions, prepare_placement
+from vsm.cli.arguments import Options, PlacementOptions
 from vsm.cli.main import is_first_process
 from vsm.cli.output import ProgressBar, print_json, print_table, say
 from vsm.errors import SettingsError
@@ -42,8 +42,6 @@ from vsm.settings import (
     flatten,
     own_code,
 )
-
-BACKBONE, BACKBONE_ALIAS = "--model.backbone", "--backbone"
 
 
 class RunOptions(PlacementOptions):
@@ -105,14 +103,16 @@ class Train(LauncherOptions, RunOptions):
 
     @classmethod
     def start(cls, parser: ArgumentParser, words: Sequence[str]) -> None:
-        full = _with_full_names(words)
-        parsed, settings = parse_run(parser, full, RunSettings, "train")
+        if _option_values(words, "--backbone") and _option_values(words, "--model.backbone"):
+            raise SettingsError("--backbone and --model.backbone are one setting; give one of them")
+        full = _replaced(words, "--backbone", lambda name: [f"--model.backbone={name}"])
+        parsed, settings = parse_run(parser, full, RunSettings)
         self = cls.from_parsed(parsed)
         if self.backbone is not None:
             raise SettingsError(
                 "backbone: in a settings file it belongs to model, as model.backbone"
             )
-        _require_trusted_backbone(settings.model.own_backbone, full, BACKBONE)
+        _require_trusted_backbone(settings.model.own_backbone, full, "--model.backbone")
         if self.launcher == "none":
             self._train(settings)
         else:
@@ -123,7 +123,7 @@ class Train(LauncherOptions, RunOptions):
         from vsm.system.distributed import join_processes
 
         self.make_way()
-        placement = prepare_placement(self)
+        placement = self.prepare_placement()
         with (
             join_processes(placement.device) as processes,
             ProgressBar(self.json or not processes.is_first) as bar,
@@ -157,15 +157,18 @@ class Train(LauncherOptions, RunOptions):
 
     def _submit(self, settings: RunSettings, words: Sequence[str]) -> None:
         """Put the training into a queue and say where to look for it."""
-        from vsm.cli.main import main
-        from vsm.system.launching import submit
+        from vsm.cli.launching import submit
+        from vsm.system.distributed import Processes
 
-        job = submit(self.launcher, self.slurm, settings.tasks, self.output, main, words)
+        Processes(0, self.slurm.processes).share(settings.tasks)  # raises if it cannot be even
+        job = submit(self.launcher, self.slurm, self.output, words)
+        job_id, log = job.job_id, job.paths.stdout
         if self.json:
-            print_json({"run": str(self.output), "job": job.id, "log": str(job.log)})
+            print_json({"run": str(self.output), "job": job_id, "log": str(log)})
         else:
-            say(f"{self.output}: submitted job {job.id} ({self.slurm.processes} processes)")
-            say(f"its output: {job.log}; stop it with: {job.stop_command}")
+            stop = "scancel" if self.launcher == "slurm" else "kill"
+            say(f"{self.output}: submitted job {job_id} ({self.slurm.processes} processes)")
+            say(f"its output: {log}; stop it with: {stop} {job_id}")
 
 
 class Pretrain(RunOptions):
@@ -177,8 +180,7 @@ class Pretrain(RunOptions):
 
     @classmethod
     def start(cls, parser: ArgumentParser, words: Sequence[str]) -> None:
-        presets = PRETRAINING_PRESETS
-        parsed, settings = parse_run(parser, words, PretrainSettings, "pretrain", presets)
+        parsed, settings = parse_run(parser, words, PretrainSettings)
         _require_trusted_backbone(own_code(settings.backbone), words, "--backbone")
         cls.from_parsed(parsed)._pretrain(settings)
 
@@ -186,7 +188,7 @@ class Pretrain(RunOptions):
         from vsm.pretraining import loop
 
         self.make_way()
-        placement = prepare_placement(self)
+        placement = self.prepare_placement()
         with ProgressBar(quiet=self.json) as bar:
             finished = loop.pretrain(settings, self.output, self.resume, bar, placement)
         validations = finished.read_validations()
@@ -231,17 +233,20 @@ COMMANDS = {"train": Train, "pretrain": Pretrain}
 
 
 def parse_run(
-    parser: ArgumentParser,
-    words: Sequence[str],
-    kind: type[AnySettings],
-    command: str,
-    presets: Path = PRESETS,
+    parser: ArgumentParser, words: Sequence[str], kind: type[AnySettings]
 ) -> tuple[Any, AnySettings]:
-    """Parse the words after ``command``, check the output, return arguments and settings."""
+    """Parse the arguments of a run, check its output, and return arguments and settings."""
+    command, presets = "pretrain", PRETRAINING_PRESETS
+    if kind is RunSettings:
+        command, presets = "train", PRESETS
+
+    def files(preset: str) -> list[str]:
+        return [f"--config={path}" for path in preset_paths(preset, presets)]
+
     _check_files(words, kind)
-    arguments: list[str] = _with_preset(words, lambda name: preset_paths(name, presets))
+    arguments: list[str] = _replaced(words, "--preset", files)
     parsed = parser.parse_args(arguments)
-    own, usual = parser.parse_args(_with_preset(words, lambda _: [])), default_values(kind)
+    own, usual = parser.parse_args(_replaced(words, "--preset", lambda _: [])), default_values(kind)
     given = {name for name, value in flat_values(kind, own).items() if value != usual[name]}
     if parsed.resume and parsed.overwrite:
         raise SettingsError("--resume and --overwrite contradict each other; give one of them")
@@ -276,55 +281,44 @@ def _check_files(words: Sequence[str], kind: type[AnySettings]) -> None:
                 raise SettingsError(f"{path}: holds the name of another file; give it as --config")
 
 
-def _with_preset(words: Sequence[str], files: Callable[[str], list[Path]]) -> list[str]:
-    """Replace ``--preset NAME`` by the ``files`` of that name, each as a ``--config``."""
+def _replaced(
+    words: Sequence[str], option: str, replacement: Callable[[str], list[str]]
+) -> list[str]:
+    """Return ``words`` with ``replacement(value)`` in place of an option and its value."""
     replaced: list[str] = []
     remaining = iter(words)
     for word in remaining:
         name, equals, value = word.partition("=")
-        if name == "--preset":
-            chosen = value if equals else next(remaining, "")
-            replaced += [f"--config={path}" for path in files(chosen)]
+        if name == option:
+            replaced += replacement(value if equals else next(remaining, ""))
         else:
             replaced.append(word)
     return replaced
-
-
-def _with_full_names(words: Sequence[str]) -> list[str]:
-    """Let ``--backbone`` stand for ``--model.backbone``."""
-    names = [word.partition("=")[0] for word in words]
-    if {BACKBONE_ALIAS, BACKBONE} <= set(names):
-        raise SettingsError(f"{BACKBONE_ALIAS} and {BACKBONE} are one setting; give one of them")
-    return [
-        BACKBONE + word.removeprefix(BACKBONE_ALIAS) if name == BACKBONE_ALIAS else word
-        for name, word in zip(names, words, strict=True)
-    ]
 
 
 def _findable(settings: AnySettings) -> AnySettings:
     """Make the paths of data, of ``init`` and of a teacher absolute, for later runs."""
     kind, _, path = settings.data.partition(":")
     if kind in ("folder", "features") and path:
-        settings = replace(settings, data=f"{kind}:{Path(path).expanduser().resolve()}")
+        settings = replace(settings, data=f"{kind}:{_absolute(path)}")
     if isinstance(settings, RunSettings) and settings.init and not is_shipped(settings.init):
-        settings = replace(settings, init=str(Path(settings.init).expanduser().resolve()))
+        settings = replace(settings, init=_absolute(settings.init))
     if isinstance(settings, PretrainSettings) and settings.distillation.teacher:
-        teacher = str(Path(settings.distillation.teacher).expanduser().resolve())
-        taught = replace(settings.distillation, teacher=teacher)
+        taught = replace(settings.distillation, teacher=_absolute(settings.distillation.teacher))
         settings = replace(settings, distillation=taught)
     return settings
 
 
-def _require_trusted_backbone(own: str | None, words: Sequence[str], option: str) -> None:
-    """Let files choose among our backbones, but only the command line name other code to import.
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
 
-    ``own`` is the user's own backbone ``module:attribute`` in the settings, ``option`` the option
-    by which ``words``, the arguments, must name it as well.
-    """
+
+def _require_trusted_backbone(own: str | None, words: Sequence[str], option: str) -> None:
+    """Let files choose among our backbones, but only the command line name other code to import."""
     if own is not None and own not in _option_values(words, option):
         raise SettingsError(
-            f"{option.lstrip('-')}: a settings file names code that is not part of vsm, {own}; if "
-            f"you trust it, add --backbone {own}"
+            f"{option[2:]}: a settings file names code that is not part of vsm, {own}; if you "
+            f"trust it, add --backbone {own}"
         )
 
 
@@ -345,13 +339,9 @@ def _check_output(output: Path, resume: bool, command: str) -> None:
 def _refuse_changes(settings: AnySettings, before: AnySettings, output: Path) -> None:
     """Keep the settings of a resumed run, but for ``steps`` where no schedule depends on them."""
     stored = flatten(before)
+    may_grow = isinstance(settings, RunSettings) and settings.optimizer.schedule != "cosine"
     for key, value in flatten(settings).items():
-        may_change = (
-            key == "steps"
-            and isinstance(settings, RunSettings)
-            and settings.optimizer.schedule != "cosine"
-        )
-        if value != stored[key] and not may_change:
+        if value != stored[key] and not (key == "steps" and may_grow):
             raise SettingsError(
                 f"{key}: the run in {output} was begun with {stored[key]!r}, got {value!r}; "
                 "leave it out to resume, or choose another --output"

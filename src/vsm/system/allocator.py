@@ -15,8 +15,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 def keep_allocations(in_threads: bool = False) -> bool:
     """Stop glibc from returning freed memory to the kernel; return whether that worked.
 
-    ``in_threads`` includes memory freed by other threads than the first: all then share one arena,
-    since the arenas of threads keep nothing larger than 64 MB.
+    ``in_threads``: all threads share one arena, since their own keep nothing larger than 64 MB.
     """
     if sys.platform != "linux" or os.environ.get("VSM_KEEP_ALLOCATIONS") == "0":
         return False

@@ -24,7 +24,7 @@ even by SIGKILL, is noticed at once."""
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among ``count``, which call every method together; a single one sends nothing."""
+    """This process among ``count``; all call every method together, a single one sends nothing."""
 
     rank: int = 0
     count: int = 1
@@ -39,7 +39,7 @@ class Processes:
         if num_tasks % self.count:
             raise SettingsError(
                 f"tasks: {num_tasks} tasks of a step cannot be shared evenly by {self.count} "
-                f"processes; make tasks a multiple of {self.count}, or start another number of them"
+                f"processes; make tasks a multiple of {self.count}"
             )
         size = num_tasks // self.count
         return range(self.rank * size, (self.rank + 1) * size)

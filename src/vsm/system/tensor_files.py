@@ -75,9 +75,7 @@ def load_tensors(
         raise RunError(f"{path} is damaged: its metadata is not a JSON object")
     stored = metadata.pop(DIGEST_KEY, None)
     if stored is not None and stored != _digest(tensors, metadata):
-        raise RunError(
-            f"{path} was changed or damaged: its digest belongs to other contents; put back a copy"
-        )
+        raise RunError(f"{path} was changed or damaged: its digest is wrong; put back a copy")
     for name, tensor in tensors.items() if must_be_finite else ():
         allowed = name.rpartition(".")[2] == MAY_BE_INFINITE
         if (tensor.isnan() if allowed else ~tensor.isfinite()).any():
@@ -95,10 +93,7 @@ def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
 
 
 def fingerprint(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
-    """Return a SHA-256 of metadata and of the names, shapes and single-precision values of tensors.
-
-    Integer tensors, such as counters of batches, are passed over.
-    """
+    """Return a SHA-256 of metadata and of the single-precision values of floating-point tensors."""
     digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         if tensor.is_floating_point():
@@ -120,8 +115,7 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], source: Path) -> 
     except RuntimeError as error:
         reason = shortened(str(error).splitlines()[-1])
         raise RunError(
-            f"{source}: its weights do not fit its settings or data ({reason}); was config.yaml or "
-            "the file exchanged?"
+            f"{source}: its weights do not fit its settings or data ({reason}); was it exchanged?"
         ) from error
 
 
@@ -129,22 +123,15 @@ def learning_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     """Return the state of a model and the moments of its optimizer, by name."""
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     for index, values in optimizer.state_dict()["state"].items():
-        tensors |= {
-            f"optimizer.{index}.{name}": value
-            for name, value in values.items()
-            if value is not None  # SGD without momentum keeps none
-        }
+        kept = {name: value for name, value in values.items() if value is not None}
+        tensors |= {f"optimizer.{index}.{name}": value for name, value in kept.items()}
     return tensors
 
 
 def restore_learning(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], source: Path
 ) -> None:
-    """Put what :func:`learning_tensors` named back into a model and its optimizer.
-
-    Each moment gets the memory layout of its parameter: fused optimizers walk both by address, so
-    a channels-last weight needs channels-last moments.
-    """
+    """Put what :func:`learning_tensors` named back into a model and its optimizer."""
     load_weights(model, strip_prefix(tensors, "model"), source)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     moments: dict[int, dict[str, Tensor]] = {}
@@ -155,6 +142,7 @@ def restore_learning(
         parameter = parameters[int(index)]
         if value.ndim and value.shape != parameter.shape:
             raise RunError(f"{source} is damaged: {shortened(key)} has another shape")
+        # In the memory layout of its parameter, since fused optimizers walk both by address.
         laid_out = torch.empty_like(parameter).copy_(value) if value.ndim else value
         moments.setdefault(int(index), {})[name] = laid_out.detach()
     # SGD has moments of all parameters or of none; Adam may have none where no gradient came.

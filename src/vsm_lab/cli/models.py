@@ -9,7 +9,6 @@ from vsm.cli.arguments import (
     JsonOption,
     PlacementOptions,
     ProtocolOptions,
-    prepare_placement,
 )
 from vsm.cli.evaluate import print_measurements
 from vsm.cli.output import ProgressBar, print_json, say
@@ -49,7 +48,7 @@ class Ship(ProtocolOptions, PlacementOptions, JsonOption):
 
         from vsm_lab.shipping import Shipment, ship
 
-        placement = prepare_placement(self)
+        placement = self.prepare_placement()
         shipment = Shipment(
             **{one.name: getattr(self, one.name) for one in fields(Shipment)} | lists
         )
@@ -74,7 +73,7 @@ class Calibrate(BackboneOption, PlacementOptions, JsonOption):
     def __call__(self) -> None:
         from vsm_lab.shipping import calibrate
 
-        found = calibrate(self.name, prepare_placement(self), self.backbone)
+        found = calibrate(self.name, self.prepare_placement(), self.backbone)
         assert found.thresholds is not None
         shots = list(found.thresholds.by_shot)
         if self.json:

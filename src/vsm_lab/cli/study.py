@@ -10,7 +10,6 @@ from vsm.cli.arguments import (
     BackbonesOption,
     JsonOption,
     PlacementOptions,
-    prepare_placement,
 )
 from vsm.cli.output import print_json, require_extra, say
 from vsm.errors import RunError, SettingsError, VsmError
@@ -68,7 +67,7 @@ def start(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None
     from vsm_lab.job_files import JobStore
     from vsm_lab.jobs import in_order
 
-    prepare_placement(parsed)  # says if there is no such device
+    PlacementOptions.from_parsed(parsed).prepare_placement()  # says if there is no such device
     plans = [_plan(study, parsed) for study in studies]
     store, launcher = JobStore(parsed.output), chosen_launcher(parsed)
     jobs = in_order(job for plan in plans for job in plan.jobs)

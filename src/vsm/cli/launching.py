@@ -8,36 +8,24 @@ job saves, goes back into the queue and is resumed.
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from vsm.cli.main import main
 from vsm.errors import SettingsError
 from vsm.settings import SlurmSettings
-from vsm.system.distributed import Processes
 
 if TYPE_CHECKING:
     from submitit.core.utils import DelayedSubmission
-
-Main = Callable[[Sequence[str]], int]
-"""The command line: given its words, it returns the exit code."""
-
-
-class SubmittedJob(NamedTuple):
-    """A job in a queue, the log of its first process, and how to stop it; it then saves first."""
-
-    id: str
-    log: Path
-    stop_command: str
 
 
 @dataclass(frozen=True)
 class TrainingJob:
     """What each process of a job does: ``vsm train`` with the ``arguments`` that were typed."""
 
-    main: Main
     arguments: tuple[str, ...]
 
     def __call__(self) -> None:
@@ -48,7 +36,7 @@ class TrainingJob:
         ask_again = signal.getsignal(signal.SIGUSR2)  # submitit's; training takes its place
         job = self.resumed() if int(os.environ.get("SLURM_RESTART_COUNT", "0")) else self
         try:
-            code: Any = job.main(["train", *job.arguments])
+            code: Any = main(["train", *job.arguments])
         except SystemExit as stop:
             code = stop.code
         if code == 128 + signal.SIGUSR2 and callable(ask_again):
@@ -59,7 +47,7 @@ class TrainingJob:
     def resumed(self) -> "TrainingJob":
         """Return the job that goes on with what this one has saved."""
         kept = [word for word in self.arguments if word not in ("--overwrite", "--resume")]
-        return TrainingJob(self.main, (*kept, "--resume"))
+        return TrainingJob((*kept, "--resume"))
 
     def checkpoint(self) -> "DelayedSubmission":
         """Return what submitit puts into the queue when time runs out."""
@@ -68,16 +56,8 @@ class TrainingJob:
         return DelayedSubmission(self.resumed())
 
 
-def submit(
-    launcher: str,
-    slurm: SlurmSettings,
-    num_tasks: int,
-    output: Path,
-    main: Main,
-    arguments: Sequence[str],
-) -> SubmittedJob:
+def submit(launcher: str, slurm: SlurmSettings, output: Path, arguments: Sequence[str]) -> Any:
     """Submit ``vsm train`` with ``arguments``; the job's files go to a folder beside ``output``."""
-    Processes(0, slurm.processes).share(num_tasks)
     folder = output.absolute().with_name(f"{output.name}-jobs")
     executor = open_executor(folder, launcher, slurm.restarts)
     try:
@@ -88,9 +68,7 @@ def submit(
     from submitit.helpers import clean_env
 
     with clean_env(), _output_not_inherited():
-        job = executor.submit(TrainingJob(main, (*arguments, "--launcher", "none")))
-    stop = "scancel" if launcher == "slurm" else "kill"
-    return SubmittedJob(job.job_id, job.paths.stdout, f"{stop} {job.job_id}")
+        return executor.submit(TrainingJob((*arguments, "--launcher", "none")))
 
 
 def open_executor(folder: Path, launcher: str, restarts: int) -> Any:
