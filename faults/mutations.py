@@ -130,7 +130,7 @@ def mutate_json(path: Path, random: Random) -> Mutation:
     lines[number] = _json_text(document, random)
     sign = random.random() < 0.3 and isinstance(document, dict) and "digest" in document
     if sign and RAW not in json.dumps(document):
-        from vsm.system.documents import with_digest
+        from vsm.system.files import with_digest
 
         del document["digest"]
         lines[number] = json.dumps(with_digest(document))

@@ -19,12 +19,12 @@ from vsm.errors import DocumentError, RunError, SettingsError
 from vsm.runs.configuration import check_settings, read_settings, settings_to_yaml
 from vsm.runs.directory import RunDirectory
 from vsm.settings import RunSettings
-from vsm.system import documents
-from vsm.system.documents import (
+from vsm.system.files import (
     read_json,
     read_mapping,
     read_object,
     read_yaml,
+    shortened,
     with_digest,
     with_digest_line,
     write_json,
@@ -298,6 +298,6 @@ def test_a_damaged_measurement_is_named_by_its_line(tmp_path: Path) -> None:
 
 
 def test_what_is_quoted_is_one_short_line() -> None:
-    assert documents.shortened("a\n  b\tc") == "a b c"
-    long = documents.shortened("x" * 500 + "\n" + "y" * 500)
+    assert shortened("a\n  b\tc") == "a b c"
+    long = shortened("x" * 500 + "\n" + "y" * 500)
     assert long == "x" * 150 + " … " + "y" * 150

@@ -16,7 +16,7 @@ from vsm.data.folder import images_below
 from vsm.data.images import ImageFormat, decode_files
 from vsm.data.prepared import Preparation, open_array
 from vsm.errors import DataError
-from vsm.system.documents import read_object, write_json
+from vsm.system.files import read_object, write_json
 
 FORM = ImageFormat(8, 1)
 

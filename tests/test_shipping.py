@@ -32,8 +32,7 @@ from vsm.runs.loading import load
 from vsm.runs.measurement import ModelOnData
 from vsm.runs.trained_model import TrainedModel, save_best
 from vsm.settings import Method, ModelSettings, OneCycleSettings, PretrainSettings, RunSettings
-from vsm.system.documents import read_json
-from vsm.system.files import write_text
+from vsm.system.files import read_json, write_text
 from vsm_lab import shipping
 from vsm_lab.provenance import portable, training_commands
 from vsm_lab.shipping import to_half_precision

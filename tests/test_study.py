@@ -28,7 +28,7 @@ from vsm.runs.loading import load
 from vsm.runs.measurement import ModelOnData
 from vsm.seeding import generator
 from vsm.settings import MemorySettings, ModelSettings, PretrainSettings, RunSettings
-from vsm.system.documents import read_json
+from vsm.system.files import read_json
 from vsm_lab.jobs import VIEWS, with_changes
 from vsm_lab.measures import with_slots
 from vsm_lab.provenance import command, training_record

@@ -19,8 +19,7 @@ from vsm.data.glyphs import GENERATOR_VERSION
 from vsm.data.published import CATALOG
 from vsm.errors import DataError, RunError, VsmError
 from vsm.runs.directory import RunDirectory
-from vsm.system.documents import read_json, write_json
-from vsm.system.files import exclusive_lock, is_locked
+from vsm.system.files import exclusive_lock, is_locked, read_json, write_json
 from vsm_lab.jobs import Job
 
 State = Literal["done", "running", "failed", "interrupted", "damaged", "waiting"]

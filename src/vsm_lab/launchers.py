@@ -20,7 +20,7 @@ from vsm.cli.launching import open_executor, scheduler_parameters
 from vsm.errors import DocumentError, RunError, SettingsError
 from vsm.settings import SlurmSettings
 from vsm.system.allocator import keep_allocations
-from vsm.system.documents import read_object
+from vsm.system.files import read_object
 from vsm.system.interruption import Interrupted, stop_request
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm_lab.execution import execute

@@ -24,8 +24,7 @@ from vsm.runs.loading import load
 from vsm.runs.measurement import Comparison, Measurement, ModelOnData
 from vsm.settings import RunSettings
 from vsm.system.devices import ON_CPU, Placement, choose_placement
-from vsm.system.documents import write_json
-from vsm.system.files import atomic_directory, write_text
+from vsm.system.files import atomic_directory, write_json, write_text
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm_lab.provenance import portable, training_commands, versions, was_learned
 

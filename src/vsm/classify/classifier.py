@@ -27,7 +27,7 @@ from vsm.runs.loading import load, restored_model, trusted_settings
 from vsm.runs.trained_model import TrainedModel, made_in_memory
 from vsm.settings import GaussianSettings, ModelSettings, RunSettings
 from vsm.system.devices import Placement, choose_placement
-from vsm.system.documents import shortened
+from vsm.system.files import shortened
 from vsm.system.progress import NULL_PROGRESS, Progress
 from vsm.system.tensor_files import load_tensors, save_tensors, strip_prefix
 

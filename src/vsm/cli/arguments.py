@@ -22,7 +22,7 @@ import docstring_parser
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from vsm.cli.output import printable
-from vsm.system.documents import shortened
+from vsm.system.files import shortened
 
 if TYPE_CHECKING:
     from vsm.system.devices import Placement

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vsm.errors import SettingsError
-from vsm.system.documents import finite
+from vsm.system.files import finite
 from vsm.system.progress import Progress
 
 EXTRAS = {"plots": ["matplotlib"], "serve": ["fastapi", "uvicorn", "python_multipart"]}

@@ -28,8 +28,7 @@ from torch import Tensor
 from vsm.data.dataset import SPLITS, ClassLists, FeatureDataset, Split, class_index, random_split
 from vsm.data.prepared import open_array
 from vsm.errors import ClassifierError, ClassifierTypeError, DataError, DocumentError, VsmError
-from vsm.system.documents import MAX_JSON_BYTES, parse_json, read_file, shortened
-from vsm.system.files import atomic_path
+from vsm.system.files import MAX_JSON_BYTES, atomic_path, parse_json, read_file, shortened
 
 SUFFIX = ".safetensors"
 ARRAYS, TABLES = ("features", "labels", "splits"), ("class_names", "splits")

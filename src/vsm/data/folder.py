@@ -29,7 +29,7 @@ from vsm.data.images import (
 )
 from vsm.data.prepared import Preparation
 from vsm.errors import DataError
-from vsm.system.documents import shortened
+from vsm.system.files import shortened
 
 LARGEST_SIDE = 84
 SPLIT_FOLDERS: dict[str, Split] = {

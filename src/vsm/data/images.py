@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vsm.data.dataset import Dataset, ImageDataset, Pixels
 from vsm.errors import ClassifierError, DataError, DocumentError
-from vsm.system import documents
+from vsm.system.files import read_file as read_regular_file
 from vsm.system.progress import NULL_PROGRESS, Progress
 
 ImageInput = str | Path | Image.Image | npt.NDArray[Any] | Tensor
@@ -232,7 +232,7 @@ def decode_files(files: Sequence[Path], form: ImageFormat) -> Iterator[Pixels]:
 def read_file(file: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the contents of a regular file of at most ``max_bytes``."""
     try:
-        return documents.read_file(file, max_bytes)
+        return read_regular_file(file, max_bytes)
     except DocumentError as error:
         raise DataError(f"{error}; replace or remove it") from error
     except OSError as error:

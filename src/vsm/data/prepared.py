@@ -27,8 +27,7 @@ from vsm.data.dataset import (
     class_index,
 )
 from vsm.errors import DataError, DocumentError
-from vsm.system.documents import read_object, shortened, write_json
-from vsm.system.files import atomic_directory, user_folder
+from vsm.system.files import atomic_directory, read_object, shortened, user_folder, write_json
 from vsm.system.progress import NULL_PROGRESS, Progress
 
 FORMAT = 3

@@ -41,7 +41,7 @@ from vsm.memory import Memory, SupportSet
 from vsm.memory.named import NamedMemory
 from vsm.model import FewShotModel
 from vsm.seeding import generator
-from vsm.system.documents import read_object, shortened, write_json
+from vsm.system.files import read_object, shortened, write_json
 
 SHOTS = (1, 2, 5, 10)
 WAYS = (1, 2, 5, 10, 20)

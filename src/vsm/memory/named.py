@@ -24,8 +24,7 @@ from vsm.memory.slots.consolidation import Consolidation, MeanConsolidation, Slo
 from vsm.memory.slots.kanerva import KanervaMemory
 from vsm.memory.state import ClassMemory, Memory, Observations, SlotMemory
 from vsm.settings import MemorySettings, RunSettings
-from vsm.system.documents import shortened
-from vsm.system.files import as_cell, atomic_path, write_text
+from vsm.system.files import as_cell, atomic_path, shortened, write_text
 from vsm.system.tensor_files import save_tensors
 
 KINDS: dict[frozenset[str], type[Memory]] = {

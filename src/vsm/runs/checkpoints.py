@@ -15,7 +15,7 @@ from vsm.memory import Memory, Observations
 from vsm.memory.named import decode_tensors
 from vsm.model import FewShotModel
 from vsm.runs.directory import BACKBONE_NAME, RunDirectory, find_run, is_shipped
-from vsm.system.documents import shortened
+from vsm.system.files import shortened
 from vsm.system.tensor_files import (
     learning_tensors,
     load_tensors,

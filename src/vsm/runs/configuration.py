@@ -17,7 +17,7 @@ from vsm.settings import (
     effective_values,
     flatten_parts,
 )
-from vsm.system.documents import read_mapping, shortened, with_digest_line
+from vsm.system.files import read_mapping, shortened, with_digest_line
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

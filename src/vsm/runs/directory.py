@@ -16,15 +16,17 @@ from typing import Any, ClassVar, TextIO
 from vsm.errors import DocumentError, RunError, SettingsError
 from vsm.runs.configuration import AnyDataclass, read_settings, settings_to_yaml
 from vsm.settings import PretrainSettings, RunSettings
-from vsm.system.documents import (
+from vsm.system.files import (
     MAX_JSON_BYTES,
+    add_filename_to_errors,
+    exclusive_lock,
     parse_json,
     read_file,
     read_json,
     read_yaml,
     with_digest,
+    write_text,
 )
-from vsm.system.files import add_filename_to_errors, exclusive_lock, write_text
 
 CONFIG_NAME = "config.yaml"
 MODEL_NAME = "model.safetensors"

@@ -34,8 +34,7 @@ from vsm.runs.directory import (
 from vsm.runs.trained_model import TrainedModel
 from vsm.settings import Inference, ModelSettings, RunSettings, is_frozen_encoder, own_code
 from vsm.system.devices import ON_CPU, Placement
-from vsm.system.documents import shortened
-from vsm.system.files import exclusive_lock, is_sqlite
+from vsm.system.files import exclusive_lock, is_sqlite, shortened
 from vsm.system.tensor_files import load_tensors, load_weights, strip_prefix
 
 Checkpoint = Literal["best", "last"]

@@ -29,7 +29,7 @@ from vsm.serve import Limits
 from vsm.serve.middleware import Problem, logger
 from vsm.serve.schemas import Alternative, Answer, QuestionForm, RecalledClass
 from vsm.stores import Store, Support, Versions
-from vsm.system.documents import finite
+from vsm.system.files import finite
 
 MAX_RECALLED = 5
 MAX_ALTERNATIVES = 20

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vsm import errors
 from vsm.serve import Limits
-from vsm.system.documents import shortened
+from vsm.system.files import shortened
 
 WITHOUT_TOKEN = ("/healthz",)
 WITHOUT_QUEUE = ("/healthz", "/readyz", "/metrics")

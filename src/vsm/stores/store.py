@@ -30,7 +30,7 @@ from vsm.encoders import EncoderIdentity
 from vsm.errors import NotStoredError, RunError, StoreError, StoreFullError
 from vsm.memory.named import Changes, NamedMemory, decode_memory
 from vsm.stores.databases import Connection, Database, open_database
-from vsm.system.documents import shortened
+from vsm.system.files import shortened
 
 SCHEMA_VERSION = 3
 TABLES = (

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vsm.errors import DocumentError, RunError
-from vsm.system.documents import DIGEST_KEY, digest_of, parse_json, shortened
-from vsm.system.files import atomic_path
+from vsm.system.files import DIGEST_KEY, atomic_path, digest_of, parse_json, shortened
 
 METADATA_KEY = "vsm"
 TENSORS_KEY = "tensors"

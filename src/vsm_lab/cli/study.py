@@ -13,7 +13,7 @@ from vsm.cli.arguments import (
 )
 from vsm.cli.output import print_json, require_extra, say
 from vsm.errors import RunError, SettingsError, VsmError
-from vsm.system.documents import shortened
+from vsm.system.files import shortened
 from vsm_lab.cli.running import (
     add_output_argument,
     add_running_arguments,

@@ -15,7 +15,7 @@ from vsm.data import EpisodeSampler, open_images
 from vsm.data.catalog import FOLDER_PREFIX
 from vsm.errors import DataError, RunError, SettingsError
 from vsm.settings import PretrainSettings, RunSettings
-from vsm.system.documents import read_object, write_json
+from vsm.system.files import read_object, write_json
 from vsm_lab.job_files import JobStore, data_checksum
 from vsm_lab.jobs import Job, describe, evaluate_job, in_order, pretrain_job, train_job
 from vsm_lab.paper.tables import Budget, Column, PaperTable, Row, Unavailable, budget, table

@@ -10,7 +10,7 @@ from vsm.errors import DocumentError, RunError, SettingsError
 from vsm.runs.configuration import check_settings
 from vsm.runs.directory import shipped_names
 from vsm.settings import BaselineName
-from vsm.system.documents import read_mapping, read_object, write_json
+from vsm.system.files import read_mapping, read_object, write_json
 
 BatchNorm = Literal["inductive", "transductive"]
 Found = dict[str, Any]

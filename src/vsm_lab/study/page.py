@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from vsm.errors import RunError, VsmError
-from vsm.system.documents import shortened
+from vsm.system.files import shortened
 from vsm_lab.document import Block, Heading, Plot, Table, Text, grouped_table, write_markdown
 from vsm_lab.study.charts import chart, curves
 from vsm_lab.study.definition import Found, Study, StudySettings, condition_of
