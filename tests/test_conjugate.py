@@ -10,9 +10,9 @@ from torch import Tensor
 from memories import remember
 from tiny import variant
 from vsm.errors import SettingsError
-from vsm.memory import MEMORIES, Memory, MemoryPrior, SlotMemory, SupportSet
+from vsm.memory import MEMORIES, Memory, SlotMemory, SupportSet
 from vsm.memory.slots.kanerva import KanervaMemory, KanervaRecall
-from vsm.memory.slots.recall import ConjugateInference, VariationalRecall
+from vsm.memory.slots.recall import ConjugateInference, MemoryPrior, VariationalRecall
 from vsm.model import FewShotModel, Prediction
 from vsm.nn.distributions import DiagonalGaussian
 from vsm.nn.networks import MemoryConditionedNetwork, predictive

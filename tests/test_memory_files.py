@@ -17,8 +17,8 @@ from launching_helpers import finish
 from vsm.cli import main
 from vsm.data import ImageDataset
 from vsm.errors import MemoryFileError, RunError
-from vsm.memory import MeanConsolidation
 from vsm.memory.named import NamedMemory, manual_consolidation
+from vsm.memory.slots.consolidation import MeanConsolidation
 from vsm.runs.directory import MODELS
 from vsm.runs.loading import load, read_memory, update_memory
 from vsm.settings import METHODS, Method

@@ -122,11 +122,8 @@ class Candidate:
 
     def row(self) -> dict[str, Any]:
         """Return a row of the table, ready for JSON."""
-        plain = {
-            key: "inf" if v == math.inf else v for key, v in self.read_settings._asdict().items()
-        }
         by_shot = {f"accuracy_{shot}_shot": value for shot, value in self.accuracy.items()}
-        return {**plain, "nll": self.mean_nll, **by_shot}
+        return {**self.read_settings.as_dict(), "nll": self.mean_nll, **by_shot}
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,17 @@ from vsm.memory.gaussian import (
 )
 from vsm.memory.posterior import Posterior, SampledPosterior
 from vsm.memory.reader import GaussianPosterior, GaussianReader
-from vsm.memory.slots.consolidation import Consolidation, MeanConsolidation, SlotConsolidation
+from vsm.memory.slots.consolidation import Consolidation, SlotConsolidation
 from vsm.memory.slots.kanerva import KanervaRecall
 from vsm.memory.slots.mann import MannRecall
 from vsm.memory.slots.recall import (
-    MemoryPrior,
     Recall,
     Recollection,
     RoteRecall,
     TransformedRecall,
     VariationalRecall,
 )
-from vsm.memory.state import ClassMemory, Memory, Observations, SlotMemory, SupportSet
+from vsm.memory.state import Memory, Observations, SlotMemory, SupportSet
 from vsm.settings import Method
 
 MEMORIES: dict[Method, type[Recall]] = {
@@ -37,16 +36,13 @@ MEMORIES: dict[Method, type[Recall]] = {
 
 __all__ = [
     "MEMORIES",
-    "ClassMemory",
     "ClassStatistics",
     "Consolidation",
     "GaussianConsolidation",
     "GaussianMemory",
     "GaussianPosterior",
     "GaussianReader",
-    "MeanConsolidation",
     "Memory",
-    "MemoryPrior",
     "Observations",
     "Posterior",
     "ReadSettings",

@@ -8,7 +8,7 @@ memories, and learning everything at once give the same result.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, NamedTuple, Self, get_args
+from typing import Annotated, Any, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
@@ -41,6 +41,10 @@ class ReadSettings(NamedTuple):
     def uses_memory(self) -> bool:
         """Whether reading uses more of the memory than the sizes of two variances."""
         return min(self.epsilon, self.beta) < torch.inf or self.rho > 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all by their names, ready for JSON."""
+        return {name: "inf" if v == torch.inf else v for name, v in self._asdict().items()}
 
     def tensor(self) -> Tensor:
         """Return all as numbers ``[6]``."""
@@ -293,11 +297,11 @@ class GaussianMemory(ClassMemory):
         )
 
 
+@dataclass(frozen=True)
 class GaussianConsolidation(Consolidation):
     """Adds features to the sums; it has no parameters."""
 
-    def __init__(self, num_features: int) -> None:
-        self.num_features = num_features
+    num_features: int
 
     def empty(self) -> GaussianMemory:
         """Return a memory without classes, whose features are scaled to length one."""

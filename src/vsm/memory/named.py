@@ -184,14 +184,13 @@ class NamedMemory:
     def describe(self, neighbors: int = 3) -> dict[str, Any]:
         """Describe the memory, ready for JSON: every slot with its nearest others."""
         slots, statistics = self.slots if self.names else None, self.memory.statistics
-        reading = None if statistics is None else statistics.read_settings._asdict()
         choices = [event["choice"] for event in self.provenance if "choice" in event]
         return {
             "method": self.method,
             "encoder": self.encoder._asdict(),
             "num_slots": len(self.memory),
             "num_features": slots.content.shape[1] if slots else None,
-            "reading": reading and {k: "inf" if v == torch.inf else v for k, v in reading.items()},
+            "reading": None if statistics is None else statistics.read_settings.as_dict(),
             "choice": choices[-1] if choices else None,
             "slots": _slot_rows(slots, self.names, neighbors) if slots else [],
             "provenance": list(self.provenance),
