@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 PRELOADED = [
-    *("vsm.training", "vsm.pretraining.loop", "vsm.cli.train", "jsonargparse"),
+    *("vsm.training", "vsm.pretraining", "vsm.cli.train", "jsonargparse"),
     "torch._dynamo",  # which torch imports when the first optimizer is made
 ]
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -25,7 +25,7 @@ from vsm.data import EpisodeSampler, ImageDataset
 from vsm.encoders import Encoder
 from vsm.errors import EpisodeError, SettingsError
 from vsm.evaluation.evaluator import EpisodeProtocol, evaluate_classifier
-from vsm.runs import measurement
+from vsm.runs import trained_model
 from vsm.runs.loading import load
 from vsm.seeding import task_generators
 from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings
@@ -521,12 +521,12 @@ def test_progress_counts_the_episodes_of_models_and_baselines(runs: Path) -> Non
 def test_the_penalty_is_chosen_on_validation_classes_alone(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measurement, "TUNING_EPISODES", 8)
+    monkeypatch.setattr(trained_model, "TUNING_EPISODES", 8)
     loaded = load(runs / "protonet").on(protocol(5))
     tuned = loaded.measure_baseline("logistic-tuned", protocol(5), BaselineSettings())
     validation = replace(protocol(8), split="validation", seed=0)
     scores = {}
-    for penalty in measurement.PENALTIES:
+    for penalty in trained_model.PENALTIES:
         given = BaselineSettings(inverse_penalty=penalty)
         scores[penalty] = loaded.measure_baseline("logistic", validation, given).evaluation
     best = max(scores, key=lambda penalty: scores[penalty].accuracy.mean)

@@ -13,10 +13,9 @@ from vsm.errors import SettingsError
 from vsm.memory import MEMORIES, Memory, SlotMemory, SupportSet
 from vsm.memory.slots.kanerva import KanervaMemory, KanervaRecall
 from vsm.memory.slots.recall import ConjugateInference, MemoryPrior, VariationalRecall
-from vsm.model import FewShotModel, Prediction
+from vsm.model import FewShotModel, Prediction, objective
 from vsm.nn.distributions import DiagonalGaussian
 from vsm.nn.networks import MemoryConditionedNetwork, predictive
-from vsm.objective import objective
 from vsm.runs.checkpoints import TrainingState
 from vsm.settings import (
     KanervaSettings,

@@ -17,9 +17,9 @@ from vsm.errors import SettingsError
 from vsm.evaluation.evaluator import BatchNormMode, EpisodeProtocol
 from vsm.memory import SlotMemory
 from vsm.model import FewShotModel
-from vsm.pretraining.loop import pretrain
+from vsm.pretraining import pretrain
 from vsm.runs.loading import load
-from vsm.runs.measurement import Measurement
+from vsm.runs.trained_model import Measurement
 from vsm.settings import (
     METHODS,
     DistillationSettings,
@@ -182,8 +182,8 @@ def test_the_backbone_alone_computes_in_bfloat16(
 def test_a_pre_training_elsewhere_is_that_of_the_cpu(
     backbone: str, tiny_dataset: ImageDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsm.pretraining.loop.open_images", lambda name: tiny_dataset)
-    monkeypatch.setattr("vsm.pretraining.supervised.FUSED_DEVICES", ())
+    monkeypatch.setattr("vsm.pretraining.open_images", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.pretraining.FUSED_DEVICES", ())
     teacher = replace(PRETRAINING, backbone=backbone)
     pretrain(teacher, tmp_path / "teacher", placement=ON_CPU)
     student = replace(teacher, distillation=DistillationSettings(str(tmp_path / "teacher")))
@@ -200,7 +200,7 @@ def test_a_pre_training_elsewhere_is_that_of_the_cpu(
 def test_pre_training_in_bfloat16_keeps_float32_weights(
     tiny_dataset: ImageDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsm.pretraining.loop.open_images", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.pretraining.open_images", lambda name: tiny_dataset)
     exact, rounded = (
         load_tensors(pretrain(PRETRAINING, tmp_path / name, placement=placement).backbone)[0]
         for name, placement in (("exact", ON_CPU), ("rounded", IN_BFLOAT16))
@@ -214,7 +214,7 @@ def test_pre_training_in_bfloat16_keeps_float32_weights(
 def test_a_stopped_pre_training_says_how_to_go_on_in_the_same_precision(
     tiny_dataset: ImageDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsm.pretraining.loop.open_images", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.pretraining.open_images", lambda name: tiny_dataset)
     with pytest.raises(Interrupted, match=r"--resume --precision bfloat16$"):
         pretrain(PRETRAINING, tmp_path / "run", progress=signal_at(2), placement=IN_BFLOAT16)
     with pytest.raises(Interrupted, match=r"--resume$"):

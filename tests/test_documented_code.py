@@ -115,7 +115,7 @@ def check(words: list[str], place: str, patch: pytest.MonkeyPatch) -> None:
         if command in ("train", "pretrain"):
             for work in (
                 "vsm.training.train",
-                "vsm.pretraining.loop.pretrain",
+                "vsm.pretraining.pretrain",
                 "vsm.cli.launching.submit",
             ):
                 patch.setattr(work, stop)
@@ -152,7 +152,7 @@ def shrink_trainings(patch: pytest.MonkeyPatch, image_folder: str) -> None:
         return pretrain(replace(small, batch_size=32), *rest, **named)
 
     patch.setattr("vsm.training.train", train_briefly)
-    patch.setattr("vsm.pretraining.loop.pretrain", pretrain_briefly)
+    patch.setattr("vsm.pretraining.pretrain", pretrain_briefly)
     for name, brief in [("train", train_briefly), ("pretrain", pretrain_briefly)]:
         patch.setattr(vsm, name, brief, raising=False)
 

@@ -22,8 +22,7 @@ from vsm.data.dataset import random_split
 from vsm.errors import DataError, EpisodeError, SettingsError
 from vsm.evaluation.evaluator import evaluate
 from vsm.memory import MEMORIES, Memory, Observations
-from vsm.model import FewShotModel
-from vsm.objective import objective
+from vsm.model import FewShotModel, objective
 from vsm.runs.loading import load
 from vsm.seeding import generator, task_generators
 from vsm.settings import (

@@ -18,7 +18,8 @@ from vsm.data import EpisodeSampler, open_dataset
 from vsm.evaluation.evaluator import Evaluation, evaluate
 from vsm.memory import SlotMemory
 from vsm.model import FewShotModel
-from vsm.runs.configuration import settings_from_files
+from vsm.runs.configuration import read_settings
+from vsm.settings import RunSettings
 
 EPISODES, QUERIES, SEED = 4, 3, 0  # of the tiny budget
 ROWS = {"slots-0": 0, "slots-4": 4, "capacity-all": None}
@@ -48,7 +49,7 @@ def measurements(folder: Path) -> dict[Path, dict[str, Any]]:
 
 def measured_by_hand(run: Path, slots: int | None) -> tuple[int, Evaluation]:
     """Measure a run with the first ``slots`` of its memory, and say how many these are."""
-    settings = settings_from_files(run / "config.yaml")
+    settings = read_settings(RunSettings, run / "config.yaml")
     dataset = open_dataset(settings.data)
     model = FewShotModel(settings, dataset.input_shape)
     weights = load_file(run / "model.safetensors")
@@ -73,7 +74,7 @@ def test_every_row_of_figure_3_is_measured_with_its_own_number_of_slots(
         printed[row] = [cell["accuracy"]["mean"] for cell in cells if cell.get("row") == row]
         told[row] = [one for path, one in measurements(output).items() if path not in before]
     runs = [path.parent for path in output.rglob("model.safetensors")]
-    runs.sort(key=lambda run: settings_from_files(run / "config.yaml").shot)
+    runs.sort(key=lambda run: read_settings(RunSettings, run / "config.yaml").shot)
     assert len(runs) == len(SHOTS)  # the rows differ at test alone, so they share their trainings
 
     losses: list[tuple[float, ...]] = []

@@ -14,8 +14,7 @@ from vsm.data import ImageDataset
 from vsm.errors import RunError
 from vsm.learning import class_features, learn_memory
 from vsm.memory import GaussianMemory
-from vsm.model import FewShotModel
-from vsm.objective import objective
+from vsm.model import FewShotModel, objective
 from vsm.pretraining import pretrain
 from vsm.runs.checkpoints import load_backbone
 from vsm.runs.loading import load, open_encoder
@@ -41,13 +40,13 @@ READ = GaussianSettings(
 @pytest.fixture(autouse=True)
 def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
     monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
-    monkeypatch.setattr("vsm.pretraining.loop.open_images", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.pretraining.open_images", lambda name: tiny_dataset)
 
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: ImageDataset) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vsm.pretraining.loop.open_images", lambda name: tiny_dataset)
+        patch.setattr("vsm.pretraining.open_images", lambda name: tiny_dataset)
         validation = FewShotValidationSettings(queries=4, episodes=5)
         settings = PretrainSettings(
             data="tiny", channels=4, epochs=2, batch_size=60, validation=validation

@@ -9,9 +9,8 @@ from torch import Tensor
 from memories import remember
 from tiny import variant
 from vsm.memory import MEMORIES, Memory, SlotMemory
-from vsm.model import FewShotModel, Prediction
+from vsm.model import FewShotModel, Prediction, objective
 from vsm.nn.networks import GaussianNetwork, MemoryConditionedNetwork, predictive
-from vsm.objective import objective
 from vsm.settings import (
     METHODS,
     KanervaSettings,

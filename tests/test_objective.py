@@ -5,15 +5,15 @@ import torch
 from torch import Tensor
 
 from vsm.memory import Recollection, SampledPosterior
-from vsm.model import Prediction
-from vsm.nn.distributions import DiagonalGaussian, GaussianMixture
-from vsm.nn.networks import PrototypeClassifier
-from vsm.objective import (
+from vsm.model import (
+    Prediction,
     cross_entropy,
     objective,
     prototype_kl_bound,
     prototype_kl_monte_carlo,
 )
+from vsm.nn.distributions import DiagonalGaussian, GaussianMixture
+from vsm.nn.networks import PrototypeClassifier
 from vsm.settings import ModelSettings, ObjectiveSettings
 
 TASKS, WAY, QUERIES, COMPONENTS, SAMPLES, WIDTH = 2, 3, 4, 5, 6, 7

@@ -27,21 +27,19 @@ from vsm.errors import RunError, SettingsError
 from vsm.evaluation.evaluator import evaluate
 from vsm.evaluation.intervals import Estimate
 from vsm.model import FewShotModel
-from vsm.pretraining.loop import (
+from vsm.pretraining import (
     FewShotScores,
-    TrainingImages,
-    load_images,
-    pretrain,
-    validate,
-    validation_samplers,
-)
-from vsm.pretraining.supervised import (
     SupervisedNetwork,
+    TrainingImages,
     build_optimizer,
+    load_images,
     load_teacher,
     one_cycle,
+    pretrain,
     pretraining_step,
     supervised_loss,
+    validate,
+    validation_samplers,
     validator_settings,
 )
 from vsm.runs.checkpoints import load_backbone
@@ -68,7 +66,7 @@ from vsm_lab.provenance import pretraining_commands
 
 @pytest.fixture(autouse=True)
 def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
-    monkeypatch.setattr("vsm.pretraining.loop.open_images", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.pretraining.open_images", lambda name: tiny_dataset)
 
 
 @pytest.fixture
@@ -440,7 +438,7 @@ def test_a_later_and_worse_backbone_does_not_replace_the_best(
 ) -> None:
     coming = iter([0.5, 0.9, 0.7])
     monkeypatch.setattr(
-        "vsm.pretraining.loop.validate",
+        "vsm.pretraining.validate",
         lambda *_: FewShotScores(4, 4, 20, {1: Estimate(next(coming), 0.01)}),
     )
     run = pretrain(settings, tmp_path / "run")
@@ -690,7 +688,7 @@ def test_the_command_computes_where_and_how_it_is_asked_to(
         given.append(arguments[-1])
         raise RunError("enough")
 
-    monkeypatch.setattr("vsm.pretraining.loop.pretrain", note)
+    monkeypatch.setattr("vsm.pretraining.pretrain", note)
     words = tiny_command(tmp_path / "run", "--device", "cpu", "--precision", "bfloat16")
     assert main(words) == 2
     assert given == [Placement(torch.device("cpu"), torch.bfloat16)]
@@ -773,7 +771,7 @@ def test_help_needs_no_torch() -> None:
 def test_termination_saves_and_exits_143_and_resume_gives_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsm.pretraining.loop.open_images", open_dataset)
+    monkeypatch.setattr("vsm.pretraining.open_images", open_dataset)
     rng = np.random.default_rng(0)
     for class_id in range(15):
         (tmp_path / "data" / f"class{class_id}").mkdir(parents=True)

@@ -20,7 +20,7 @@ from vsm import training
 from vsm.cli import main
 from vsm.errors import DataError, RunError, SettingsError
 from vsm.evaluation.intervals import crossed_estimate, estimate, student_quantile
-from vsm.runs.configuration import preset_paths, settings_from_files
+from vsm.runs.configuration import preset_paths, read_settings
 from vsm.settings import METHODS, GaussianSettings, ModelSettings, RunSettings, SlurmSettings
 from vsm.system.interruption import Interrupted
 from vsm_lab import execution, jobs
@@ -103,14 +103,14 @@ def test_the_paper_budget_is_the_papers_preset(shot: int) -> None:
     shown = table("table-5")
     column = Column("cifar-fs", 5, shot)
     settings = BUDGETS["paper"].settings(shown, column, shown.row("vsm"), seed=0)
-    assert settings == settings_from_files(*preset_paths(f"paper-cifar-fs-5way-{shot}shot"))
+    assert settings == read_settings(RunSettings, *preset_paths(f"paper-cifar-fs-5way-{shot}shot"))
 
 
 def test_a_stand_in_has_the_papers_schedule_too() -> None:
     shown = table("table-5")
     for data, like in (("glyphs", "omniglot"), ("folder:image_folder", "mini-imagenet")):
         settings = BUDGETS["paper"].settings(shown, Column(data, 5, 1), shown.row("vsm"), seed=0)
-        preset = settings_from_files(*preset_paths(f"paper-{like}-5way-1shot"))
+        preset = read_settings(RunSettings, *preset_paths(f"paper-{like}-5way-1shot"))
         assert settings == replace(preset, data=data)
 
 
@@ -146,7 +146,7 @@ def test_under_the_cpu_budget_one_pretraining_serves_all_rows_and_seeds_of_a_dat
 
 @pytest.fixture
 def some_settings() -> RunSettings:
-    return settings_from_files(*preset_paths("paper-omniglot-5way-1shot"))
+    return read_settings(RunSettings, *preset_paths("paper-omniglot-5way-1shot"))
 
 
 def leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -357,14 +357,14 @@ def test_a_run_begins_with_the_pretraining_it_needs(
     outcome, _ = run_plan(plan, tmp_path)
     assert (len(outcome.done), outcome.failed) == (5, [])
     store, [pretraining, run, *_] = JobStore(tmp_path), plan.jobs
-    begun = settings_from_files(store.run_folder(run) / "config.yaml")
+    begun = read_settings(RunSettings, store.run_folder(run) / "config.yaml")
     assert begun.init == str(store.run_folder(pretraining))
     assert begun.freeze_backbone
 
 
 def short_heads(file: str, _: Column) -> RunSettings:
     """Return two steps of the heads that ``file`` describes."""
-    settings = settings_from_files(FOLDER / file)
+    settings = read_settings(RunSettings, FOLDER / file)
     validation = replace(settings.validation, every=2, episodes=2)
     return replace(settings, steps=2, tasks=1, queries=2, validation=validation)
 
@@ -1026,7 +1026,7 @@ def test_every_row_of_every_table_is_valid_under_every_budget() -> None:
 
 
 def test_every_ablation_of_the_preset_is_valid() -> None:
-    base = settings_from_files(*preset_paths("cifar-fs"))
+    base = read_settings(RunSettings, *preset_paths("cifar-fs"))
     for name in ("cifar-fs-ablations", "cifar-fs-ablations-network"):
         study = read_study(STUDIES / f"{name}.yaml").settings
         assert isinstance(study, StudySettings)

@@ -16,7 +16,7 @@ from vsm.runs.configuration import (
     PRESETS,
     check_settings,
     preset_paths,
-    settings_from_files,
+    read_settings,
     settings_to_yaml,
 )
 from vsm.runs.directory import RunDirectory
@@ -38,7 +38,7 @@ CELLS = [name for name in SHIPPED if name.startswith("paper-") and name != "pape
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_preset_loads(name: str) -> None:
-    assert isinstance(settings_from_files(*preset_paths(name)), RunSettings)
+    assert isinstance(read_settings(RunSettings, *preset_paths(name)), RunSettings)
 
 
 def test_every_cell_of_the_papers_shallow_tables_has_a_preset() -> None:
@@ -73,7 +73,7 @@ def test_affine_maps_are_refused_where_there_are_no_images(
 
 @pytest.mark.parametrize("name", CELLS)
 def test_the_papers_presets_hold_the_papers_numbers(name: str) -> None:
-    preset = settings_from_files(*preset_paths(name))
+    preset = read_settings(RunSettings, *preset_paths(name))
     data, way, shot = re.fullmatch(r"paper-(.+)-(\d+)way-(\d)shot", name).groups()  # type: ignore[union-attr]
     assert (preset.data, preset.way, preset.shot) == (data, int(way), int(shot))
     assert (preset.steps, preset.optimizer.learning_rate, preset.memory.retention) == (
@@ -93,7 +93,7 @@ def test_the_literal_reading_of_the_paper_alone_has_an_inert_memory(
 ) -> None:
     """Eight classes of post-ReLU features of length 7, kept by Eqs. 11-13 and addressed."""
     random = torch.Generator().manual_seed(0)
-    settings = settings_from_files(*preset_paths(name)).memory
+    settings = read_settings(RunSettings, *preset_paths(name)).memory
     patterns = torch.randn(8, 256, generator=random).relu()
     patterns = 7 * torch.nn.functional.normalize(patterns, dim=1)
     seen = patterns.repeat(5, 1) + 0.1 * torch.randn(40, 256, generator=random).relu()
@@ -108,9 +108,9 @@ def test_the_literal_reading_of_the_paper_alone_has_an_inert_memory(
 
 
 def test_the_literal_reading_is_added_to_a_cell(tmp_path: Path) -> None:
-    cell = settings_from_files(*preset_paths("paper-cifar-fs-5way-5shot"))
+    cell = read_settings(RunSettings, *preset_paths("paper-cifar-fs-5way-5shot"))
     paths = [*preset_paths("paper-cifar-fs-5way-5shot"), *preset_paths("paper-literal")]
-    literal = settings_from_files(*paths)
+    literal = read_settings(RunSettings, *paths)
     changed = {"addressing": "dot", "center_addressing": False, "update_activation": "softmax"}
     memory = replace(cell.memory, learn_addressing_scale=False, **changed)  # type: ignore[arg-type]
     assert literal == replace(cell, memory=memory)
@@ -141,7 +141,7 @@ def test_settings_survive_a_round_trip_through_yaml(tmp_path: Path) -> None:
         optimizer=OptimizerSettings(clip_norm=1.0, learning_rate=1e-5),
     )
     (tmp_path / "a.yaml").write_text(settings_to_yaml(settings))
-    assert settings_from_files(tmp_path / "a.yaml") == settings
+    assert read_settings(RunSettings, tmp_path / "a.yaml") == settings
     text = (tmp_path / "a.yaml").read_text()
     assert "  mask: own\n" in text
     assert "train_memory" not in text  # it has no effect
@@ -163,7 +163,7 @@ def test_a_run_directory_with_other_settings_is_named(tmp_path: Path) -> None:
 def test_later_files_override_earlier_ones(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("way: 7\nmemory: {retention: 0.3, mask: own}\n")
     (tmp_path / "b.yaml").write_text("memory: {retention: 0.9}\n")
-    settings = settings_from_files(tmp_path / "a.yaml", tmp_path / "b.yaml")
+    settings = read_settings(RunSettings, tmp_path / "a.yaml", tmp_path / "b.yaml")
     assert (settings.way, settings.memory.retention, settings.memory.mask) == (7, 0.9, "own")
 
 
@@ -174,7 +174,7 @@ def test_later_files_override_earlier_ones(tmp_path: Path) -> None:
 def test_unknown_keys_and_values_in_a_file_are_named(tmp_path: Path, text: str, named: str) -> None:
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(SettingsError, match=named):
-        settings_from_files(tmp_path / "a.yaml")
+        read_settings(RunSettings, tmp_path / "a.yaml")
 
 
 def test_impossible_values_are_refused_by_name() -> None:
@@ -200,7 +200,7 @@ def given(options: dict[str, Any]) -> RunSettings:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_presets_serve_several_methods(name: str) -> None:
-    preset = settings_from_files(*preset_paths(name))
+    preset = read_settings(RunSettings, *preset_paths(name))
     for method in METHODS:
         is_served = method in ("protonet", "mann", "vsm") or preset.inference != "gaussian"
         if is_served:

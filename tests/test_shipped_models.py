@@ -130,7 +130,7 @@ def test_unknown_names_are_answered_in_one_line_with_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "vsm.runs.measurement.evaluate", lambda *_: pytest.fail("it was measured first")
+        "vsm.runs.trained_model.evaluate", lambda *_: pytest.fail("it was measured first")
     )
     assert main(arguments) == 2
     [line] = capsys.readouterr().err.splitlines()

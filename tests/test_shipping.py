@@ -29,8 +29,7 @@ from vsm.model import FewShotModel
 from vsm.runs.configuration import settings_to_yaml
 from vsm.runs.directory import PretrainingDirectory, RunDirectory
 from vsm.runs.loading import load
-from vsm.runs.measurement import ModelOnData
-from vsm.runs.trained_model import TrainedModel, save_best
+from vsm.runs.trained_model import ModelOnData, TrainedModel, save_best
 from vsm.settings import Method, ModelSettings, OneCycleSettings, PretrainSettings, RunSettings
 from vsm.system.files import read_json, write_text
 from vsm_lab import shipping

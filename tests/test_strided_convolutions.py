@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vsm.encoders import BACKBONES, CustomBackbone, WideResNet
 from vsm.encoders.networks import SubsampledConv2d, subsample_strided_1x1
-from vsm.runs.configuration import PRESETS, preset_paths, settings_from_files
+from vsm.runs.configuration import PRESETS, preset_paths, read_settings
 from vsm.runs.directory import shipped_folder, shipped_names
+from vsm.settings import RunSettings
 from vsm_lab.paper.tables import BUDGETS
 
 WIDTHS = (1, 2, 4, 7, 8, 16, 24, 32, 48, 64)
@@ -60,9 +61,9 @@ def widths_in_use() -> Iterator[int]:
     for budget in BUDGETS.values():
         yield from budget.channels.values()
     for preset in PRESETS.glob("*.yaml"):
-        yield settings_from_files(*preset_paths(preset.stem)).model.channels
+        yield read_settings(RunSettings, *preset_paths(preset.stem)).model.channels
     for name in shipped_names():
-        yield settings_from_files(shipped_folder(name) / "config.yaml").model.channels
+        yield read_settings(RunSettings, shipped_folder(name) / "config.yaml").model.channels
 
 
 def test_every_width_in_use_is_walked() -> None:

@@ -22,10 +22,10 @@ from vsm.errors import RunError
 from vsm.evaluation.evaluator import EpisodeProtocol, Evaluation
 from vsm.evaluation.intervals import class_bootstrap, estimate
 from vsm.memory import SlotMemory
-from vsm.runs.configuration import preset_paths, settings_from_files
+from vsm.runs.configuration import preset_paths, read_settings
 from vsm.runs.directory import RunDirectory, shipped_names
 from vsm.runs.loading import load
-from vsm.runs.measurement import ModelOnData
+from vsm.runs.trained_model import ModelOnData
 from vsm.seeding import generator
 from vsm.settings import MemorySettings, ModelSettings, PretrainSettings, RunSettings
 from vsm.system.files import read_json
@@ -572,7 +572,7 @@ def test_every_shipped_study_can_be_read(path: Path) -> None:
             assert row.keys() - changes <= {"encoder", *VIEWS}
             with_changes(gaussian, changes, given=changes)
         else:
-            base = settings_from_files(*preset_paths(settings.base or ""))
+            base = read_settings(RunSettings, *preset_paths(settings.base or ""))
             with_changes(base, {**settings.changes, **row}, given=row)
 
 

@@ -8,11 +8,7 @@ class VsmError(Exception):
 
 
 class DocumentError(VsmError, ValueError):
-    """A file is not a regular file, is too large, or has invalid contents.
-
-    Attributes:
-        reason: what is wrong with it.
-    """
+    """A file is no regular file, is too large, or has invalid contents; ``reason`` says which."""
 
     def __init__(self, source: object, reason: str) -> None:
         super().__init__(source, reason)

@@ -193,15 +193,10 @@ def name_memory(
     model: FewShotModel, learned: LearnedStatistics, names: tuple[str, ...], images: int
 ) -> NamedMemory:
     """Give class names to what was learned, and record how its reading was chosen."""
-    event = {
-        "action": "learned",
-        "data": model.settings.data,
-        "classes": len(names),
-        "images": images,
-        "choice": learned.choice.as_dict(),
-    }
-    identity = model.encoder.identity
-    return NamedMemory(learned.memory, names, identity, (event,), model.settings.method)
+    settings, choice = model.settings, learned.choice.as_dict()
+    event = {"action": "learned", "data": settings.data, "classes": len(names), "images": images}
+    history = ({**event, "choice": choice},)
+    return NamedMemory(learned.memory, names, model.encoder.identity, history, settings.method)
 
 
 def class_features(
@@ -220,16 +215,10 @@ def _held_out_thresholds(
 
     Folds are just large enough for the largest tasks, since the final memory holds all classes.
     """
-    folds = min(max(2, len(known.sizes) // WAYS[-1]), MOST_FOLDS)
+    way, seed = WAYS[-1], model.settings.seed
+    folds, count = min(max(2, len(known.sizes) // way), MOST_FOLDS), 2 * EPISODES
     trials = held_out_trials(
-        known,
-        None,
-        SHOTS,
-        model.settings.seed,
-        center,
-        most_way=WAYS[-1],
-        count=2 * EPISODES,
-        folds=folds,
+        known, None, SHOTS, seed, center, most_way=way, count=count, folds=folds
     )
     if not trials:
         return None
@@ -242,7 +231,7 @@ def _held_out_thresholds(
             found.append((memory, support.to(model.device), queries.to(model.device)))
         return found
 
-    return calibrate(model, episodes, list(trials[0].episodes), model.settings.seed)
+    return calibrate(model, episodes, list(trials[0].episodes), seed)
 
 
 @dataclass(frozen=True)

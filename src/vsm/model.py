@@ -1,13 +1,14 @@
-"""The model: features → recall → prototype distribution → class probabilities.
+"""The model: features → recall → prototype distribution → class probabilities → objective.
 
 All T tasks of a batch run as one tensor program. The memory is a value that is handed in; a forward
-pass only reads it.
+pass only reads it. The objective is Eq. 4 without memory, Eq. 14 with it.
 """
 
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vsm.encoders import Backbone, Encoder
 from vsm.errors import SettingsError
@@ -24,32 +25,30 @@ from vsm.memory import (
     SupportSet,
 )
 from vsm.memory.slots.recall import ConjugateInference
-from vsm.nn.distributions import GaussianMixture
-from vsm.nn.networks import GaussianNetwork, MemoryConditionedNetwork, PrototypeClassifier
+from vsm.nn.distributions import DiagonalGaussian, GaussianMixture, pairwise_log_prob
+from vsm.nn.networks import (
+    GaussianNetwork,
+    MemoryConditionedNetwork,
+    PrototypeClassifier,
+    predictive,
+)
 from vsm.seeding import Randomness, default_generator
-from vsm.settings import RunSettings
+from vsm.settings import ObjectiveSettings, RunSettings
 from vsm.system.devices import Placement
 
 
 class Prediction(NamedTuple):
-    """One forward pass over T tasks.
-
-    Attributes:
-        posterior: of the prototypes.
-        log_probabilities: ``[T, N·Q, N, L]``, for each sample of the prototypes.
-    """
+    """One forward pass over T tasks."""
 
     posterior: Posterior
-    log_probabilities: Tensor
+    log_probabilities: Tensor  # [T, N·Q, N, L], for each sample of the prototypes
 
 
 class FewShotModel(nn.Module):
     """ProtoNet, the variational prototype network, or one of the memories, by ``settings.method``.
 
-    Args:
-        settings: of the run; the model reads method, model, memory, sampling and objective.
-        inputs: the encoder, or the input shape of one to be made: ``(channels, height, width)`` of
-            images, or ``(D,)`` of features.
+    ``inputs`` is the encoder, or the shape of inputs of one to be made: ``(C, H, W)`` of images, or
+    ``(D,)`` of features.
     """
 
     def __init__(self, settings: RunSettings, inputs: Encoder | tuple[int, ...]) -> None:
@@ -106,12 +105,8 @@ class FewShotModel(nn.Module):
     ) -> Prediction:
         """Classify queries by prototypes inferred from support features and memory.
 
-        Args:
-            support: features ``[T, N, K, D]``.
-            queries: features ``[T, N, Q, D]``.
-            memory: read, never written; None for methods without one.
-            random: source of every draw of m and z.
-            slot_mask: boolean ``[T, N, A]``, slots that may not be addressed.
+        Features are ``support [T, N, K, D]`` and ``queries [T, N, Q, D]``; ``random`` is the source
+        of every draw of m and z; slots in ``slot_mask [T, N, A]`` may not be addressed.
         """
         support, queries = (self.project(part, memory) for part in (support, queries))
         posterior = self.infer(SupportSet.of(support), memory, random, slot_mask)
@@ -193,3 +188,70 @@ def _inference_for(
     if settings.method == "vpn":
         return GaussianNetwork(width, settings.model)
     return MemoryConditionedNetwork(width, settings.model)
+
+
+class ObjectiveTerms(NamedTuple):
+    """The terms of the objective, each a scalar in nats."""
+
+    total: Tensor  # cross_entropy + β_z · kl_z + β_m · kl_m / Q
+    cross_entropy: Tensor  # mean over queries
+    kl_z: Tensor  # of the prototypes, mean over queries
+    kl_m: Tensor  # of the latent memory, mean over classes
+
+
+def objective(
+    prediction: Prediction, prior: DiagonalGaussian | None, settings: ObjectiveSettings
+) -> ObjectiveTerms:
+    """Eq. 14, with the signs of Eq. 4 and divided by the number of queries T·N·Q.
+
+    ``prior`` is p_θ(z | h(x_i)) of every query ``[T, N, Q, D]``; None for mean prototypes and for
+    those of the Gaussian memory.
+    """
+    posterior, log_probabilities = prediction
+    mixture = posterior.mixture
+    _, num_queries, way, _ = log_probabilities.shape
+    queries_per_class = num_queries // way
+    entropy = cross_entropy(log_probabilities, settings.likelihood)
+    kl_z = kl_m = torch.zeros_like(entropy)
+    if mixture is not None and prior is not None:
+        if settings.kl == "bound":
+            kl_z = prototype_kl_bound(mixture, prior).mean()
+        else:
+            kl_z = prototype_kl_monte_carlo(mixture, posterior.prototypes, prior).mean()
+    if posterior.recollection is not None:
+        kl_m = posterior.recollection.divergence.mean()
+    total = entropy + settings.beta_z * kl_z + settings.beta_m * kl_m / queries_per_class
+    return ObjectiveTerms(total, entropy, kl_z, kl_m)
+
+
+def cross_entropy(log_probabilities: Tensor, likelihood: str) -> Tensor:
+    """Mean negative log-likelihood of the true classes.
+
+    Queries of ``[T, N·Q, N, L]`` are ordered by class. ``mean_of_logs`` averages −log p over the L
+    samples (Eq. 14); ``log_of_mean`` takes −log of the averaged probability.
+    """
+    num_tasks, num_queries, way, num_samples = log_probabilities.shape
+    labels = torch.arange(way, device=log_probabilities.device)
+    labels = labels.repeat_interleave(num_queries // way)  # [N·Q]
+    if likelihood == "log_of_mean":
+        combined = predictive(log_probabilities)  # [T, B, N]
+        return F.nll_loss(combined.flatten(0, 1), labels.repeat(num_tasks))
+    index = labels.view(1, -1, 1, 1).expand(num_tasks, -1, 1, num_samples)
+    return -log_probabilities.gather(2, index).mean()
+
+
+def prototype_kl_bound(posterior: GaussianMixture, prior: DiagonalGaussian) -> Tensor:
+    """Convexity bound on KL(q̃(z_n | M, S) ‖ p_θ(z_n | h(x_i))) for the queries of class n.
+
+    Components ``[T, N, C, D]`` and priors ``[T, N, Q, D]`` give ``[T, N, Q]`` at the cost of
+    O((C + Q)·D), since the bound depends on the components through four moments alone.
+    """
+    return posterior.moments().unsqueeze(-2).bound_on_kl(prior)
+
+
+def prototype_kl_monte_carlo(
+    posterior: GaussianMixture, prototypes: Tensor, prior: DiagonalGaussian
+) -> Tensor:
+    """Unbiased estimate of the same divergence, of prototypes ``[T, N, L, D]``: ``[T, N, Q]``."""
+    log_posterior = posterior.log_prob(prototypes).mean(-1, keepdim=True)  # [T, N, 1]
+    return log_posterior - pairwise_log_prob(prototypes, prior).mean(-2)  # [T, N, Q]

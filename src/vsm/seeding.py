@@ -1,10 +1,8 @@
 """All randomness: named generators derived from one seed, never global state.
 
-A generator is a pure function of ``(seed, *names)``, for example ``(0, "noise", step)``. A resumed
-run therefore needs no generator state: step 700 draws what step 700 always draws.
-
-A batch of tasks draws from one generator per task, keyed by the task's place in the full batch. So
-a task meets the same noise whichever process it is computed in.
+A generator is a pure function of ``(seed, *names)``, for example ``(0, "noise", step)``, so that a
+resumed run needs no generator state. A batch of tasks draws from one generator per task, keyed by
+the task's place in the full batch: it meets the same noise in whichever process it is computed.
 """
 
 import hashlib
@@ -34,10 +32,7 @@ def generator(seed: int, *names: str | int) -> torch.Generator:
 
 @contextmanager
 def default_generator(seed: int, *names: str | int) -> Iterator[None]:
-    """Seed torch's global generator inside the block and restore it after.
-
-    Only for code that cannot be handed a generator: the initializers of ``torch.nn`` modules.
-    """
+    """Seed torch's global generator inside the block, for the initializers of ``torch.nn``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, *names))
         yield

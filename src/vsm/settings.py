@@ -66,12 +66,13 @@ class Condition(NamedTuple):
         """Say why setting ``name`` has no effect among ``values``, and what to do."""
         if self.name == "data":
             return f"{name}: has no effect on stored features; leave it out"
+        cause = f"with {self.name} {_shown(values[self.name])}"
         if self.excluded and self.values == (None,):
             cause, remedy = f"without {self.name}", f"set --{self.name}"
+        elif self.excluded:
+            remedy = f"use another --{self.name}"
         else:
-            cause = f"with {self.name} {_shown(values[self.name])}"
-            choices = f"another --{self.name}" if self.excluded else f"--{self.name}"
-            remedy = f"use {choices}" if self.excluded else f"use {choices} {self._choices()}"
+            remedy = f"use --{self.name} {self._choices()}"
         return f"{name}: has no effect {cause}; leave it out, or {remedy}"
 
     def _choices(self) -> str:
@@ -90,15 +91,16 @@ def not_with(name: str, *values: object) -> Condition:
 
 
 ON_IMAGES = only_with("data", "images")  # see _context
-BUILT_IN_BACKBONE = only_with("model.backbone", *BACKBONE_NAMES)
-TRAINED_BACKBONE = only_with("freeze_backbone", False)
+BUILT_IN = (ON_IMAGES, only_with("model.backbone", *BACKBONE_NAMES))
+TRAINED = only_with("freeze_backbone", False)
+TRAINED_ON_IMAGES = (ON_IMAGES, TRAINED)
+PRETRAINED_BUILT_IN = only_with("backbone", *BACKBONE_NAMES)  # of pre-training
 AUGMENTED = only_with("augment", True)
 VARIATIONAL = (not_with("method", "protonet"), not_with("model.inference", "gaussian"))
 LATENT = (only_with("method", "vsm", "kanerva"), only_with("model.inference", "network"))
-GAUSSIAN, NOT_GAUSSIAN = (
-    only_with("model.inference", "gaussian"),
-    not_with("model.inference", "gaussian"),
-)
+GAUSSIAN = only_with("model.inference", "gaussian")
+NOT_GAUSSIAN = not_with("model.inference", "gaussian")
+CONJUGATE = only_with("model.inference", "conjugate")
 MEMORY = (only_with("method", "rote", "transformed", "vsm", "kanerva"), NOT_GAUSSIAN)
 SLOT_METHOD = only_with("method", "rote", "transformed", "vsm")
 SLOTS = (SLOT_METHOD, NOT_GAUSSIAN)
@@ -290,11 +292,9 @@ class ModelSettings(Settings):
     backbone: str = setting("conv4", ON_IMAGES)
     """Feature extractor: conv4, resnet12, wrn28_10, or your own as module:attribute; with gaussian
     inference also efficientnet-lite0, -lite1 or -lite2, hf:NAME, timm:NAME or onnx:FILE."""
-    channels: int = setting(64, ON_IMAGES, BUILT_IN_BACKBONE, above=0, most=LARGEST_WIDTH)
+    channels: int = setting(64, *BUILT_IN, above=0, most=LARGEST_WIDTH)
     """Width of the backbone; 64 is the published one (conv4: channels of every convolution)."""
-    keep_probability: float = setting(
-        1.0, ON_IMAGES, BUILT_IN_BACKBONE, TRAINED_BACKBONE, above=0.0, most=1.0
-    )
+    keep_probability: float = setting(1.0, *BUILT_IN, TRAINED, above=0.0, most=1.0)
     """Chance to survive dropout (the paper's conv4: 0.9 Omniglot, 0.5 others; resnet12: 0.9)."""
     hidden_units: int = setting(256, *VARIATIONAL, above=0, most=LARGEST_WIDTH)
     """Width of the hidden layers of the inference and prior networks."""
@@ -308,13 +308,12 @@ class ModelSettings(Settings):
     mirror: bool = setting(False, ON_IMAGES)
     """Average the features of an image and of its mirror image; twice the work of the backbone."""
     shift: int = setting(0, ON_IMAGES, least=0, most=32)
-    """Average also those of the image moved by so many pixels up, down, left and right; five times
-    the work, ten times with mirror images; 0 moves nothing."""
+    """Average also those of the image moved by so many pixels in four directions; 0: do not."""
     adapter: Literal["none", "linear"] = "none"
     """Linear map of the features that starts as the identity and is trained; for fixed features."""
     normalize_features: bool = False
     """Scale every feature vector to length one, after the adapter."""
-    synchronize_batch_norm: bool = setting(True, ON_IMAGES, TRAINED_BACKBONE)
+    synchronize_batch_norm: bool = setting(True, *TRAINED_ON_IMAGES)
     """Batch norm of the full batch where several processes share it, as one process has it."""
     distance: Literal["squared_euclidean", "cosine"] = setting("squared_euclidean", NOT_GAUSSIAN)
     """d of Eq. 1 between a query's features and a prototype."""
@@ -371,15 +370,12 @@ class MemorySettings(Settings):
     )
     """σ of Eq. 12; softmax, the paper's example, leaves little to address (paper-literal)."""
     attention_scale: float = setting(1.0, *SLOTS, ATTENTION, above=0)
-    """Factor on the logits of Eq. 11. Where features have length one, logits are below that of
-    w, and their softmax is almost the mean; 30 makes them as sharp as addressing is."""
+    """Factor on the logits of Eq. 11; 30 makes attention sharp where features have length one."""
     delayed_gradient: bool = setting(True, *MEMORY, ATTENTION)
     """Teach what updates the memory by the next step's loss; false: it stays as it began."""
     retention: float = setting(0.7, *SLOTS, least=0.0, most=1.0)
     """α of Eq. 13: how much old content stays (the paper: 0.7 for 1-shot, 0.8 for 5-shot)."""
-    strength: float | None = setting(
-        None, *MEMORY, only_with("model.inference", "conjugate"), least=0
-    )
+    strength: float | None = setting(None, *MEMORY, CONJUGATE, least=0)
     """Support images that a recollection counts for in conjugate inference (κ); unset: learned."""
     mask: Literal["none", "own", "task"] = setting("task", SLOT_METHOD)
     """Slots hidden from a class in training: none, its own, or those of its entire task."""
@@ -406,8 +402,7 @@ class GaussianSettings(Settings):
     exact_forgetting: bool = False
     """Keep every class's scatter apart, so that forgetting a class undoes all that it taught."""
     refresh_every: int = setting(100, above=0)
-    """In training: steps after which statistics are taken anew of the features that have changed.
-    """
+    """Steps of training after which statistics are taken anew of features that have changed."""
 
 
 @dataclass(frozen=True)
@@ -513,15 +508,12 @@ class RunSettings(Settings):
     """Support images per class (K)."""
     queries: int = setting(15, above=0)
     """Query images per class (Q) in training and validation."""
-    augment: bool = setting(True, ON_IMAGES, TRAINED_BACKBONE)
+    augment: bool = setting(True, *TRAINED_ON_IMAGES)
     """Vary training images by the dataset's preset (crop, mirror, colors; characters: nothing)."""
-    augment_colors: bool = setting(True, ON_IMAGES, TRAINED_BACKBONE, AUGMENTED)
+    augment_colors: bool = setting(True, *TRAINED_ON_IMAGES, AUGMENTED)
     """With augment, vary brightness, contrast and saturation too; false: leave colors alone."""
-    augment_affine: float = setting(
-        0.0, ON_IMAGES, TRAINED_BACKBONE, AUGMENTED, least=0.0, most=0.5
-    )
-    """With augment, rotate, scale, shear and move images too, by random affine maps: how far from
-    the identity, e.g. 0.15; 0: not at all."""
+    augment_affine: float = setting(0.0, *TRAINED_ON_IMAGES, AUGMENTED, least=0.0, most=0.5)
+    """With augment, also random affine maps: how far from the identity, e.g. 0.15; 0: none."""
     tasks: int = setting(8, above=0)
     """Episodes of one training step (T)."""
     steps: int = setting(2000, above=0)
@@ -586,8 +578,7 @@ class BaselineSettings(Settings):
     """Nearest centroids and neighbors: distances are divided by this, with the ProtoNet adapter by
     a tenth of it, before the softmax; changes no decision."""
     inverse_penalty: float = setting(1.0, above=0)
-    """Logistic regression: C of scikit-learn, the weight of the loss against the penalty; the one
-    that is tuned chooses its own."""
+    """Logistic regression: C of scikit-learn, which logistic-tuned chooses itself."""
     tolerance: float = setting(1e-5, above=0)
     """Logistic regression: largest entry of the mean loss's gradient at which it has converged."""
     max_iterations: int = setting(1000, above=0)
@@ -678,11 +669,9 @@ class PretrainSettings(Settings):
     """Dataset by name (see `vsm data list`), or folder:PATH; all its training classes are used."""
     backbone: str = "conv4"
     """Feature extractor: conv4, resnet12, wrn28_10, or your own as module:attribute."""
-    channels: int = setting(64, only_with("backbone", *BACKBONE_NAMES), above=0, most=LARGEST_WIDTH)
+    channels: int = setting(64, PRETRAINED_BUILT_IN, above=0, most=LARGEST_WIDTH)
     """Width of the backbone; 64 is the published one (conv4: channels of every convolution)."""
-    keep_probability: float = setting(
-        1.0, only_with("backbone", *BACKBONE_NAMES), above=0.0, most=1.0
-    )
+    keep_probability: float = setting(1.0, PRETRAINED_BUILT_IN, above=0.0, most=1.0)
     """Chance to survive dropout in the backbone."""
     epochs: int = setting(60, above=0)
     """Passes over all training images."""
@@ -695,8 +684,7 @@ class PretrainSettings(Settings):
     augment_colors: bool = setting(True, AUGMENTED)
     """With augment, vary brightness, contrast and saturation too; false: leave colors alone."""
     augment_affine: float = setting(0.0, AUGMENTED, least=0.0, most=0.5)
-    """With augment, rotate, scale, shear and move images too, by random affine maps: how far from
-    the identity, e.g. 0.15; 0: not at all."""
+    """With augment, also random affine maps: how far from the identity, e.g. 0.15; 0: none."""
     seed: int = 0
     """The one seed from which all randomness is derived."""
     checkpoint_every: int = setting(200, above=0)

@@ -22,9 +22,8 @@ from vsm.evaluation.evaluator import evaluate
 from vsm.evaluation.intervals import estimate
 from vsm.learning import class_features, learn_memory, learn_statistics
 from vsm.memory import Memory, Observations
-from vsm.model import FewShotModel
+from vsm.model import FewShotModel, objective
 from vsm.nn.batch_norm import synchronize_batch_norm, unsynchronized_buffers
-from vsm.objective import objective
 from vsm.runs.checkpoints import (
     TrainingState,
     apply_pending,
@@ -226,8 +225,7 @@ def learn_closing_memory(
 ) -> TrainedModel:
     """Learn the Gaussian memory of a run's features; use it if validation says it is no worse.
 
-    It is written as a run directory inside that of the run, which :func:`vsm.load` then prefers.
-    The comparison is logged with the measurements of the run, as ``gaussian``.
+    It is written to ``run.gaussian``, which :func:`vsm.load` then prefers, and logged.
     """
     settings = trained.settings
     _, validation = training_samplers(settings, dataset)

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from vsm.data import ImageDataset
 from vsm.runs.directory import RunDirectory
-from vsm.runs.measurement import Comparison, Measurement
+from vsm.runs.trained_model import Comparison, Measurement
 from vsm.system.files import write_text
 from vsm_lab import episode_plots as plots
 from vsm_lab.document import Block, Heading, Plot, Table, Text, to_html

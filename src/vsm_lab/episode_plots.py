@@ -14,8 +14,8 @@ from matplotlib.patches import Ellipse
 from vsm.data import EpisodeSampler, ImageDataset
 from vsm.evaluation.intervals import Estimate
 from vsm.memory import GaussianMemory, SupportSet
-from vsm.runs.measurement import Measurement, ModelOnData
 from vsm.runs.memory_map import principal_plane
+from vsm.runs.trained_model import Measurement, ModelOnData
 from vsm_lab.measures import ShownEpisode
 from vsm_lab.plots import (
     RIGHT,

@@ -12,11 +12,10 @@ from vsm.encoders.embedding import open_data
 from vsm.errors import EpisodeError, RunError
 from vsm.evaluation.evaluator import EpisodeProtocol, Evaluation
 from vsm.learning import learn_memory
-from vsm.pretraining.loop import pretrain, validated_answers
+from vsm.pretraining import pretrain, validated_answers
 from vsm.runs.directory import Directory, RunDirectory
 from vsm.runs.loading import load, open_encoder
-from vsm.runs.measurement import ModelOnData
-from vsm.runs.trained_model import made_in_memory
+from vsm.runs.trained_model import ModelOnData, made_in_memory
 from vsm.settings import BaselineSettings, GaussianSettings
 from vsm.system.devices import Placement, choose_placement
 from vsm.system.interruption import Interrupted, stop_request

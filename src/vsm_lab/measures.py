@@ -13,7 +13,7 @@ from vsm.evaluation.evaluator import EpisodeProtocol, split_embedder
 from vsm.memory import GaussianPosterior
 from vsm.model import Prediction
 from vsm.nn.networks import predictive
-from vsm.runs.measurement import Measurement, ModelOnData
+from vsm.runs.trained_model import Measurement, ModelOnData
 from vsm.seeding import Randomness, generator, task_generators
 
 SAMPLES_SHOWN = 100

@@ -21,7 +21,7 @@ from vsm.evaluation.intervals import student_quantile
 from vsm.runs.configuration import settings_to_yaml
 from vsm.runs.directory import CARD_NAME, Card, RunDirectory, find_run
 from vsm.runs.loading import load
-from vsm.runs.measurement import Comparison, Measurement, ModelOnData
+from vsm.runs.trained_model import Comparison, Measurement, ModelOnData
 from vsm.settings import RunSettings
 from vsm.system.devices import ON_CPU, Placement, choose_placement
 from vsm.system.files import atomic_directory, write_json, write_text

@@ -17,7 +17,7 @@ from vsm.runs.directory import Card, shipped_folder
 from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings, Inference
 
 if TYPE_CHECKING:
-    from vsm.runs.measurement import Comparison
+    from vsm.runs.trained_model import Comparison
 
 SCORE_COLUMNS = ["", "accuracy", "NLL", "ECE"]
 

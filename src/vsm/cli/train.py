@@ -185,12 +185,12 @@ class Pretrain(RunOptions):
         cls.from_parsed(parsed)._pretrain(settings)
 
     def _pretrain(self, settings: PretrainSettings) -> None:
-        from vsm.pretraining import loop
+        from vsm import pretraining
 
         self.make_way()
         placement = self.prepare_placement()
         with ProgressBar(quiet=self.json) as bar:
-            finished = loop.pretrain(settings, self.output, self.resume, bar, placement)
+            finished = pretraining.pretrain(settings, self.output, self.resume, bar, placement)
         validations = finished.read_validations()
         best = max(validations, key=lambda row: row["validation"]["mean_accuracy"])
         if self.json:

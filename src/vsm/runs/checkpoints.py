@@ -39,12 +39,8 @@ PROGRESS = {"step": int, "best_step": int, "best_accuracy": float}
 class TrainingState:
     """All that changes while training, apart from the model's parameters and buffers.
 
-    Attributes:
-        step: steps done.
-        memory: the stored memory, or None for methods without one.
-        pending: the last step's observations, which the next step consolidates.
-        best_step: step of the best validation so far; 0 before the first.
-        best_accuracy: its accuracy.
+    ``pending`` are the last step's observations, which the next step consolidates into ``memory``.
+    ``best_step`` is that of the best validation so far; 0 before the first.
     """
 
     step: int

@@ -35,11 +35,7 @@ def preset_names(folder: Path = PRESETS) -> str:
 
 
 def preset_paths(name: str, folder: Path = PRESETS) -> list[Path]:
-    """Return the files of a shipped preset, the general one first.
-
-    A preset ``paper-…`` is a cell of the paper's tables, or its literal reading; it adds to what
-    ``paper`` sets for all.
-    """
+    """Return the files of a shipped preset; those of ``paper-…`` add to what ``paper`` sets."""
     path = folder / f"{name}.yaml"
     if not path.is_file():
         raise SettingsError(f"preset: unknown preset {name!r}; known: {preset_names(folder)}")
@@ -53,11 +49,6 @@ def settings_to_yaml(settings: RunSettings | PretrainSettings) -> str:
         section, _, name = dotted.rpartition(".")
         (values.setdefault(section, {}) if section else values)[name] = value
     return with_digest_line(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
-
-
-def settings_from_files(*paths: Path) -> RunSettings:
-    """Read the settings of a training run from YAML files; later files override earlier ones."""
-    return read_settings(RunSettings, *paths)
 
 
 def read_settings(kind: type[AnyDataclass], *paths: Path) -> AnyDataclass:
@@ -85,10 +76,7 @@ def read_sections(kind: type, path: Path, verify: bool = True) -> dict[str, Any]
 
 
 def require_sections(kind: type, values: Any, source: Path) -> dict[str, Any]:
-    """Refuse nested plain values that are no mappings where settings have sections.
-
-    Null stands for a default, and is left out of what is returned.
-    """
+    """Refuse values that are not mappings where settings have sections; leave out null values."""
     if not isinstance(values, dict):
         raise SettingsError(f"{source}: expected a mapping of settings, got {_shown(values)}")
     types, given = get_type_hints(kind), {}

@@ -94,22 +94,25 @@ class StepLog:
 
 
 class Directory:
-    """The files that runs of all kinds have.
+    """The files of a training run, of a pre-training, or of a shipped model.
 
-    Attributes:
-        config: settings.
-        metrics: measurements, one JSON object per line.
-        resume: the last state.
+    ``model``, ``memory``, ``calibration`` and ``backbone`` are of the best validation; ``resume``
+    is the last state. ``gaussian`` is a run directory with the Gaussian memory of the features, if
+    that was no worse on validation classes.
     """
 
     command: ClassVar[str]
-    results: ClassVar[tuple[str, ...]]
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / CONFIG_NAME
         self.metrics = path / METRICS_NAME
         self.resume = path / RESUME_NAME
+        self.backbone = path / BACKBONE_NAME
+        self.model = path / MODEL_NAME
+        self.memory = path / MEMORY_NAME
+        self.calibration = path / CALIBRATION_NAME
+        self.gaussian = path / GAUSSIAN_NAME
 
     def exists(self) -> bool:
         """Whether a run was begun here."""
@@ -174,9 +177,16 @@ class Directory:
     def create(self, settings: RunSettings | PretrainSettings) -> None:
         """Begin a run: write its settings and remove what an earlier run left."""
         self._make_folder()
-        for leftover in (METRICS_NAME, RESUME_NAME, *self.results):
-            (self.path / leftover).unlink(missing_ok=True)
+        results = (self.backbone, self.model, self.memory, self.calibration)
+        for leftover in (self.metrics, self.resume, *results):
+            leftover.unlink(missing_ok=True)
+        self.remove_gaussian()
         write_text(self.config, settings_to_yaml(settings))
+
+    def remove_gaussian(self) -> None:
+        """Remove the Gaussian memory of features that are no more."""
+        if (self.gaussian / MODEL_NAME).is_file():
+            shutil.rmtree(self.gaussian)
 
     def read_settings(self, kind: type[AnyDataclass]) -> AnyDataclass:
         """Read settings of one kind, or say that there is no run, or that another command's is."""
@@ -222,40 +232,14 @@ class Directory:
 
 
 class RunDirectory(Directory):
-    """The files of one training run; those of a shipped model are among them.
-
-    Attributes:
-        model: weights of the best model by validation.
-        memory: its memory.
-        calibration: its temperatures and rejection thresholds.
-        gaussian: a run directory with the Gaussian memory of its features, if that was no worse on
-            validation classes.
-    """
+    """The directory of a training run, or of a shipped model."""
 
     command = "train"
-    results = (MODEL_NAME, MEMORY_NAME, CALIBRATION_NAME)
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.model = path / MODEL_NAME
-        self.memory = path / MEMORY_NAME
-        self.calibration = path / CALIBRATION_NAME
-        self.gaussian = path / GAUSSIAN_NAME
-
-    def create(self, settings: RunSettings | PretrainSettings) -> None:
-        """Remove the Gaussian memory too."""
-        super().create(settings)
-        self.remove_gaussian()
 
     @property
     def used(self) -> "RunDirectory":
         """The directory to use: this one, or that of its Gaussian memory."""
         return RunDirectory(self.gaussian) if (self.gaussian / MODEL_NAME).is_file() else self
-
-    def remove_gaussian(self) -> None:
-        """Remove the Gaussian memory of features that are no more."""
-        if (self.gaussian / MODEL_NAME).is_file():
-            shutil.rmtree(self.gaussian)
 
     def settings(self) -> RunSettings:
         """Read the run's settings, or say that there is no run."""
@@ -263,14 +247,9 @@ class RunDirectory(Directory):
 
 
 class PretrainingDirectory(Directory):
-    """The files of one pre-training, of which ``backbone`` is the best by validation."""
+    """The directory of a pre-training."""
 
     command = "pretrain"
-    results = (BACKBONE_NAME,)
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.backbone = path / BACKBONE_NAME
 
     def settings(self) -> PretrainSettings:
         """Read the pre-training's settings, or say that there is none."""

@@ -39,8 +39,7 @@ def principal_plane(points: Tensor) -> tuple[Tensor, Tensor, list[float]]:
 def map_coordinates(points: Tensor, memory: NamedMemory | None) -> Tensor:
     """Place points ``[n, D]``, in the coordinates of a memory, in the plane: float64 ``[n, 2]``.
 
-    With class statistics the first two coordinates tell remembered classes apart best; otherwise
-    the principal axes of the points are taken.
+    They are the first two coordinates of class statistics, or else the principal axes.
     """
     points = points.double()
     if memory is None or memory.memory.statistics is None:
@@ -63,11 +62,9 @@ def write_memory_map(memory: NamedMemory, path: Path, title: str) -> None:
 def draw_memory_map(memory: NamedMemory, title: str) -> "Figure":
     """Show every slot as a dot, and names where they fit.
 
-    Places are the two principal axes of the slots' directions from their mean, which is how
-    ``vsm memory show`` and the addressing compare them. A dot's area is in proportion to the
-    samples that went into it. A line leads to each slot's nearest neighbor in all dimensions, if
-    there are not too many to be told apart. Names of the form ``group/class`` give a color to
-    every group, and groups are named as well.
+    Places are the two principal axes of the slots' directions from their mean. A dot's area is in
+    proportion to the samples that went into it. Lines lead to nearest neighbors in all dimensions,
+    if there are not too many. Names of the form ``group/class`` give a color to every group.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vsm import training
+from vsm import pretraining, training
 from vsm.classify import FewShotClassifier
 from vsm.data import EpisodeSampler, ImageDataset, open_images
 from vsm.data.glyphs import SIDE
@@ -26,7 +26,6 @@ from vsm.memory import (
     SupportSet,
 )
 from vsm.model import FewShotModel
-from vsm.pretraining import supervised
 from vsm.runs.checkpoints import TrainingState
 from vsm.runs.loading import load
 from vsm.seeding import generator, normal, uniform
@@ -116,13 +115,13 @@ def pretraining_step(
     """One step of pre-training a ResNet-12 on RGB images of 32×32, including SGD."""
     placement = choose_placement("cpu", precision)
     settings = PretrainSettings(backbone="resnet12", channels=channels)
-    validator = FewShotModel(supervised.validator_settings(settings), (3, 32, 32)).place(placement)
+    validator = FewShotModel(pretraining.validator_settings(settings), (3, 32, 32)).place(placement)
     backbone = validator.require_backbone()
-    network = supervised.SupervisedNetwork(backbone, classes, settings, placement)
-    optimizer = supervised.build_optimizer(network, settings.optimizer)
+    network = pretraining.SupervisedNetwork(backbone, classes, settings, placement)
+    optimizer = pretraining.build_optimizer(network, settings.optimizer)
     pixels = normal(generator(0, "images"), images, 32, 32, 3).movedim(-1, 1)
     labels, rate = torch.arange(images) % classes, settings.optimizer.learning_rate
-    return lambda: supervised.pretraining_step(
+    return lambda: pretraining.pretraining_step(
         network, optimizer, pixels, labels, rate, settings, 1
     )
 

@@ -10,8 +10,8 @@ import jsonargparse
 from vsm.cli.arguments import JsonOption
 from vsm.cli.output import ProgressBar, print_json, progress_bar, require_extra, say
 from vsm.errors import RunError
-from vsm.runs.configuration import preset_paths, settings_from_files
-from vsm.settings import GaussianSettings, Method
+from vsm.runs.configuration import preset_paths, read_settings
+from vsm.settings import GaussianSettings, Method, RunSettings
 from vsm_lab.jobs import with_changes
 
 METHODS_SHOWN: tuple[Method, ...] = ("protonet", "vpn", "vsm")
@@ -40,8 +40,7 @@ def start(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None
     from vsm.evaluation.evaluator import EpisodeProtocol
     from vsm.learning import learn_memory
     from vsm.runs.loading import load
-    from vsm.runs.measurement import Comparison
-    from vsm.runs.trained_model import made_in_memory
+    from vsm.runs.trained_model import Comparison, made_in_memory
     from vsm.system.allocator import keep_allocations
     from vsm.training import train
     from vsm_lab.demo_report import write_report
@@ -51,7 +50,7 @@ def start(parser: jsonargparse.ArgumentParser, arguments: Sequence[str]) -> None
         raise RunError(f"output: {parsed.output} is a file; choose another --output")
     if parsed.output.exists():
         _clear(parsed.output, parsed.overwrite)
-    base = with_changes(settings_from_files(*preset_paths("demo")), {"seed": parsed.seed})
+    base = with_changes(read_settings(RunSettings, *preset_paths("demo")), {"seed": parsed.seed})
     base = base if parsed.steps is None else with_changes(base, {"steps": parsed.steps})
     paths = [parsed.output / method for method in METHODS_SHOWN]
     for method, path in zip(METHODS_SHOWN, paths, strict=True):

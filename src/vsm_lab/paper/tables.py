@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from vsm.errors import SettingsError
-from vsm.runs.configuration import PRESETS, preset_paths, settings_from_files
+from vsm.runs.configuration import PRESETS, preset_paths, read_settings
 from vsm.settings import METHODS, RunSettings
 from vsm_lab.jobs import Changes, with_changes
 
@@ -250,9 +250,11 @@ def budget(name: str) -> Budget:
 def _base(file: str | None, column: Column) -> RunSettings:
     """Return the settings that all rows of a column share."""
     if file is not None:
-        return settings_from_files(FOLDER / file)
+        return read_settings(RunSettings, FOLDER / file)
     own = f"paper-{column.data}-{column.way}way-{column.shot}shot"
     if (PRESETS / f"{own}.yaml").is_file():
-        return settings_from_files(*preset_paths(own))
+        return read_settings(RunSettings, *preset_paths(own))
     like = "omniglot" if column.data in CHARACTERS else "mini-imagenet"
-    return settings_from_files(*preset_paths(f"paper-{like}-{column.way}way-{column.shot}shot"))
+    return read_settings(
+        RunSettings, *preset_paths(f"paper-{like}-{column.way}way-{column.shot}shot")
+    )

@@ -14,7 +14,7 @@ from vsm.data import Dataset, open_dataset
 from vsm.errors import RunError, SettingsError
 from vsm.evaluation.evaluator import EpisodeProtocol
 from vsm.evaluation.intervals import crossed_estimate, estimate, spearman, student_quantile
-from vsm.runs.configuration import preset_paths, settings_from_files
+from vsm.runs.configuration import preset_paths, read_settings
 from vsm.runs.directory import RunDirectory, find_run
 from vsm.settings import BaselineSettings, ModelSettings, RunSettings, is_frozen_encoder
 from vsm_lab.cells import Cell, class_interval, interval, number, read_cell
@@ -174,7 +174,7 @@ class StudyPlan:
         return Model(learn_job(settings, self._checksum, before, self._options, **views), settings)
 
     def _trained(self, row: Mapping[str, Any], seed: int) -> Model:
-        base = settings_from_files(*preset_paths(self.asked.base or ""))
+        base = read_settings(RunSettings, *preset_paths(self.asked.base or ""))
         changes = {"data": self.asked.data, **self.asked.changes, **row, "seed": seed}
         if isinstance(changes.get("init"), str):
             changes["init"] = changes["init"].format(seed=seed)

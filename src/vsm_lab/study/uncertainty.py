@@ -22,8 +22,7 @@ from vsm.evaluation.intervals import auroc, estimate, reliability
 from vsm.memory import Posterior, SampledPosterior, SupportSet
 from vsm.nn.networks import predictive
 from vsm.runs.directory import RunDirectory, find_run
-from vsm.runs.measurement import ModelOnData
-from vsm.runs.trained_model import TrainedModel
+from vsm.runs.trained_model import ModelOnData, TrainedModel
 from vsm.seeding import Randomness, generator, task_generators
 from vsm_lab.document import Block, Table, Text, grouped_table
 from vsm_lab.job_files import JobStore
