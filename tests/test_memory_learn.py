@@ -97,7 +97,7 @@ def test_it_is_evaluated_with_fewer_classes_and_beside_baselines(
     assert [one["method"] for one in compared["baselines"]][-1] == "protonet-adapter"
     assert len(compared["differences"]) == 6
     protocol = EpisodeProtocol(data, "test", 5, 1, 6, 2, 0, memory_slots=17)
-    with pytest.raises(EpisodeError, match="holds 16 classes, got 17"):
+    with pytest.raises(EpisodeError, match="remembers 16 classes, got 17"):
         vsm.load(run).on(protocol)
 
 

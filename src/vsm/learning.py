@@ -80,16 +80,9 @@ def learn_memory(
     If the encoder was trained on the same data, validation classes decide how the memory is read.
     Where the features do not fit into memory, some of every class decide, and all are remembered.
 
-    Args:
-        encoder: makes the features.
-        dataset: as :func:`vsm.encoders.embedding.open_data` opens it.
-        settings: of reading; what is unset is chosen.
-        data: the name that opens the dataset; unset: its own.
-        num_classes: remember only the first so many.
-        like: a memory that the new one can be merged with.
-        seed: of the episodes that decide.
-        progress: counts images.
-        processes: share the rows; all of them learn the same memory.
+    ``data`` is the name that ``open_data`` opened ``dataset`` by; unset: its own. What ``settings``
+    leave unset is chosen on episodes of ``seed``. Only the first ``num_classes`` are remembered.
+    The memory can be merged with ``like``. Processes share the rows, and all learn the same one.
     """
     data = dataset.name if data is None else data
     model = gaussian_model(encoder, data, settings, seed)

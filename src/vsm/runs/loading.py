@@ -76,10 +76,8 @@ def load(
         run = run.used
     settings, card = trusted_settings(path, run.settings(), backbone), read_card(path)
     if inference not in (None, settings.inference):
-        raise RunError(
-            f"inference: {source} infers prototypes by {settings.inference} inference, got "
-            f"{inference}"
-        )
+        own = settings.inference
+        raise RunError(f"inference: {source} infers prototypes by {own} inference, got {inference}")
     if checkpoint == "last" and card is not None:
         raise RunError(f"checkpoint: the model {card['name']} has no last state; leave it out")
     open_checkpoint = _load_last if checkpoint == "last" else _load_best

@@ -438,17 +438,9 @@ class ModelOnData:
         temperature: float = 1.0,
     ) -> Measurement:
         """Measure the model, its probabilities calibrated by ``temperature``."""
-        trained = self.trained
-        evaluation = evaluate(
-            trained.model,
-            trained.state,
-            protocol.sampler(self.dataset),
-            protocol.episodes,
-            protocol.seed,
-            protocol.batch_norm,
-            progress,
-            temperature,
-        )
+        trained, sampler = self.trained, protocol.sampler(self.dataset)
+        asked = (protocol.episodes, protocol.seed, protocol.batch_norm, progress, temperature)
+        evaluation = evaluate(trained.model, trained.state, sampler, *asked)
         return Measurement(trained, protocol, evaluation, temperature=temperature)
 
     def measure_baseline(
@@ -496,15 +488,9 @@ class ModelOnData:
         sampler = protocol.sampler(self.dataset)
         baseline = BASELINES[name](settings, lambda: self.base_features)
         shape = (protocol.way, protocol.shot, protocol.queries, self.trained.model.num_features)
-        return evaluate_classifier(
-            baseline.fit_predict,
-            split_embedder(self.trained.encoder, sampler),
-            sampler,
-            protocol.episodes,
-            protocol.seed,
-            baseline.elements_per_task(*shape),
-            progress,
-        )
+        asked = (protocol.episodes, protocol.seed, baseline.elements_per_task(*shape), progress)
+        embed = split_embedder(self.trained.encoder, sampler)
+        return evaluate_classifier(baseline.fit_predict, embed, sampler, *asked)
 
     @cached_property
     def base_features(self) -> BaseFeatures:
@@ -555,8 +541,6 @@ class ModelOnData:
         if state is None or state.statistics is None:
             return replace(self, trained=self.trained.with_slots(count))
         if count > len(state):
-            raise EpisodeError(
-                f"memory_slots: the memory of {self.trained.name} holds {len(state)} classes, got "
-                f"{count}"
-            )
+            name = self.trained.name
+            raise EpisodeError(f"memory_slots: {name} remembers {len(state)} classes, got {count}")
         return self if count == len(state) else self.with_slots(range(count))
