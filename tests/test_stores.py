@@ -67,7 +67,7 @@ def test_tasks_and_examples_are_there_for_others_at_once(store: Store, other: St
     originals = [other.example_file(first.id, one, "original") for one in ids]
     assert originals == [None, b"file", None]
     support = other.support(first.id)
-    assert support.labels == ["oak", "oak", "oak", "elm"]
+    assert [one.label for one in support.examples] == ["oak", "oak", "oak", "elm"]
     np.testing.assert_array_equal(support.features[1].numpy(), given[1].embedding)
     assert other.task(second.id).examples == []
     store.delete_example(first.id, ids[0])
@@ -143,7 +143,7 @@ def test_a_changed_example_is_refused_until_it_is_deleted(store: Store, other: S
     with pytest.raises(StoreError, match=f"damaged: the example {first} cannot be read"):
         other.support(task)
     other.delete_example(task, first)
-    assert other.support(task).ids == [second]
+    assert [one.id for one in other.support(task).examples] == [second]
 
 
 def test_examples_are_taken_in_once_by_however_many(store: Store, other: Store) -> None:

@@ -366,7 +366,6 @@ class FewShotClassifier:
         return self
 
     def _temperature(self, fitted: FittedClasses) -> float:
-        """Return the temperature given, or that of the model for so many examples."""
         if self.temperature is None:
             return fitted.temperature()
         if not 0 < self.temperature < math.inf:
@@ -384,7 +383,6 @@ def _means_of_features(features: Any) -> TrainedModel:
 
 
 def _add_examples(known: Examples, trained: TrainedModel, images: Any, labels: Labels) -> Examples:
-    """Embed examples, check their labels, and add them to the known ones."""
     features = _embed(trained, images)
     if not len(features):
         raise ClassifierError("images: expected at least one example, got none")

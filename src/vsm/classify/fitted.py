@@ -97,22 +97,14 @@ class Explanation:
     """An answer and what it rests on; dictionaries are by class."""
 
     prediction: Any
-    #: averaged over the sampled prototypes, and calibrated
-    probabilities: dict[Any, float]
-    #: standard deviation of that probability over the sampled prototypes, before calibration
-    std: dict[Any, float]
-    #: from the image to the prototype, averaged over its samples
-    distances: dict[Any, float]
-    #: remembered classes that each class recalled, most weight first
-    recalled: dict[Any, list[Recalled]]
-    #: number of examples that the memory counted for; None if not known
-    memory_strength: dict[Any, float] | None
-    #: how the Gaussian memory moved each prototype; None for other memories
-    moved: dict[Any, Moved] | None
-    #: examples of each class that were fitted
-    shots: dict[Any, int]
-    #: images remembered under the same name, which count as examples
-    remembered: dict[Any, int]
+    probabilities: dict[Any, float]  #: averaged over the sampled prototypes, and calibrated
+    std: dict[Any, float]  #: standard deviation over the sampled prototypes, before calibration
+    distances: dict[Any, float]  #: from the image to the prototype, averaged over its samples
+    recalled: dict[Any, list[Recalled]]  #: remembered classes, most weight first
+    memory_strength: dict[Any, float] | None  #: examples that the memory counted for, if known
+    moved: dict[Any, Moved] | None  #: by the Gaussian memory; None for other memories
+    shots: dict[Any, int]  #: examples of each class that were fitted
+    remembered: dict[Any, int]  #: images remembered under the same name, which count as examples
     #: before calibration: a temperature would hide what part of it the samples account for
     uncertainty: Uncertainty
 

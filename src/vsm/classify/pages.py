@@ -135,7 +135,6 @@ def _card(images: Sequence[Path], root: Path, caption: str) -> str:
 
 
 def _thumbnail(path: Path) -> str:
-    """Return a small JPEG as a data address."""
     with Image.open(path, formats=FORMATS) as opened:
         opened.draft("RGB", (2 * SIDE, 2 * SIDE))
         image = ImageOps.exif_transpose(opened).convert("RGB")
@@ -150,7 +149,6 @@ def _escaped(value: object) -> str:
 
 
 def _csv(rows: Iterable[dict[str, object]]) -> str:
-    """Return a table of at least one row."""
     text = io.StringIO()
     first, *others = rows
     writer = csv.DictWriter(text, first, lineterminator="\n")

@@ -260,7 +260,6 @@ def _require_exportable(trained: TrainedModel) -> None:
 
 
 def _metadata(trained: TrainedModel, kind: str) -> dict[str, Any]:
-    """Return what a program needs to use a graph."""
     model, memory, prepared = trained.model, trained.memory, trained.preprocessing
     metadata = {
         "kind": kind,
@@ -294,7 +293,6 @@ def _metadata(trained: TrainedModel, kind: str) -> dict[str, Any]:
 
 
 def _converted(graph: EncoderGraph | ClassifierGraph, metadata: Mapping[str, Any]) -> bytes:
-    """Convert a module to ONNX, with its defaults and metadata."""
     import onnx  # noqa: PLC0415 - an extra
 
     own = graph.model.settings.model.own_backbone

@@ -298,7 +298,6 @@ class Service:
             return drawn
 
     def _can_reject(self) -> bool:
-        """Whether "none of these" can be answered with the current memory."""
         try:
             self.worker.current_model().thresholds()
         except ClassifierError:
@@ -351,7 +350,6 @@ def create_app(service: Service, access: Access | None = None) -> LimitsMiddlewa
 
 
 def _task_map(fitted: FittedTask) -> schemas.TaskMap:
-    """Place prototypes, examples and recalled classes of a task in one plane."""
     classifier, support = fitted.classifier, fitted.support
     memory, prototypes = classifier.memory, classifier.prototypes()
     examples = classifier.coordinates(Embedded(support.features.to(prototypes.device)))
@@ -364,7 +362,7 @@ def _task_map(fitted: FittedTask) -> schemas.TaskMap:
     parts = points.split([len(prototypes), len(examples), len(names)])
     return schemas.TaskMap(
         prototypes=_points(map(str, classifier.classes_.tolist()), parts[0]),
-        examples=_points(support.ids, parts[1]),
+        examples=_points([one.id for one in support.examples], parts[1]),
         recalled=_points(names, parts[2]),
     )
 

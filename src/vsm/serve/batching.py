@@ -208,7 +208,6 @@ class Worker:
                 job.outcome = fitted.answer(question, job.features, part)
 
     def _embed(self, jobs: Sequence[Job]) -> None:
-        """Embed the images of all jobs at once."""
         if not jobs:
             return
         pixels = np.concatenate([job.pixels for job in jobs])
@@ -245,15 +244,16 @@ class Worker:
 
     def _fit(self, task: str, versions: Versions) -> FittedTask:
         support = self.store.support(task)
-        if not support.labels:
+        if not support.examples:
             raise ClassifierError(
                 f"task: {task} has no examples yet; add some with POST /v1/tasks/{task}/examples"
             )
         trained = self.current_model()
         features = support.features.to(trained.model.device)
-        examples = Examples().add(features, np.asarray(support.labels))
-        pairs = zip(support.labels, support.remembered, strict=True)
-        remembered = [label for label, yes in pairs if yes]  # which come first in their class
+        labels = [one.label for one in support.examples]
+        examples = Examples().add(features, np.asarray(labels))
+        # Those come first in their class.
+        remembered = [one.label for one in support.examples if one.remembered]
         counts = tuple(remembered.count(label) for label in examples.labels)
         # Its own classes are taken out of the memory, since its examples would count twice. So
         # remembering leaves the answers of a task unchanged, as it does those of a classifier.

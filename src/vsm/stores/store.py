@@ -68,6 +68,9 @@ TABLES = (
 )
 ID = re.compile(r"[0-9a-f]{32}")
 ENCODER = "SELECT encoder, fingerprint FROM vsm_memory"
+EXAMPLES = (
+    "SELECT id, label, file, created, remembered{} FROM vsm_examples WHERE task = ? ORDER BY place"
+)
 TASKS = "SELECT id, name, created, version FROM vsm_tasks"
 MAX_NAME_LENGTH = 200
 
@@ -123,10 +126,8 @@ class Versions(NamedTuple):
 class Support(NamedTuple):
     """The embedded examples of a task, oldest first; ``features [n, D]``."""
 
-    ids: list[str]
-    labels: list[str]
+    examples: list[Example]
     features: Tensor
-    remembered: list[bool]
 
 
 class StoredMemory(NamedTuple):
@@ -229,23 +230,15 @@ class Store:
 
     def task(self, task: str) -> TaskWithExamples:
         """Return a task."""
-        with self._reading(task) as connection:
+        with self._open(task) as connection:
             [[_, name, created, version]] = connection.rows(f"{TASKS} WHERE id = ?", task)
-            rows = connection.rows(
-                "SELECT id, label, file, created, remembered FROM vsm_examples WHERE task = ? "
-                "ORDER BY place",
-                task,
-            )
-        examples = [
-            Example(id_, label, file, added, bool(remembered))
-            for id_, label, file, added, remembered in rows
-        ]
+            examples = [_example(row) for row in connection.rows(EXAMPLES.format(""), task)]
         classes = Counter(sorted(one.label for one in examples))
         return TaskWithExamples(task, name, created, version, dict(classes), examples)
 
     def delete_task(self, task: str) -> None:
         """Delete a task and its examples; what the memory learned from it stays."""
-        with self._changing(task) as connection:
+        with self._open(task, change=True) as connection:
             connection.change("DELETE FROM vsm_tasks WHERE id = ?", task)
 
     def add_examples(
@@ -254,7 +247,7 @@ class Store:
         """Add examples of a class, unless a task would have over ``max_examples``; return ids."""
         require_name("label", label)
         ids, now = [uuid.uuid4().hex for _ in examples], _now()
-        with self._changing(task) as connection:
+        with self._open(task, change=True) as connection:
             [[count, place]] = connection.rows(
                 "SELECT COUNT(*), COALESCE(MAX(place), 0) FROM vsm_examples WHERE task = ?", task
             )
@@ -273,7 +266,7 @@ class Store:
 
     def support(self, task: str) -> Support:
         """Return the embedded examples of a task."""
-        with self._reading(task) as connection:
+        with self._open(task) as connection:
             return self._support(connection, task)
 
     def example_file(
@@ -292,7 +285,7 @@ class Store:
     def delete_example(self, task: str, example: str) -> None:
         """Delete an example."""
         _require_id("example", example)
-        with self._changing(task) as connection:
+        with self._open(task, change=True) as connection:
             if not connection.change(
                 "DELETE FROM vsm_examples WHERE task = ? AND id = ?", task, example
             ):
@@ -341,18 +334,19 @@ class Store:
     def remember(self, task: str, consolidate: Consolidate) -> tuple[Changes, NamedMemory]:
         """Consolidate those examples of a task that the memory does not include yet."""
         stored = _require_memory(self.memory().named)
-        if all(self.support(task).remembered):  # keep the versions
+        if all(one.remembered for one in self.task(task).examples):  # keep the versions
             return Changes((), (), ()), stored
-        with self._changing(task) as connection:
+        with self._open(task, change=True) as connection:
             support = self._support(connection, task)
-            new = [n for n, remembered in enumerate(support.remembered) if not remembered]
+            is_new = [not one.remembered for one in support.examples]
+            new = [one for one in support.examples if not one.remembered]
+            labels = [one.label for one in new]
             version, before = self._lock_memory(connection)
-            labels = [support.labels[n] for n in new]
-            after, changes = consolidate(before, support.features[new], labels)
+            after, changes = consolidate(before, support.features[is_new], labels)
             _write_memory(connection, before, after)
             connection.change_many(
                 "UPDATE vsm_examples SET remembered = 1 WHERE id = ?",
-                [(support.ids[n],) for n in new],
+                [(one.id,) for one in new],
             )
             connection.change_many(
                 "INSERT INTO vsm_thumbnails SELECT label, thumbnail FROM vsm_examples WHERE "
@@ -376,38 +370,26 @@ class Store:
         return bytes(found[0][0])
 
     @contextmanager
-    def _reading(self, task: str) -> Iterator[Connection]:
-        """Begin to read a task, which must exist."""
+    def _open(self, task: str, *, change: bool = False) -> Iterator[Connection]:
+        """Begin to read a task; a change increments its version, so that other writers wait."""
         _require_id("task", task)
-        with self.database.reading() as connection:
-            if not connection.rows("SELECT id FROM vsm_tasks WHERE id = ?", task):
+        with self.database.writing() if change else self.database.reading() as connection:
+            sql = "UPDATE vsm_tasks SET version = version + 1 WHERE id = ?"
+            if change and not connection.change(sql, task):
                 raise _not_stored("task", task)
-            yield connection
-
-    @contextmanager
-    def _changing(self, task: str) -> Iterator[Connection]:
-        """Begin a change of a task: increment its version, which makes other writers wait."""
-        _require_id("task", task)
-        with self.database.writing() as connection:
-            if not connection.change(
-                "UPDATE vsm_tasks SET version = version + 1 WHERE id = ?", task
-            ):
+            if not change and not connection.rows(f"{TASKS} WHERE id = ?", task):
                 raise _not_stored("task", task)
             yield connection
 
     def _support(self, connection: Connection, task: str) -> Support:
-        rows = connection.rows(
-            "SELECT id, label, remembered, digest, embedding FROM vsm_examples WHERE task = ? "
-            "ORDER BY place",
-            task,
-        )
-        for id_, label, _, digest, stored in rows:
-            if digest != _digest(label, bytes(stored)):
-                raise self._damaged(f"the example {id_}", "its digest does not match")
-        vectors = [np.frombuffer(bytes(row[4]), np.float32) for row in rows]
-        features = torch.from_numpy(np.stack(vectors)) if vectors else torch.zeros(0, 0)
-        ids, labels = [row[0] for row in rows], [row[1] for row in rows]
-        return Support(ids, labels, features, [bool(row[2]) for row in rows])
+        rows = connection.rows(EXAMPLES.format(", digest, embedding"), task)
+        examples, vectors = [_example(row) for row in rows], [bytes(row[-1]) for row in rows]
+        for row, example, vector in zip(rows, examples, vectors, strict=True):
+            if row[-2] != _digest(example.label, vector):
+                raise self._damaged(f"the example {example.id}", "its digest does not match")
+        features = [np.frombuffer(vector, np.float32) for vector in vectors]
+        stacked = torch.from_numpy(np.stack(features)) if features else torch.zeros(0, 0)
+        return Support(examples, stacked)
 
     def _lock_memory(self, connection: Connection) -> tuple[int, NamedMemory]:
         """Increment the version, which makes other writers wait; return it and the old memory."""
@@ -494,6 +476,11 @@ def _write_memory(
 def _insert(connection: Connection, table: str, row: Mapping[str, Any]) -> None:
     names, marks = ", ".join(row), ", ".join("?" * len(row))
     connection.change(f"INSERT INTO {table} ({names}) VALUES ({marks})", *row.values())
+
+
+def _example(row: tuple[Any, ...]) -> Example:
+    id_, label, file, created, remembered, *_ = row
+    return Example(id_, label, file, created, bool(remembered))
 
 
 def _identity(rows: list[tuple[Any, ...]]) -> EncoderIdentity | None:
