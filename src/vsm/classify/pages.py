@@ -8,10 +8,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from PIL import Image, ImageOps
-
 from vsm.classify.labeling import Review, Suggestion
-from vsm.data.images import FORMATS
+from vsm.data.images import read_file, thumbnail
 from vsm.system.files import FORMULA, as_cell
 
 SIDE = 112  # pixels of a thumbnail
@@ -135,13 +133,8 @@ def _card(images: Sequence[Path], root: Path, caption: str) -> str:
 
 
 def _thumbnail(path: Path) -> str:
-    with Image.open(path, formats=FORMATS) as opened:
-        opened.draft("RGB", (2 * SIDE, 2 * SIDE))
-        image = ImageOps.exif_transpose(opened).convert("RGB")
-    image.thumbnail((SIDE, SIDE))
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=80)
-    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    content = thumbnail(read_file(path), str(path), SIDE, "JPEG")
+    return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
 
 
 def _escaped(value: object) -> str:

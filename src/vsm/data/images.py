@@ -145,15 +145,15 @@ def read_header(file: Path | io.BytesIO, name: str) -> tuple[bool, int, int]:
         return image.mode in GRAY_MODES, image.height, image.width
 
 
-def thumbnail(data: bytes, name: str, side: int) -> bytes:
-    """Return a small PNG of an image file's contents, upright, without its metadata."""
+def thumbnail(data: bytes, name: str, side: int, kind: str = "PNG") -> bytes:
+    """Return a small copy of an image file's contents, upright, without its metadata."""
     with _report_errors(name), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
         opened.draft(None, (2 * side, 2 * side))
         image = ImageOps.exif_transpose(opened)
         image = _opaque(image, 1 if image.mode in GRAY_MODES else 3)
         image.thumbnail((side, side))
         content = io.BytesIO()
-        image.save(content, "PNG", exif=b"", icc_profile=None)
+        image.save(content, kind, exif=b"", icc_profile=None)
         return content.getvalue()
 
 

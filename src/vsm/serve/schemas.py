@@ -5,7 +5,8 @@ Uploaded files are checked by size, then by header, then decoded.
 
 import io
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple, NotRequired
 
 import numpy as np
@@ -223,36 +224,33 @@ def decode_uploads(
 ) -> tuple[Pixels, list[bytes]]:
     """Decode files to uint8 ``[n, H, W, C]`` and small PNGs, after all headers were checked."""
     for upload in uploads:
-        _check_header(upload, limits)
+        if not upload.content:
+            raise Problem(422, upload.field, f"{upload.name} is empty")
+        with _report_unreadable(upload):
+            _, height, width = read_header(io.BytesIO(upload.content), upload.name)
+        if height * width > limits.pixels:
+            size = f"{width:,} × {height:,} pixels, expected at most {limits.pixels:,}"
+            raise Problem(413, upload.field, f"{upload.name} has {size}; scale it down")
     pixels, small = [], []
     for upload in uploads:
-        try:
+        with _report_unreadable(upload):
             pixels.append(decode(upload.content, upload.name, form))
             if thumbnails:
                 small.append(thumbnail(upload.content, upload.name, THUMBNAIL_SIDE))
-        except Exception as error:  # whatever a decoder raises is the file's fault
-            raise _unreadable(upload, error) from error
     return np.stack(pixels), small
+
+
+@contextmanager
+def _report_unreadable(upload: Upload) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever a decoder raises is the file's fault
+        reason = str(error) if isinstance(error, DataError) else f"{upload.name}: unreadable image"
+        status = 413 if "decompression bomb" in reason else 422
+        raise Problem(status, upload.field, reason) from error
 
 
 def _display_name(name: str) -> str:
     last = name.replace("\\", "/").rpartition("/")[2]
     kept = "".join(one for one in last if unicodedata.category(one) not in ("Cc", "Cs"))
     return kept.strip()[:MAX_FILENAME_LENGTH] or "image"
-
-
-def _check_header(upload: Upload, limits: Limits) -> None:
-    if not upload.content:
-        raise Problem(422, upload.field, f"{upload.name} is empty")
-    try:
-        _, height, width = read_header(io.BytesIO(upload.content), upload.name)
-    except Exception as error:  # as above
-        raise _unreadable(upload, error) from error
-    if height * width > limits.pixels:
-        size = f"{width:,} × {height:,} pixels, expected at most {limits.pixels:,}"
-        raise Problem(413, upload.field, f"{upload.name} has {size}; scale it down")
-
-
-def _unreadable(upload: Upload, error: Exception) -> Problem:
-    reason = str(error) if isinstance(error, DataError) else f"{upload.name}: unreadable image"
-    return Problem(413 if "decompression bomb" in reason else 422, upload.field, reason)
