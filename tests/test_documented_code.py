@@ -116,7 +116,7 @@ def check(words: list[str], place: str, patch: pytest.MonkeyPatch) -> None:
             for work in (
                 "vsm.training.train",
                 "vsm.pretraining.pretrain",
-                "vsm.cli.launching.submit",
+                "vsm.cli.train.submit",
             ):
                 patch.setattr(work, stop)
             with pytest.raises(Reached):

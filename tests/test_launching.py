@@ -14,7 +14,7 @@ import pytest
 from forked import ForkedPython
 from launching_helpers import TINY
 from vsm.cli import main
-from vsm.cli.launching import TrainingJob, submit
+from vsm.cli.train import TrainingJob, submit
 from vsm.errors import SettingsError
 from vsm.runs.directory import RunDirectory
 from vsm.settings import SlurmSettings
@@ -160,7 +160,7 @@ def test_a_process_of_a_slurm_job_finds_the_others_and_resumes_when_it_was_reque
         seen.append(list(words))
         return 0
 
-    monkeypatch.setattr("vsm.cli.launching.main", train)
+    monkeypatch.setattr("vsm.cli.train.main", train)
     for restarts in ("0", "1"):
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
         TrainingJob(("--output", "a", "--overwrite"))()

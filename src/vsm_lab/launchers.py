@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from vsm.cli.launching import open_executor, scheduler_parameters
+from vsm.cli.train import open_executor, scheduler_parameters
 from vsm.errors import DocumentError, RunError, SettingsError
 from vsm.settings import SlurmSettings
 from vsm.system.allocator import keep_allocations

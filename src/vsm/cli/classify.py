@@ -32,8 +32,7 @@ class FewShotOptions(ModelOptions, JsonOption):
     """What ``classify`` and ``suggest`` share."""
 
     support: list[Path]
-    """A folder with a folder of examples per class, or a CSV file with the columns path and label;
-    several are taken together."""
+    """A folder with a folder of examples per class, or a CSV file with path and label; several."""
     seed: int = 0
     """Seed of what is sampled: prototypes, and images that a large pile is judged by."""
 
@@ -54,13 +53,11 @@ class Classify(FewShotOptions):
     """Fit to the support, classify the queries, print the answers."""
 
     query: list[Path]
-    """Images to classify, folders, or CSV files with a column path; if such a file also has a
-    column label, the accuracy is printed."""
+    """Images, folders, or CSV files with a column path; a column label gives the accuracy."""
     explain: bool = False
     """Explain every answer."""
     reject: float | None = None
-    """Answer 'none of these' for images far from all classes; aim to answer this share of the
-    others."""
+    """Answer 'none of these' for images far from all classes, but aim to accept this share."""
     csv: Path | None = None
     """Write the answers to this file instead."""
 
@@ -68,13 +65,20 @@ class Classify(FewShotOptions):
         if self.json and self.csv is not None:
             raise SettingsError("csv: goes to a file and --json to the screen; give one of them")
 
+        from vsm.classify import NONE_OF_THESE
         from vsm.data.folder import labeled_images
         from vsm.system.files import write_text
 
         examples, labels = labeled_images(*self.support)
         queries, truth = self._queries()
         classifier = self.open_classifier()
-        self._check(classifier, labels)
+        if classifier.encoder is None or classifier.encoder.preprocessing is None:
+            model = self.chosen_model
+            raise SettingsError(f"model: {model} takes features, not images; use another")
+        if self.reject is not None and NONE_OF_THESE in labels:
+            raise SettingsError(
+                f"reject: {NONE_OF_THESE!r} is its answer, but a folder has that name"
+            )
         classifier.fit(examples, labels)
         quiet = self.json or len(queries) < FEW_QUERIES
         with progress_bar("classify", len(queries), quiet) as bar:
@@ -114,20 +118,6 @@ class Classify(FewShotOptions):
         if not queries:
             raise DataError(f"query: there are no images in {self.query[0]}; give files or folders")
         return queries, truth
-
-    def _check(self, classifier: "FewShotClassifier", labels: Sequence[str]) -> None:
-        """Refuse what cannot work before anything is embedded."""
-        from vsm.classify import NONE_OF_THESE
-
-        if classifier.encoder is None or classifier.encoder.preprocessing is None:
-            raise SettingsError(
-                f"model: {self.chosen_model} takes features, not images; use another"
-            )
-        if self.reject is not None and NONE_OF_THESE in labels:
-            raise SettingsError(
-                f"reject: {NONE_OF_THESE!r} means that an image is none of the classes, but a "
-                "folder has that name; give it another"
-            )
 
     def _answers(self, classifier: "FewShotClassifier", embedded: "Embedded") -> list[Answer]:
         """Return every answer as plain values, explained only if that is shown."""
@@ -295,8 +285,7 @@ class Suggest(FewShotOptions):
     """Fit to the support, embed the pile, choose, tell."""
 
     unlabeled: list[Path] = field(metadata={"aliases": ["--unlabelled"]})
-    """Images to choose from, folders, or CSV files with a column path; what --support has is left
-    out."""
+    """Images, folders, or CSV files with a column path; what --support has is left out."""
     number: int = 20
     """Images to choose."""
     csv: Path | None = None

@@ -26,8 +26,7 @@ class EpisodeOptions(ProtocolOptions):
     """Which episodes to measure on."""
 
     data: str | None = None
-    """Other data than the run's: folder:PATH or a prepared dataset; images are prepared as the
-    run's encoder wants them."""
+    """Other data than the run's: folder:PATH or a prepared dataset."""
     shot: int | None = None
     """Support images; unset: the run's."""
     split: Literal["train", "validation", "test", "all"] = "test"
@@ -47,8 +46,7 @@ class MeasurementOptions(EpisodeOptions, PlacementOptions, JsonOption):
 
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
     inference: Inference | None = None
-    """As training did, or by the Gaussian memory that it left; unset: what validation classes
-    preferred."""
+    """As training did, or by the Gaussian memory; unset: what validation classes preferred."""
 
 
 class Evaluate(BackboneOption, MeasurementOptions):
@@ -116,8 +114,7 @@ class Compare(BackbonesOption, MeasurementOptions):
     runs: list[Path] = field(kw_only=False)
     """Run directories or names of shipped models; two or more, or one with --baselines."""
     baselines: str = ""
-    """Also measure these on the features of the first run, by comma; any of evaluate
-    --classifier."""
+    """Also measure these, by comma, on the features of the first run; see evaluate --classifier."""
 
     def __call__(self) -> None:
         names = list(dict.fromkeys(filter(None, map(str.strip, self.baselines.split(",")))))

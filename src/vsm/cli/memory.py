@@ -3,7 +3,7 @@
 from contextlib import closing
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vsm.cli.arguments import (
     Actions,
@@ -42,8 +42,7 @@ class Learn(BackboneOption, PlacementOptions, JsonOption):
     classes: int | None = None
     """Remember the first n only."""
     like: Path | None = None
-    """Normalize as this memory does, to merge both: a run directory, a name that vsm models lists,
-    or a memory file."""
+    """Normalize as this memory does, to merge both; a run, a shipped model or a memory file."""
     mirror: bool | None = None
     """Average features of images and their mirror images; unset: as the encoder does."""
     shift: int | None = None
@@ -80,25 +79,24 @@ class Learn(BackboneOption, PlacementOptions, JsonOption):
             placement=placement,
         )
         like = None if self.like is None else read_memory(self.like)
-        with join_processes(placement.device) as processes:
-            merge = self.split == "all"
-            with ProgressBar(self.json or not processes.is_first) as bar:
-                dataset = open_data(
-                    encoder, self.data, merge_splits=merge, progress=bar, processes=processes
-                )
-                images = sum(len(dataset.split_ids(s)) for s in dataset.splits if s != "test")
-                bar.start("learn", images // processes.count)
-                learned = learn_memory(
-                    encoder,
-                    dataset,
-                    self.gaussian,
-                    data=self.data,
-                    num_classes=self.classes,
-                    like=like,
-                    seed=self.seed,
-                    progress=bar,
-                    processes=processes,
-                )
+        with (
+            join_processes(placement.device) as processes,
+            ProgressBar(self.json or not processes.is_first) as bar,
+        ):
+            shared: dict[str, Any] = {"progress": bar, "processes": processes}
+            dataset = open_data(encoder, self.data, merge_splits=self.split == "all", **shared)
+            images = sum(len(dataset.split_ids(s)) for s in dataset.splits if s != "test")
+            bar.start("learn", images // processes.count)
+            learned = learn_memory(
+                encoder,
+                dataset,
+                self.gaussian,
+                data=self.data,
+                num_classes=self.classes,
+                like=like,
+                seed=self.seed,
+                **shared,
+            )
         if not processes.is_first:
             return
         made_in_memory(*learned).write(self.output)
@@ -139,11 +137,9 @@ class Show(JsonOption):
     """Draw the slots to this .png, .svg or .pdf instead."""
 
     def __call__(self) -> None:
+        if self.plot is not None and self.json:
+            raise SettingsError("plot: goes to a file and --json to the screen; give one of them")
         if self.plot is not None:
-            if self.json:
-                raise SettingsError(
-                    "plot: goes to a file and --json to the screen; give one of them"
-                )
             require_extra("plot", "plots")
 
         from vsm.runs.loading import read_memory
@@ -192,7 +188,7 @@ class Add(BackboneOption, JsonOption):
         own_memory_path(self.target)  # raises early if it may not be written
         if self.model is None and not self.target.is_dir():
             raise SettingsError(
-                f"model: {self.target} is no run directory; name the run by --model"
+                f"model: {self.target} is not a run; name the run whose encoder it has by --model"
             )
 
         from vsm.data.folder import labeled_images
@@ -283,8 +279,7 @@ class Export(Options):
     """Write slots as .npz or .csv, or what a store holds as a memory file."""
 
     target: str = field(kw_only=False)
-    """A run directory, a name that vsm models lists, or a memory file; or a store: an SQLite file
-    that ends in .sqlite, or postgresql://…"""
+    """A run, a shipped model, a memory file, or a store: FILE.sqlite or postgresql://…"""
     output: Path = field(kw_only=False)
     """Ends in .npz, .csv or .safetensors."""
 

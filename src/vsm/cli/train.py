@@ -1,17 +1,20 @@
 """``vsm train`` and ``vsm pretrain``: a run's settings, its output, and resuming."""
 
+import os
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jsonargparse import ArgumentParser
 
 from vsm.cli.arguments import Options, PlacementOptions
-from vsm.cli.main import is_first_process
+from vsm.cli.main import is_first_process, main
 from vsm.cli.output import ProgressBar, print_json, print_table, say
 from vsm.errors import SettingsError
 from vsm.runs.configuration import (
@@ -42,6 +45,9 @@ from vsm.settings import (
     flatten,
     own_code,
 )
+
+if TYPE_CHECKING:
+    from submitit.core.utils import DelayedSubmission
 
 
 class RunOptions(PlacementOptions):
@@ -98,8 +104,7 @@ class Train(LauncherOptions, RunOptions):
     backbone: str | None = None
     """Short for --model.backbone: conv4, resnet12, wrn28_10, or your own module:attribute."""
     learn_memory: bool = True
-    """End by learning the Gaussian memory of the trained features, and use it if validation classes
-    say that it is no worse (method vsm with conjugate inference)."""
+    """End by learning the Gaussian memory of the features, and use it if validation is no worse."""
 
     @classmethod
     def start(cls, parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -157,7 +162,6 @@ class Train(LauncherOptions, RunOptions):
 
     def _submit(self, settings: RunSettings, words: Sequence[str]) -> None:
         """Put the training into a queue and say where to look for it."""
-        from vsm.cli.launching import submit
         from vsm.system.distributed import Processes
 
         Processes(0, self.slurm.processes).share(settings.tasks)  # raises if it cannot be even
@@ -346,3 +350,107 @@ def _refuse_changes(settings: AnySettings, before: AnySettings, output: Path) ->
                 f"{key}: the run in {output} was begun with {stored[key]!r}, got {value!r}; "
                 "leave it out to resume, or choose another --output"
             )
+
+
+# Jobs of SLURM, or in this machine's background, through submitit. Each process of a job runs the
+# command that was typed, with the environment by which join_processes finds the others. Shortly
+# before its time is up the job saves, goes back into the queue and is resumed.
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What each process of a job does: ``vsm train`` with the ``arguments`` that were typed."""
+
+    arguments: tuple[str, ...]
+
+    def __call__(self) -> None:
+        """Train; if time is running out, ask for another turn."""
+        from submitit.helpers import TorchDistributedEnvironment
+
+        TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+        ask_again = signal.getsignal(signal.SIGUSR2)  # submitit's; training takes its place
+        job = self.resumed() if int(os.environ.get("SLURM_RESTART_COUNT", "0")) else self
+        try:
+            code: Any = main(["train", *job.arguments])
+        except SystemExit as stop:
+            code = stop.code
+        if code == 128 + signal.SIGUSR2 and callable(ask_again):
+            ask_again(signal.SIGUSR2, None)
+        if code:
+            sys.exit(code)
+
+    def resumed(self) -> "TrainingJob":
+        """Return the job that goes on with what this one has saved."""
+        kept = [word for word in self.arguments if word not in ("--overwrite", "--resume")]
+        return TrainingJob((*kept, "--resume"))
+
+    def checkpoint(self) -> "DelayedSubmission":
+        """Return what submitit puts into the queue when time runs out."""
+        from submitit.core.utils import DelayedSubmission
+
+        return DelayedSubmission(self.resumed())
+
+
+def submit(launcher: str, slurm: SlurmSettings, output: Path, arguments: Sequence[str]) -> Any:
+    """Submit ``vsm train`` with ``arguments``; the job's files go to a folder beside ``output``."""
+    folder = output.absolute().with_name(f"{output.name}-jobs")
+    executor = open_executor(folder, launcher, slurm.restarts)
+    try:
+        executor.update_parameters(**scheduler_parameters(slurm, f"vsm-{output.name}"))
+    except (RuntimeError, ValueError) as error:
+        raise SettingsError(f"launcher: {error}") from error
+
+    from submitit.helpers import clean_env
+
+    with clean_env(), _output_not_inherited():
+        return executor.submit(TrainingJob((*arguments, "--launcher", "none")))
+
+
+def open_executor(folder: Path, launcher: str, restarts: int) -> Any:
+    """Return submitit's executor with its files in ``folder``, or say why there is none."""
+    try:
+        import submitit
+    except ImportError:
+        raise SettingsError(
+            f"launcher: {launcher} needs submitit: pip install 'variational-semantic-memory[slurm]'"
+        ) from None
+    try:
+        return submitit.AutoExecutor(folder, launcher, **{f"{launcher}_max_num_timeout": restarts})
+    except (RuntimeError, ValueError) as error:
+        raise SettingsError(f"launcher: {error}") from error
+
+
+@contextmanager
+def _output_not_inherited() -> Iterator[None]:
+    """Keep processes that start inside the block from holding our output open after we end."""
+    ours = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for descriptor in ours:
+            os.dup2(nowhere, descriptor)
+        yield
+    finally:
+        for descriptor, copy in ours.items():
+            os.dup2(copy, descriptor)
+            os.close(copy)
+        os.close(nowhere)
+
+
+def scheduler_parameters(slurm: SlurmSettings, name: str) -> dict[str, Any]:
+    """Return what submitit calls the settings, without those that are unset."""
+    parameters = {
+        "name": name,
+        "nodes": slurm.nodes,
+        "tasks_per_node": slurm.processes_per_node,
+        "gpus_per_node": slurm.gpus_per_node or None,
+        "cpus_per_task": slurm.cpus_per_process,
+        "mem_gb": slurm.memory_gb,
+        "timeout_min": max(1, round(60 * slurm.hours)),
+        "stderr_to_stdout": True,
+        "slurm_signal_delay_s": slurm.warning_seconds,
+        "slurm_partition": slurm.partition,
+        "slurm_account": slurm.account,
+        "slurm_qos": slurm.qos,
+        "slurm_constraint": slurm.constraint,
+    }
+    return {key: value for key, value in parameters.items() if value is not None}

@@ -94,7 +94,7 @@ def _device(name: str) -> torch.device:
     if 1 < count <= local_rank:
         raise SettingsError(
             f"device: this machine has {count} GPUs, too few for process {local_rank} of those "
-            f"started on it; start at most {count} on a machine, or use --device cpu"
+            f"started on it; start at most {count}, or use --device cpu"
         )
     return torch.device("cuda", min(local_rank, count - 1))  # its own, or the only one it sees
 
