@@ -136,7 +136,10 @@ class FewShotClassifier:
                 or takes features; or what :meth:`embed` returned.
             y: a label for each, all strings or all integers.
         """
-        trained = self.encoder or _means_of_features(images)
+        trained = self.encoder
+        if trained is None:  # prototypes are means of features
+            settings = RunSettings(data="features:unnamed", method="protonet")
+            trained = made_in_memory(FewShotModel(settings, (as_features(images).shape[1],)))
         examples = _add_examples(Examples(), trained, images, y)
         return self._set_fitted(FittedClasses(trained, self.memory, examples, self.seed))
 
@@ -374,12 +377,6 @@ class FewShotClassifier:
                 f"{self.temperature!r}"
             )
         return self.temperature
-
-
-def _means_of_features(features: Any) -> TrainedModel:
-    """Return what there is without encoder and memory: prototypes that are means of features."""
-    settings = RunSettings(data="features:unnamed", method="protonet")
-    return made_in_memory(FewShotModel(settings, (as_features(features).shape[1],)))
 
 
 def _add_examples(known: Examples, trained: TrainedModel, images: Any, labels: Labels) -> Examples:

@@ -20,10 +20,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from fastapi import FastAPI, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from PIL import Image
 from pydantic import TypeAdapter
+from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from vsm import __version__
@@ -31,7 +33,7 @@ from vsm.classify import NONE_OF_THESE, FewShotClassifier
 from vsm.classify.classifier import Embedded
 from vsm.data.dataset import Pixels
 from vsm.data.glyphs import NUM_ALPHABETS, SEED, draw_alphabet
-from vsm.errors import ClassifierError, NotStoredError, SettingsError
+from vsm.errors import ClassifierError, NotStoredError, SettingsError, VsmError
 from vsm.memory.named import NamedMemory
 from vsm.runs.memory_map import map_coordinates
 from vsm.runs.trained_model import TrainedModel
@@ -341,8 +343,9 @@ def create_app(service: Service, access: Access | None = None) -> LimitsMiddlewa
         redoc_url=None,
         lifespan=lifespan,
         responses={"4XX": {"description": "Refused; the detail says why.", "content": content}},
-        exception_handlers=middleware.ERROR_HANDLERS,
     )
+    for kind in (RequestValidationError, HTTPException, VsmError, Exception):
+        app.add_exception_handler(kind, middleware.handle_error)
     for method, address, endpoint, options in ROUTES:
         app.add_api_route(address, getattr(service, endpoint), methods=[method], **options)
     app.mount("/page", StaticFiles(directory=PAGE), "page")

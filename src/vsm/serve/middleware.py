@@ -14,9 +14,8 @@ import re
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import HTTPException, Request
@@ -116,11 +115,6 @@ async def handle_error(request: Request, error: Exception) -> JSONResponse:
         logger.error("unexpected %s", type(error).__name__, exc_info=error)
         problem = Problem(500, None, "the server failed; its log says more")
     return problem.response()
-
-
-ERROR_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Any]] = dict.fromkeys(
-    (RequestValidationError, StarletteHTTPException, errors.VsmError, Exception), handle_error
-)
 
 
 def _from_validation(request: Request, error: RequestValidationError) -> Problem:
