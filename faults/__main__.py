@@ -22,7 +22,7 @@ SLICE = (
     *("mutations/images", "mutations/features, arrays", "mutations/settings"),
     *("kills/memory add", "sharing/memory add × memory show"),
 )
-SLICE_SHARE = 0.06  # of the cases
+SLICE_SHARE = 0.03  # of the cases
 _SANDBOX: list[Sandbox] = []  # of this process
 _GROUPS: list[Group] = []  # inherited by forked processes
 
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", default=[], help="Parts, or PART/GROUP.")
     parser.add_argument("--case", type=int, help="This case alone, with --only PART/GROUP.")
     parser.add_argument("--jobs", type=int, default=2, help="Cases at a time.")
-    parser.add_argument("--slice", action="store_true", help="About a minute, for the tests.")
+    parser.add_argument("--slice", action="store_true", help="Half a minute, for the tests.")
     parser.add_argument("--output", type=Path, help="Page to write the results into.")
     return parser
 
