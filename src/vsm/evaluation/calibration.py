@@ -114,11 +114,7 @@ def conformal(scores: Tensor) -> tuple[float, ...]:
 
 @torch.no_grad()
 def lowest_scores(
-    model: FewShotModel,
-    memory: Memory | None,
-    support: Tensor,
-    queries: Tensor,
-    seed: int,
+    model: FewShotModel, memory: Memory | None, support: Tensor, queries: Tensor, seed: int
 ) -> dict[int, Tensor]:
     """Score queries of known classes as if so many of these had been fitted, and no others.
 

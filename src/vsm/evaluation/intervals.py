@@ -110,16 +110,11 @@ def auroc(lower: Tensor, higher: Tensor) -> Tensor:
 
 def spearman(first: Tensor, second: Tensor) -> float:
     """Rank correlation of two samples ``[P]``, ties averaged; NaN if one of them is constant."""
-    one, two = (_ranks(values) - (len(values) - 1) / 2 for values in (first, second))
+    # How many values are below, less how many are above: twice the rank about its mean.
+    apart = (values.unsqueeze(1) - values.unsqueeze(0) for values in (first, second))
+    one, two = (differences.sign().double().sum(1) for differences in apart)
     scale = math.sqrt(one.square().sum().item() * two.square().sum().item())
     return (one @ two).item() / scale if scale else float("nan")
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Places 0 … P − 1 in ascending order ``[P]``, in double precision."""
-    below = (values.unsqueeze(0) < values.unsqueeze(1)).double().sum(1)
-    not_above = (values.unsqueeze(0) <= values.unsqueeze(1)).double().sum(1)
-    return (below + not_above - 1) / 2
 
 
 def student_quantile(degrees: float) -> float:

@@ -5,12 +5,7 @@ Class statistics (:class:`GaussianMemory`) and the paper's slots (:class:`SlotMe
 writes; only a :class:`Consolidation` makes a new memory out of an old one.
 """
 
-from vsm.memory.gaussian import (
-    ClassStatistics,
-    GaussianConsolidation,
-    GaussianMemory,
-    ReadSettings,
-)
+from vsm.memory.gaussian import ClassStatistics, GaussianConsolidation, GaussianMemory, ReadSettings
 from vsm.memory.posterior import Posterior, SampledPosterior
 from vsm.memory.reader import GaussianPosterior, GaussianReader
 from vsm.memory.slots.consolidation import Consolidation, SlotConsolidation

@@ -24,10 +24,7 @@ class SplitUncertainty(NamedTuple):
 
 
 class Posterior(ABC):
-    """Of the prototypes of N classes in each of T tasks, given support and memory.
-
-    Queries are in the coordinates of :meth:`vsm.Memory.project`.
-    """
+    """Of the prototypes of N classes in each of T tasks, in the coordinates of ``project``."""
 
     mixture: GaussianMixture | None = None
     """q̃(z | M, S) with components ``[T, N, C, D]``, for the KL of Eq. 14."""

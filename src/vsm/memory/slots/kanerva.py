@@ -166,10 +166,7 @@ class KanervaConsolidation(Consolidation):
 
 
 class KanervaRecall(Recall):
-    """Reading: m ~ N(w·R, w·U·wᵀ + σ²), reparameterized, with w the weights of the support mean.
-
-    Where nothing has been written, that is a reading of the machine's learned prior.
-    """
+    """Reading: m ~ N(w·R, w·U·wᵀ + σ²), reparameterized, with w the weights of the support mean."""
 
     def __init__(self, num_features: int, run: RunSettings) -> None:
         super().__init__(num_features, run)
