@@ -19,7 +19,7 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 import vsm
 from vsm.classify.labeling import review
 from vsm.data.folder import list_classes
-from vsm.encoders.embedding import embed_files
+from vsm.encoders.encoder import embed_files
 from vsm.evaluation.intervals import student_quantile
 
 Array = npt.NDArray[np.float64]

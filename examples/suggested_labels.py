@@ -17,7 +17,7 @@ import torch
 import vsm
 from vsm.classify.classifier import Embedded
 from vsm.data.dataset import SPLITS
-from vsm.encoders.embedding import open_data
+from vsm.encoders.encoder import open_data
 from vsm.evaluation.intervals import student_quantile
 
 METHODS = ("random", "vsm suggest", "least certain")

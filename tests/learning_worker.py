@@ -7,8 +7,8 @@ import sys
 
 from vsm import learning
 from vsm.cli import main
-from vsm.encoders import embedding
+from vsm.encoders import encoder
 
 if __name__ == "__main__":
-    learning.NUMBERS_AT_ONCE = embedding.NUMBERS_IN_MEMORY = int(sys.argv[1])
+    learning.NUMBERS_AT_ONCE = encoder.NUMBERS_IN_MEMORY = int(sys.argv[1])
     sys.exit(main(sys.argv[2:]))

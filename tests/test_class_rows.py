@@ -18,7 +18,8 @@ from launching_helpers import finish, start
 from vsm import learning
 from vsm.cli import main
 from vsm.data.dataset import FeatureDataset
-from vsm.encoders import Encoder, embedding
+from vsm.encoders import Encoder
+from vsm.encoders import encoder as encoding
 from vsm.errors import DataError, MemoryFileError
 from vsm.learning import ClassRows, learn_memory
 from vsm.memory import ClassStatistics, GaussianMemory, ReadSettings
@@ -201,7 +202,7 @@ def test_two_processes_learn_the_memory_of_one(
     """Real processes, with room for all features and for about half of them."""
     learn = ["memory", "learn", "--encoder", "cifar-fs-vsm", "--data", f"folder:{images}"]
     learn += ["--split", "all", "--json", "--output"]
-    for module, name in ((learning, "NUMBERS_AT_ONCE"), (embedding, "NUMBERS_IN_MEMORY")):
+    for module, name in ((learning, "NUMBERS_AT_ONCE"), (encoding, "NUMBERS_IN_MEMORY")):
         monkeypatch.setattr(module, name, numbers)
     assert main([*learn, str(tmp_path / "one")]) == 0
     monkeypatch.setenv("VSM_DATA", str(tmp_path / "other-cache"))
@@ -218,9 +219,9 @@ def test_many_features_are_kept_in_a_file(
 ) -> None:
     trained = vsm.load("cifar-fs-vsm")
     files = sorted(images.rglob("*.png"))
-    small = embedding.encode_files(trained.encoder, files)
-    monkeypatch.setattr(embedding, "NUMBERS_IN_MEMORY", 100)
-    large = embedding.encode_files(trained.encoder, files)
+    small = encoding.encode_files(trained.encoder, files)
+    monkeypatch.setattr(encoding, "NUMBERS_IN_MEMORY", 100)
+    large = encoding.encode_files(trained.encoder, files)
     assert isinstance(large, np.memmap)
     np.testing.assert_array_equal(small, large)
     assert not list((tmp_path / "data").glob("features-*"))  # it vanishes with the process
@@ -230,7 +231,7 @@ def test_many_features_are_kept_in_a_file(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(DataError, match=r"cannot write .* free some space"):
-        embedding.encode_files(trained.encoder, files)
+        encoding.encode_files(trained.encoder, files)
 
 
 def test_a_killed_embedding_goes_on_where_it_was(
@@ -252,8 +253,8 @@ def test_a_killed_embedding_goes_on_where_it_was(
     monkeypatch.setattr(Encoder, "encode", counted)
     files = sorted(images.rglob("*.png"))
     with pytest.raises(KeyboardInterrupt):
-        embedding.encode_files(trained.encoder, files)
-    embedding.encode_files(trained.encoder, files)
+        encoding.encode_files(trained.encoder, files)
+    encoding.encode_files(trained.encoder, files)
     assert sum(encoded) == len(files)
 
 

@@ -269,7 +269,7 @@ def test_transductive_batch_norm_needs_batch_norm(
 @pytest.fixture
 def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
     monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
-    monkeypatch.setattr("vsm.encoders.embedding.open_dataset", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.encoders.encoder.open_dataset", lambda name: tiny_dataset)
 
 
 @pytest.mark.usefixtures("_tiny_data")

@@ -58,7 +58,7 @@ PRETRAINING = PretrainSettings(
 @pytest.fixture(autouse=True)
 def _tiny_data(monkeypatch: pytest.MonkeyPatch, tiny_dataset: ImageDataset) -> None:
     monkeypatch.setattr("vsm.training.open_dataset", lambda name: tiny_dataset)
-    monkeypatch.setattr("vsm.encoders.embedding.open_dataset", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.encoders.encoder.open_dataset", lambda name: tiny_dataset)
     monkeypatch.setattr("vsm.training.FUSED_DEVICES", ())
 
 

@@ -17,7 +17,7 @@ import vsm
 from vsm.cli import main
 from vsm.data.folder import list_classes
 from vsm.encoders import Encoder
-from vsm.encoders.embedding import EmbeddingCache, cache_of, encode_files, open_data
+from vsm.encoders.encoder import EmbeddingCache, cache_of, encode_files, open_data
 from vsm.errors import DataError, RunError
 from vsm.runs.trained_model import TrainedModel
 
@@ -168,7 +168,7 @@ def test_an_encoder_that_gives_nan_and_an_image_that_cannot_be_read_are_named(
 def test_stored_images_of_another_size_are_scaled_to_the_models(
     trained: TrainedModel, tiny_dataset: vsm.ImageDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vsm.encoders.embedding.open_dataset", lambda name: tiny_dataset)
+    monkeypatch.setattr("vsm.encoders.encoder.open_dataset", lambda name: tiny_dataset)
     found = open_data(trained.encoder, "tiny")
     assert found.class_names == tiny_dataset.class_names
     assert found.input_shape == (256,)

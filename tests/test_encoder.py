@@ -39,7 +39,7 @@ def _tiny_data(
     few_read_settings: None,
 ) -> None:
     monkeypatch.setenv("VSM_DATA", str(tmp_path / "data"))
-    for place in ("vsm.training", "vsm.encoders.embedding", "vsm.runs.loading"):
+    for place in ("vsm.training", "vsm.encoders.encoder", "vsm.runs.loading"):
         monkeypatch.setattr(f"{place}.open_dataset", lambda _: tiny_dataset)
 
 

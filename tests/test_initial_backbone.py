@@ -14,7 +14,7 @@ from vsm.data import EpisodeSampler, FeatureDataset, ImageDataset, Split
 from vsm.data.dataset import PixelNormalization
 from vsm.data.images import Preprocessing
 from vsm.encoders import Conv4, Encoder
-from vsm.encoders.embedding import encode_dataset
+from vsm.encoders.encoder import encode_dataset
 from vsm.errors import RunError, SettingsError
 from vsm.evaluation.evaluator import evaluate
 from vsm.model import FewShotModel

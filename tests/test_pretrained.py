@@ -18,7 +18,7 @@ import vsm
 from vsm.cli import main
 from vsm.data.images import Preprocessing
 from vsm.encoders.backbones import custom_preprocessing
-from vsm.encoders.embedding import open_data
+from vsm.encoders.encoder import open_data
 from vsm.encoders.pretrained import (
     load_pretrained,
     parse_image_processor,

@@ -16,7 +16,7 @@ from torch import Tensor
 from vsm.data import Dataset, EpisodeBatch, EpisodeSampler, ImageDataset, open_dataset
 from vsm.data.images import Preprocessing
 from vsm.encoders import evaluation_mode
-from vsm.encoders.embedding import encode_dataset
+from vsm.encoders.encoder import encode_dataset
 from vsm.errors import ProcessLostError, SettingsError
 from vsm.evaluation.evaluator import evaluate
 from vsm.evaluation.intervals import estimate

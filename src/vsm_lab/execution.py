@@ -8,7 +8,7 @@ from typing import Any
 
 from vsm.data import Dataset
 from vsm.encoders import Encoder
-from vsm.encoders.embedding import open_data
+from vsm.encoders.encoder import open_data
 from vsm.errors import EpisodeError, RunError
 from vsm.evaluation.evaluator import EpisodeProtocol, Evaluation
 from vsm.learning import learn_memory

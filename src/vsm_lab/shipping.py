@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vsm.data import Split
-from vsm.encoders.embedding import open_data
+from vsm.encoders.encoder import open_data
 from vsm.errors import RunError, SettingsError
 from vsm.evaluation.calibration import Calibration
 from vsm.evaluation.evaluator import EpisodeProtocol

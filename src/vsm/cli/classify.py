@@ -236,7 +236,7 @@ class Review(BackboneOption, PlacementOptions, JsonOption):
         from vsm.classify.labeling import review
         from vsm.classify.pages import name_below, review_csv, review_html
         from vsm.data.folder import labeled_images
-        from vsm.encoders.embedding import embed_files
+        from vsm.encoders.encoder import embed_files
         from vsm.runs.loading import load
         from vsm.system.files import write_text
 
@@ -300,7 +300,7 @@ class Suggest(FewShotOptions):
         from vsm.classify.classifier import Embedded
         from vsm.classify.pages import name_below, suggestions_csv, suggestions_html
         from vsm.data.folder import labeled_images
-        from vsm.encoders.embedding import embed_files
+        from vsm.encoders.encoder import embed_files
         from vsm.system.files import write_text
 
         examples, labels = labeled_images(*self.support)

@@ -60,7 +60,7 @@ class Learn(BackboneOption, PlacementOptions, JsonOption):
             )
 
         from vsm.data.catalog import FEATURES_PREFIX
-        from vsm.encoders.embedding import open_data
+        from vsm.encoders.encoder import open_data
         from vsm.learning import learn_memory
         from vsm.runs.loading import open_encoder, read_memory
         from vsm.runs.trained_model import made_in_memory

@@ -193,18 +193,15 @@ def _built(value: Any) -> Any:
     return value
 
 
-def _latin1(value: str | bytes, _: object) -> bytes:
-    return value if isinstance(value, bytes) else value.encode("latin1")  # as old protocols do
-
-
 ADMITTED: Mapping[tuple[str, str], Any] = {
     ("numpy", "ndarray"): NDARRAY,
     ("numpy", "dtype"): _ElementType,
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy.core.multiarray", "scalar"): lambda dtype, data: _from_buffer(data, dtype, (), "C")[()],
     ("numpy.core.numeric", "_frombuffer"): _from_buffer,
-    ("_codecs", "encode"): _latin1,
-    ("__builtin__", "bytes"): lambda: b"",  # as old protocols make empty ones
+    # Old protocols encode bytes as latin1, and call the type to make empty ones.
+    ("_codecs", "encode"): lambda v, _: v if isinstance(v, bytes) else v.encode("latin1"),
+    ("__builtin__", "bytes"): lambda: b"",
 }
 
 

@@ -40,10 +40,8 @@ def random_split(
     """
     if sizes is None:
         if len(names) < len(SPLITS):
-            raise DataError(
-                f"{source}: {len(names)} classes found, but at least {len(SPLITS)} are needed, one "
-                "for each of train, validation and test; add classes, or check the path"
-            )
+            problem = f"{len(names)} classes found, but at least {len(SPLITS)} are needed"
+            raise DataError(f"{source}: {problem}, one for each split; add some, or check the path")
         validation, test = (max(1, round(share * len(names))) for share in (0.16, 0.20))
         sizes = (len(names) - validation - test, validation, test)
     ordered = sorted(names, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())

@@ -5,11 +5,9 @@ Either a ``.safetensors`` file or a folder, with the same parts:
 - ``features``: floats ``[n, D]``.
 - ``labels``: integers ``[n]``; in a folder also strings of fixed width, which are class names.
 - ``class_names``, optional: a JSON list, the name of label 0, 1, …
-- ``splits``, optional: a JSON object from class name to split. Without it, classes are split as for
-  folders.
+- ``splits``, optional: a JSON object from class name to split; else they are split as folders are.
 
-Arrays are tensors, or files ``.npy``; JSON is metadata, or files ``.json``. None of them can run
-code.
+Arrays are tensors, or files ``.npy``; JSON is metadata, or files ``.json``. None can run code.
 """
 
 import json

@@ -1,13 +1,11 @@
 """Your own images: a folder with one folder of images per class, or a table of paths and labels.
 
-A folder is either ``PATH/<class>/*.png``, whose classes are split 64 / 16 / 20 percent into train,
-validation and test from seed 0, or from another as ``PATH#7``; or
-``PATH/{train,validation,test}/<class>``. Classes may differ in size. Images are resized to one
-square: their own if all share it and it is small, else 84×84.
+A folder is either ``PATH/<class>/*.png``, whose classes are split 64 / 16 / 20 percent from seed 0,
+or from another as ``PATH#7``; or ``PATH/{train,validation,test}/<class>``. Images are resized to
+one square: their own if all share it and it is small, else 84×84.
 
-A table is a CSV file. Its header names the columns, in any order and among others: ``path`` (or
-``file``, ``filename``, ``image``) and ``label`` (or ``class``). Relative paths are relative to the
-table.
+A table is a CSV file with the columns ``path`` (or ``file``, ``filename``, ``image``) and ``label``
+(or ``class``), in any order and among others. Relative paths are relative to the table.
 """
 
 import csv
@@ -83,14 +81,9 @@ def read(path: Path) -> Preparation:
     """Read a folder of class folders, split by its own folders or from the seed."""
     lists, files = list_classes(path)
     images = [image for name in all_classes(lists) for image in files[name]]
-    form = _common_format(images)
-    return Preparation(
-        image_shape=form.shape,
-        class_lists=lists,
-        class_sizes={name: len(found) for name, found in files.items()},
-        batches=decode_files(images, form),
-        origin=f"{path.resolve()}: {len(images):,} images of {len(files):,} classes",
-    )
+    form, sizes = _common_format(images), {name: len(found) for name, found in files.items()}
+    origin = f"{path.resolve()}: {len(images):,} images of {len(files):,} classes"
+    return Preparation(form.shape, lists, sizes, decode_files(images, form), origin)
 
 
 def labeled_images(*sources: Path) -> tuple[list[Path], list[str]]:

@@ -26,7 +26,7 @@ from vsm.data.dataset import (
     Pixels,
     class_index,
 )
-from vsm.errors import DataError, DocumentError
+from vsm.errors import DataError
 from vsm.system.files import atomic_directory, read_object, shortened, user_folder, write_json
 from vsm.system.progress import NULL_PROGRESS, Progress
 
@@ -150,8 +150,6 @@ def read_index(name: str) -> dict[str, Any]:
         _check_index(index)
     except FileNotFoundError:
         raise DataError(f"data: {name} is not prepared (looked in {path.parent})") from None
-    except DocumentError as error:
-        raise _damaged(name, f"index.json {error.reason}") from error
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(name, f"index.json: {shortened(repr(error))}") from error
     return index

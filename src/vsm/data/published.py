@@ -147,9 +147,8 @@ class PublishedDataset:
 
 # Omniglot: 1,623 handwritten characters of 50 alphabets, 20 drawings each. B. M. Lake,
 # R. Salakhutdinov, J. B. Tenenbaum: Human-level concept learning through probabilistic program
-# induction. Science, 2015. Drawings are reduced from 105×105 to 28×28, ink is 255 and paper 0. As
-# in Vinyals et al. (2016) and most work since, a character turned by 90°, 180° and 270° is a new
-# class; the four stay in one split. Turned drawings are stored (102 MB in all), not computed.
+# induction. Science, 2015. As in Vinyals et al. (2016) and most work since, a character turned by
+# 90°, 180° and 270° is a new class of the same split.
 
 OMNIGLOT_PARTS = ("images_background", "images_evaluation")
 OMNIGLOT_TURNS = ("", "@90", "@180", "@270")  # suffixes of class names, counter-clockwise

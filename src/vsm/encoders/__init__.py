@@ -11,7 +11,6 @@ from vsm.encoders.backbones import (
 )
 from vsm.encoders.encoder import Encoder, EncoderIdentity
 from vsm.encoders.networks import Conv4, ResNet12, WideResNet
-from vsm.encoders.pretrained import EfficientNetLite
 
 __all__ = [
     "BACKBONES",
@@ -19,7 +18,6 @@ __all__ = [
     "BuiltInBackbone",
     "Conv4",
     "CustomBackbone",
-    "EfficientNetLite",
     "Encoder",
     "EncoderIdentity",
     "FrozenEncoder",

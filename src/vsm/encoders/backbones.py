@@ -31,7 +31,6 @@ from vsm.seeding import Randomness, default_generator, integers
 from vsm.settings import ModelSettings
 
 DRY_RUN_BATCH = 2  # images; more than one, to tell the batch from the features
-SEED_LIMIT = 2**62
 
 
 class CustomBackbone(nn.Module):
@@ -66,7 +65,7 @@ class CustomBackbone(nn.Module):
         """
         if not self.training or random is None:
             return self._features(images)
-        seed = integers(random, SEED_LIMIT, len(images))[0].item()
+        seed = integers(random, 2**62, len(images))[0].item()
         with default_generator(int(seed), "own backbone"):
             return self._features(images)
 

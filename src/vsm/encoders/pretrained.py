@@ -1,8 +1,7 @@
 """Pretrained encoders: EfficientNet-Lite, ``hf:NAME``, ``timm:NAME`` and ``onnx:FILE``.
 
-Each is a network from images ``[B, C, H, W]`` to features ``[B, D]`` that comes with a description
-of its preprocessing. Weights are loaded without running the publisher's code: no pickles from
-Hugging Face, no remote code.
+Each maps images ``[B, C, H, W]`` to features ``[B, D]`` and describes its preprocessing. Weights
+are loaded without running the publisher's code: no pickles from Hugging Face, no remote code.
 
 EfficientNet-Lite is that of TensorFlow's release: SAME padding, ReLU6, no squeeze-excitation, and
 batch norm, which is folded into the convolutions. An installed package provides its weights, which

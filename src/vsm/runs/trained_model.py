@@ -18,7 +18,7 @@ from vsm.baselines import BASELINES, BaseFeatures
 from vsm.data import Dataset
 from vsm.data.images import Preprocessing
 from vsm.encoders import Encoder, EncoderIdentity
-from vsm.encoders.embedding import open_data
+from vsm.encoders.encoder import open_data
 from vsm.errors import ClassifierError, DataError, EpisodeError, RunError
 from vsm.evaluation.calibration import (
     NO_CALIBRATION,
