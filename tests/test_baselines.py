@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -641,3 +641,35 @@ def test_help_names_baselines_without_torch() -> None:
     assert b"--baselines" in done.stdout
     assert b"--classifier" in done.stdout
     assert b"--baseline.dispersion" in done.stdout
+
+
+OTHER_SETTINGS: dict[str, Any] = {
+    **{"temperature": 2.0, "inverse_penalty": 3.0, "tolerance": 0.1, "max_iterations": 1},
+    **{"power": 1.0, "transform_base": False, "nearest_classes": 1, "dispersion": 0.5},
+    **{"samples": 9, "adapter_steps": 3, "adapter_learning_rate": 0.1},
+}
+
+
+@pytest.mark.filterwarnings("ignore:logistic regression")
+@pytest.mark.parametrize("name", BASELINE_NAMES)
+def test_every_setting_of_a_baseline_has_an_effect_or_is_refused(name: BaselineName) -> None:
+    draw = torch.Generator().manual_seed(0)
+    known = BaseFeatures(torch.rand(24, 5, generator=draw), [8] * 3)
+    support = torch.rand(1, 3, 4, 5, generator=draw)
+    queries = torch.rand(1, 3, 2, 5, generator=draw)
+
+    def answers(**changes: Any) -> Tensor:
+        given = {"adapter_steps": 2, "samples": 8, **changes}
+        baseline = BASELINES[name](BaselineSettings(**given), lambda: known)
+        return baseline.fit_predict(support, queries, noise_of(1))
+
+    assert {one.name for one in fields(BaselineSettings)} == OTHER_SETTINGS.keys()
+    for setting, value in OTHER_SETTINGS.items():
+        refusal = ""
+        try:
+            BaselineSettings(**{setting: value}).require_effect([name])
+        except SettingsError as error:
+            refusal = str(error)
+        has_effect = not torch.equal(answers(**{setting: value}), answers())
+        has_effect &= (name, setting) != ("logistic-tuned", "inverse_penalty")  # it is chosen
+        assert has_effect != (f"baseline.{setting}" in refusal)

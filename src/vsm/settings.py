@@ -106,6 +106,14 @@ SLOT_METHOD = only_with("method", "rote", "transformed", "vsm")
 SLOTS = (SLOT_METHOD, NOT_GAUSSIAN)
 ADDRESSED = (*SLOTS, not_with("memory.control", "uniform"))
 ATTENTION = only_with("memory.update", "attention")
+NEAREST = only_with(
+    "classifier",
+    *("simpleshot", "simpleshot_l2n", "simpleshot_un", "cosine", "knn", "protonet-adapter"),
+)
+UNTUNED = only_with("classifier", "logistic", "calibration")
+LOGISTIC = only_with("classifier", "logistic", "logistic-tuned", "calibration")
+CALIBRATION = only_with("classifier", "calibration")
+ADAPTER = only_with("classifier", "protonet-adapter")
 
 
 def setting(
@@ -574,29 +582,36 @@ class RunSettings(Settings):
 class BaselineSettings(Settings):
     """Hyper-parameters of the simple classifiers that a run's features are also measured with."""
 
-    temperature: float = setting(1.0, above=0)
+    temperature: float = setting(1.0, NEAREST, above=0)
     """Nearest centroids and neighbors: distances are divided by this, with the ProtoNet adapter by
     a tenth of it, before the softmax; changes no decision."""
-    inverse_penalty: float = setting(1.0, above=0)
+    inverse_penalty: float = setting(1.0, UNTUNED, above=0)
     """Logistic regression: C of scikit-learn, which logistic-tuned chooses itself."""
-    tolerance: float = setting(1e-5, above=0)
+    tolerance: float = setting(1e-5, LOGISTIC, above=0)
     """Logistic regression: largest entry of the mean loss's gradient at which it has converged."""
-    max_iterations: int = setting(1000, above=0)
+    max_iterations: int = setting(1000, LOGISTIC, above=0)
     """Logistic regression: steps of L-BFGS at most."""
-    power: float = setting(0.5, above=0)
+    power: float = setting(0.5, CALIBRATION, above=0)
     """Calibration: λ of Tukey's ladder of powers."""
-    transform_base: bool = True
+    transform_base: bool = setting(True, CALIBRATION)
     """Calibration: transform base classes too; the authors' code transforms the episode alone."""
-    nearest_classes: int = setting(2, above=0)
+    nearest_classes: int = setting(2, CALIBRATION, above=0)
     """Calibration: base classes that lend their statistics to a support image (k)."""
-    dispersion: float = setting(0.21, least=0)
+    dispersion: float = setting(0.21, CALIBRATION, least=0)
     """Calibration: α, added to every entry of the covariance."""
-    samples: int = setting(750, above=0)
+    samples: int = setting(750, CALIBRATION, above=0)
     """Calibration: features drawn for a class, shared evenly by its support images."""
-    adapter_steps: int = setting(600, least=0)
+    adapter_steps: int = setting(600, ADAPTER, least=0)
     """ProtoNet adapter: training steps of 8 tasks each; 0 leaves features as they are."""
-    adapter_learning_rate: float = setting(1e-3, above=0)
+    adapter_learning_rate: float = setting(1e-3, ADAPTER, above=0)
     """ProtoNet adapter: first learning rate of Adam, which falls to zero as a cosine."""
+
+    def require_effect(self, classifiers: Collection[str]) -> None:
+        """Refuse settings that none of these classifiers has, unless they have their defaults."""
+        for name, (default, [condition]) in _declared(BaselineSettings).items():
+            known = any(condition.holds({"classifier": one}) for one in classifiers)
+            if getattr(self, name) != default and not known:
+                raise SettingsError(f"baseline.{name}: has an effect {condition.describe()}")
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,10 @@ class Classify(FewShotOptions):
         queries, truth = self._queries()
         classifier = self.open_classifier()
         if classifier.encoder is None or classifier.encoder.preprocessing is None:
-            model = self.chosen_model
-            raise SettingsError(f"model: {model} takes features, not images; use another")
+            raise SettingsError(
+                f"model: {self.chosen_model} takes features, not images; use another, or "
+                "vsm.FewShotClassifier from Python"
+            )
         if self.reject is not None and NONE_OF_THESE in labels:
             raise SettingsError(
                 f"reject: {NONE_OF_THESE!r} is its answer, but a folder has that name"

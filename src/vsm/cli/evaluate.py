@@ -123,7 +123,10 @@ class Compare(BackbonesOption, MeasurementOptions):
                 known = ", ".join(BASELINE_NAMES)
                 raise SettingsError(f"baselines: unknown baseline {name!r}; known: {known}")
         if len(self.runs) < 2 and not names:
-            raise SettingsError("runs: two or more are compared, or one with --baselines, got one")
+            raise SettingsError(
+                "runs: two or more are compared, or one with --baselines, got one; vsm evaluate "
+                "measures one"
+            )
 
         from vsm.runs.loading import load
 

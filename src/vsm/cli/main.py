@@ -79,7 +79,10 @@ def _run(name: str, rest: Sequence[str]) -> int:
     command, parser = open_command(name)
     shared = any((name, *rest)[: len(one)] == one for one in SHARED_COMMANDS)
     if is_one_of_several() and not shared:
-        raise SettingsError("works in one process, but WORLD_SIZE announces several; unset it")
+        raise SettingsError(
+            "works in one process, but WORLD_SIZE announces several; start it without torchrun, "
+            "or unset WORLD_SIZE"
+        )
     command.start(parser, rest)
     return 0
 

@@ -56,7 +56,8 @@ class Learn(BackboneOption, PlacementOptions, JsonOption):
     def __call__(self) -> None:
         if RunDirectory(self.output).exists() and not self.overwrite:
             raise SettingsError(
-                f"output: {self.output} already holds a run; replace it with --overwrite"
+                f"output: {self.output} already holds a run; replace it with --overwrite, or "
+                "choose another --output"
             )
 
         from vsm.data.catalog import FEATURES_PREFIX
@@ -188,7 +189,8 @@ class Add(BackboneOption, JsonOption):
         own_memory_path(self.target)  # raises early if it may not be written
         if self.model is None and not self.target.is_dir():
             raise SettingsError(
-                f"model: {self.target} is not a run; name the run whose encoder it has by --model"
+                f"model: {self.target} is not a run directory; name the run whose encoder made its "
+                "features with --model"
             )
 
         from vsm.data.folder import labeled_images
@@ -266,7 +268,10 @@ class Merge(ChangingCommand):
         output = own_memory_path(self.output)
         inputs = [memory_path(path).resolve() for path in (self.first, self.second)]
         if output.exists() and output.resolve() not in inputs and not self.overwrite:
-            raise MemoryFileError(f"output: there is a memory at {self.output}; add --overwrite")
+            raise MemoryFileError(
+                f"output: there is a memory at {self.output} already; name another, or replace it "
+                "with --overwrite"
+            )
         with exclusive_lock(output):
             after = read_memory(self.first).merge(read_memory(self.second))
             if self.output.is_dir() and output.exists():

@@ -486,7 +486,10 @@ def _encode(
             with evaluation_mode(encoder.backbone):
                 rows = encoder.encode(encoder.normalize(pixels)).float().cpu()
             if not rows.isfinite().all():
-                raise RunError("encoder: it gives NaN or infinite features; is it damaged?")
+                raise RunError(
+                    "encoder: it gives NaN or infinite features; is it damaged, or not meant for "
+                    "such images?"
+                )
             fresh = dict(zip(missing, rows.numpy(), strict=True))
             cache.put(fresh)
             known |= fresh

@@ -161,7 +161,8 @@ class TrainedModel:
                 ``batch_norm`` ("inductive" uses running statistics, "transductive" each episode's
                 own) and ``memory_slots`` (use only the first so many classes of the memory).
         """
-        protocol = self._protocol(data, episodes)
+        protocol, settings = self._protocol(data, episodes), baseline or BaselineSettings()
+        settings.require_effect([] if classifier is None else [classifier])
         temperature = self.calibration.temperature(protocol.shot) if calibrated else 1.0
         if temperature is None:
             raise ClassifierError(
@@ -172,7 +173,6 @@ class TrainedModel:
         progress.start(f"evaluate {self.name}", protocol.episodes)
         if classifier is None:
             return subject.measure(protocol, progress, temperature)
-        settings = baseline or BaselineSettings()
         return subject.measure_baseline(classifier, protocol, settings, progress)
 
     def compare(
@@ -188,7 +188,8 @@ class TrainedModel:
 
         Arguments are those of :meth:`evaluate`.
         """
-        protocol = self._protocol(data, episodes)
+        protocol, settings = self._protocol(data, episodes), baseline or BaselineSettings()
+        settings.require_effect(baselines)
         measured: list[Measurement] = []
         models = (self, *others)
         for one, earlier in combinations(reversed(models), 2):
@@ -197,7 +198,6 @@ class TrainedModel:
             subject = one.on(protocol, progress)
             for name in baselines if one is self else ():
                 progress.start(f"evaluate {name}", protocol.episodes)
-                settings = baseline or BaselineSettings()
                 measured.append(subject.measure_baseline(name, protocol, settings, progress))
             progress.start(f"evaluate {one.name}", protocol.episodes)
             measured.append(subject.measure(protocol, progress))
