@@ -646,7 +646,7 @@ def test_help_names_baselines_without_torch() -> None:
 OTHER_SETTINGS: dict[str, Any] = {
     **{"temperature": 2.0, "inverse_penalty": 3.0, "tolerance": 0.1, "max_iterations": 1},
     **{"power": 1.0, "transform_base": False, "nearest_classes": 1, "dispersion": 0.5},
-    **{"samples": 9, "adapter_steps": 3, "adapter_learning_rate": 0.1},
+    **{"samples": 40, "adapter_steps": 3, "adapter_learning_rate": 0.1},
 }
 
 
