@@ -44,7 +44,7 @@ SMALLEST_STEP = 2.0**-24
 @pytest.fixture(scope="module", autouse=True)
 def _tiny_data(tiny_dataset: ImageDataset) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("training", "encoders.embedding"):
+        for module in ("training", "encoders.encoder"):
             patch.setattr(f"vsm.{module}.open_dataset", lambda name: tiny_dataset)
         yield
 

@@ -78,7 +78,7 @@ def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(spec: str) -> None:
         pytest.fail(f"{spec} was opened")
 
-    for place in ("data", "data.catalog", "training", "encoders.embedding"):
+    for place in ("data", "data.catalog", "training", "encoders.encoder"):
         monkeypatch.setattr(f"vsm.{place}.open_dataset", fail)
     monkeypatch.setattr("vsm.data.catalog.open_images", fail)
 

@@ -77,7 +77,7 @@ class NamedMemory:
         return replace(self, memory=self.memory.to(device))
 
     def write(self, path: Path) -> None:
-        """Write a memory file atomically; :func:`decode_memory` reads it."""
+        """Write a memory file atomically; ``decode_memory`` reads it."""
         save_tensors(path, self.memory.tensors(), self.metadata())
 
     def require_encoder(self, wanted: EncoderIdentity, source: object = "memory") -> None:

@@ -46,16 +46,16 @@ class GaussianPosterior(Posterior):
 
     @property
     def prototypes(self) -> Tensor:  # type: ignore[override]
-        """See :class:`Posterior`."""
+        """See :class:`.Posterior`."""
         return self.gaussian.mean.unsqueeze(-2)
 
     @property
     def weights(self) -> Tensor:
-        """See :class:`Posterior`."""
+        """See :class:`.Posterior`."""
         return self.recalled
 
     def log_probabilities(self, queries: Tensor) -> Tensor:
-        """See :class:`Posterior`: the log-softmax of :meth:`scores`, L = 1."""
+        """See :class:`.Posterior`: the log-softmax of :meth:`scores`, L = 1."""
         linear = self._linear()
         if linear is None:
             scores = self.scores(queries)
@@ -79,12 +79,12 @@ class GaussianPosterior(Posterior):
         return directions, ((offset - torch.lerp(mean, center, 0.5)) * directions).sum(-1)
 
     def linear(self) -> tuple[Tensor, Tensor] | None:
-        """See :class:`Posterior`: with projected features y = A·h + a, W·(y − a) = (W·A)·h."""
+        """See :class:`.Posterior`: with projected features y = A·h + a, W·(y − a) = (W·A)·h."""
         linear = self._linear(self.reader.offset)
         return None if linear is None else (linear[0][0] @ self.reader.rotation, linear[1][0])
 
     def scores(self, queries: Tensor) -> Tensor:
-        """See :class:`Posterior`: the density ∫ N(h; z, I) N(z; m, v) dz = N(h; m, I + v)."""
+        """See :class:`.Posterior`: the density ∫ N(h; z, I) N(z; m, v) dz = N(h; m, I + v)."""
         determinants = self.gaussian.variance.log1p().sum(-1).unsqueeze(-2)
         return self.reader.tempered(self.squares(queries), determinants)
 
@@ -94,7 +94,7 @@ class GaussianPosterior(Posterior):
         return pairwise_squares(queries, predictive)
 
     def rejection_scores(self, queries: Tensor, slots: Tensor | None) -> Tensor:
-        """See :class:`Posterior`: how much nearer to a class than to one never met."""
+        """See :class:`.Posterior`: how much nearer to a class than to one never met."""
         del slots
         unknown = self.reader.marginal_squares(queries)  # [T, B]
         return 0.5 * (self.squares(queries) - unknown.unsqueeze(-1))
@@ -102,7 +102,7 @@ class GaussianPosterior(Posterior):
     def uncertainty(
         self, queries: Tensor, random: Randomness, samples: int = PROTOTYPE_SAMPLES
     ) -> SplitUncertainty:
-        """See :class:`Posterior`: H[y | x] = E H[y | x, z] + I(y; z | x).
+        """See :class:`.Posterior`: H[y | x] = E H[y | x, z] + I(y; z | x).
 
         The expectation is over the prototypes z given the examples *and* the image x. It may be of
         class y with probability p(y | x), and is then one more member of it:
@@ -133,7 +133,7 @@ class GaussianPosterior(Posterior):
         return SplitUncertainty(std, total, aleatoric, total - aleatoric)
 
     def memory_strength(self, shots: Tensor) -> Tensor:
-        """See :class:`Posterior`.
+        """See :class:`.Posterior`.
 
         The memory counts for κ_d = 1/e_d images in direction d; this is the κ of the mean share
         κ_d / (κ_d + K).
@@ -143,7 +143,7 @@ class GaussianPosterior(Posterior):
 
     @property
     def displacement(self) -> tuple[Tensor, Tensor] | None:
-        """See :class:`Posterior`."""
+        """See :class:`.Posterior`."""
         if not len(self.reader.slots):
             return None
         return self.gaussian.mean - self.support_mean, self.support_mean
@@ -249,8 +249,9 @@ class GaussianReader(NamedTuple):
 
         W is shrunk and scaled until probabilities are calibrated for equally many examples. It is
         then wider than the covariance within classes, which is a·W on average. That scales
-        ``squares``, distances to m in units of I + v, but not ``determinants``, log |I + v|, which
-        matter where K differs: without a correction, the class with most examples would always win.
+        ``squares``, distances to m in units of I + v, but not ``determinants``, log det(I + v),
+        which matter where K differs: without a correction, the class with most examples would
+        always win.
         Hence the density under a·W, to the power a.
         """
         constants = self.noise * determinants + len(self.ratios) * LOG_TWO_PI
