@@ -95,8 +95,11 @@ class Options:
         """Return the options with the values that were parsed."""
         values = {}
         for name, one in cls.fields().items():
-            value, kind = parsed[name.rstrip("_")], cast(Any, one.type)
-            values[name] = kind(**value.as_dict()) if isinstance(value, Namespace) else value
+            value = parsed[name.rstrip("_")]
+            if isinstance(value, Namespace):
+                kind = cast(Any, one.type)
+                value = kind(**value.as_dict())
+            values[name] = value
         return cls(**values)
 
 
@@ -196,7 +199,7 @@ class ProtocolOptions(Options):
     queries: int = 15
     """Query images per class."""
     episodes: int = 2000
-    """Of each measurement."""
+    """Episodes of each measurement."""
     seed: int = 0
     """Seed of the list of episodes."""
 
@@ -207,7 +210,7 @@ class PlacementOptions(Options):
     device: str = "auto"
     """cpu, cuda, cuda:1 or mps; auto: a GPU if there is one, each process its own."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the backbone; auto: bfloat16 on GPUs that have it, else float32."""
+    """Precision of the backbone; auto: bfloat16 on GPUs that have it, else float32."""
 
     def prepare_placement(self) -> "Placement":
         """Set this process up for computing, and return where to compute."""

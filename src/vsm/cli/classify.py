@@ -32,9 +32,10 @@ class FewShotOptions(ModelOptions, JsonOption):
     """What ``classify`` and ``suggest`` share."""
 
     support: list[Path]
-    """A folder with a folder of examples per class, or a CSV file with path and label; several."""
+    """A folder with a folder of examples per class, or a CSV file with the columns path and label;
+    several are taken together."""
     seed: int = 0
-    """Seed of what is sampled: prototypes, and images that a large pile is judged by."""
+    """Seed of sampled prototypes, and of the images that many unlabeled ones are judged by."""
 
     def open_classifier(self) -> "FewShotClassifier":
         """Return the classifier of the model, to be fitted."""
@@ -53,11 +54,13 @@ class Classify(FewShotOptions):
     """Fit to the support, classify the queries, print the answers."""
 
     query: list[Path]
-    """Images, folders, or CSV files with a column path; a column label gives the accuracy."""
+    """Images to classify, folders, or CSV files with a column path; if such a file also has a
+    column label, the accuracy is printed."""
     explain: bool = False
     """Explain every answer."""
     reject: float | None = None
-    """Answer 'none of these' for images far from all classes, but aim to accept this share."""
+    """Answer 'none of these' for images far from all classes; aim to answer this share of the
+    others."""
     csv: Path | None = None
     """Write the answers to this file instead."""
 
@@ -74,12 +77,13 @@ class Classify(FewShotOptions):
         classifier = self.open_classifier()
         if classifier.encoder is None or classifier.encoder.preprocessing is None:
             raise SettingsError(
-                f"model: {self.chosen_model} takes features, not images; use another, or "
+                f"model: {self.chosen_model} takes features, not images; use another model, or "
                 "vsm.FewShotClassifier from Python"
             )
         if self.reject is not None and NONE_OF_THESE in labels:
             raise SettingsError(
-                f"reject: {NONE_OF_THESE!r} is its answer, but a folder has that name"
+                f"reject: {NONE_OF_THESE!r} means that an image is none of the classes, but a "
+                "class has that name; give it another"
             )
         classifier.fit(examples, labels)
         quiet = self.json or len(queries) < FEW_QUERIES
@@ -91,16 +95,17 @@ class Classify(FewShotOptions):
             pairs = zip(queries, answers, strict=True)
             listed = [{"image": str(query), **answer} for query, answer in pairs]
             classes = list(answers[0]["probabilities"])
-            found = {"model": self.chosen_model, "classes": classes, **accuracy}
-            print_json({**found, "answers": listed})
+            described = {"model": self.chosen_model, "classes": classes}
+            print_json({**described, **accuracy, "answers": listed})
             return
         if self.csv is not None:
             write_text(self.csv, _as_csv(queries, answers))
             say(f"{self.csv}: {len(answers):,} answers")
         else:
-            is_folder = len(self.query) == 1 and self.query[0].is_dir()
-            shown = [one.relative_to(self.query[0]) for one in queries] if is_folder else queries
-            _print(list(map(str, shown)), answers, self.explain)
+            names = [str(query) for query in queries]
+            if len(self.query) == 1 and self.query[0].is_dir():
+                names = [str(query.relative_to(self.query[0])) for query in queries]
+            _print(names, answers, self.explain)
         if accuracy:
             say(f"accuracy: {accuracy['accuracy']:.1%} of {accuracy['labels']:,} labels")
 
@@ -156,8 +161,8 @@ def _print(names: Sequence[str], answers: Sequence[Answer], explain: bool) -> No
         shown = [(label, f"{probabilities[label]:.1%}") for label in ranked]
         if prediction not in probabilities:  # none of these
             shown.insert(0, (prediction, ""))
-        first, second, *_ = [*shown, ("", "")]
-        rows.append([name, *first, *second])
+        shown.append(("", ""))  # in place of the second, if there is but one
+        rows.append([name, *shown[0], *shown[1]])
     classes = len(answers[0]["probabilities"])
     title = (
         f"{len(names):,} image{'s' * (len(names) != 1)}, {classes:,} class{'es' * (classes != 1)}"
@@ -170,16 +175,12 @@ def _print(names: Sequence[str], answers: Sequence[Answer], explain: bool) -> No
 
 def _print_reasons(names: Sequence[str], answers: Sequence[Answer]) -> None:
     """Print how far each image is from its answer's prototype, and how uncertain that is."""
-    rows = [
-        [
-            name,
-            f"{answer['distances'][best]:.3g}",
-            f"± {answer['std'][best]:.1%}",
-            *(f"{nats:.2f}" for nats in answer["uncertainty"].values()),
-        ]
-        for name, answer in zip(names, answers, strict=True)
-        for best in [max(answer["probabilities"], key=answer["probabilities"].__getitem__)]
-    ]
+    rows = []
+    for name, answer in zip(names, answers, strict=True):
+        best = max(answer["probabilities"], key=answer["probabilities"].__getitem__)
+        nats = [f"{value:.2f}" for value in answer["uncertainty"].values()]
+        distance, std = answer["distances"][best], answer["std"][best]
+        rows.append([name, f"{distance:.3g}", f"± {std:.1%}", *nats])
     columns = ["image", "distance", "std", "uncertainty", "aleatoric", "epistemic"]
     print_table("distance and std of the likeliest; uncertainty in nats", columns, rows)
     say("aleatoric: more examples would not remove it; epistemic: they could")
@@ -207,9 +208,9 @@ def _as_csv(queries: Sequence[Path], answers: Sequence[Answer]) -> str:
     columns = ["image", "answer", "total", "aleatoric", "epistemic"]
     rows.writerow([*columns, *map(as_cell, labels)])
     for query, answer in zip(queries, answers, strict=True):
-        values = [*answer["uncertainty"].values(), *map(answer["probabilities"].get, labels)]
-        named = map(as_cell, (query, answer["prediction"]))
-        rows.writerow([*named, *(f"{value:.6f}" for value in values)])
+        probabilities = [answer["probabilities"][label] for label in labels]
+        numbers = [f"{value:.6f}" for value in (*answer["uncertainty"].values(), *probabilities)]
+        rows.writerow([as_cell(query), as_cell(answer["prediction"]), *numbers])
     return text.getvalue()
 
 
@@ -284,10 +285,11 @@ def _as_dict(found: "Findings", images: Sequence[Path], number: int) -> dict[str
 
 
 class Suggest(FewShotOptions):
-    """Fit to the support, embed the pile, choose, tell."""
+    """Fit to the support, embed the unlabeled images, and say which to label next."""
 
     unlabeled: list[Path] = field(metadata={"aliases": ["--unlabelled"]})
-    """Images, folders, or CSV files with a column path; what --support has is left out."""
+    """Images to choose from, folders, or CSV files with a column path; what --support has is left
+    out."""
     number: int = 20
     """Images to choose."""
     csv: Path | None = None
@@ -314,8 +316,10 @@ class Suggest(FewShotOptions):
             features = embed_files(trained.encoder, [*examples, *images], bar)
         classifier.fit(Embedded(features[: len(examples)]), labels)
         found = classifier.suggest(Embedded(features[len(examples) :]), self.number)
-        first = self.unlabeled[0]
-        root = Path() if len(self.unlabeled) > 1 else first if first.is_dir() else first.parent
+        root = Path()
+        if len(self.unlabeled) == 1:
+            [given] = self.unlabeled
+            root = given if given.is_dir() else given.parent
         if self.csv is not None:
             write_text(self.csv, suggestions_csv(found, images, self.csv.parent))
         if self.output is not None:
@@ -345,7 +349,9 @@ class Suggest(FewShotOptions):
         labeled = {image.resolve() for image in examples}
         images = [image for path, image in found.items() if path not in labeled]
         if not images:
-            raise DataError(f"unlabeled: all of {where} are in --support already; give others")
+            raise DataError(
+                f"unlabeled: all images in {where} are in --support already; give others"
+            )
         return images
 
 

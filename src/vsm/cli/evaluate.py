@@ -26,7 +26,8 @@ class EpisodeOptions(ProtocolOptions):
     """Which episodes to measure on."""
 
     data: str | None = None
-    """Other data than the run's: folder:PATH or a prepared dataset."""
+    """Other data than the run's: folder:PATH or a prepared dataset; images are prepared as the
+    run's encoder wants them."""
     shot: int | None = None
     """Support images; unset: the run's."""
     split: Literal["train", "validation", "test", "all"] = "test"
@@ -46,7 +47,8 @@ class MeasurementOptions(EpisodeOptions, PlacementOptions, JsonOption):
 
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
     inference: Inference | None = None
-    """As training did, or by the Gaussian memory; unset: what validation classes preferred."""
+    """As training did, or by the Gaussian memory that it left; unset: what validation classes
+    preferred."""
 
 
 class Evaluate(BackboneOption, MeasurementOptions):
@@ -114,10 +116,12 @@ class Compare(BackbonesOption, MeasurementOptions):
     runs: list[Path] = field(kw_only=False)
     """Run directories or names of shipped models; two or more, or one with --baselines."""
     baselines: str = ""
-    """Also measure these, by comma, on the features of the first run; see evaluate --classifier."""
+    """Also measure these baselines, separated by commas, on the features of the first run; vsm
+    evaluate --help lists them at --classifier."""
 
     def __call__(self) -> None:
-        names = list(dict.fromkeys(filter(None, map(str.strip, self.baselines.split(",")))))
+        words = [word.strip() for word in self.baselines.split(",")]
+        names = list(dict.fromkeys(word for word in words if word))  # each once
         for name in names:
             if name not in BASELINE_NAMES:
                 known = ", ".join(BASELINE_NAMES)

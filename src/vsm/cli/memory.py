@@ -50,7 +50,7 @@ class Learn(BackboneOption, PlacementOptions, JsonOption):
     adapter: bool = True
     """Keep the encoder's adapter, if it has one."""
     seed: int = 0
-    """Of the episodes that decide."""
+    """Seed of the episodes that decide how the memory is read."""
     gaussian: GaussianSettings = field(default_factory=GaussianSettings)
 
     def __call__(self) -> None:
@@ -69,7 +69,9 @@ class Learn(BackboneOption, PlacementOptions, JsonOption):
 
         placement = self.prepare_placement()
         if self.encoder is None and not self.data.startswith(FEATURES_PREFIX):
-            raise SettingsError(f"encoder: {self.data} holds images; name one with --encoder")
+            raise SettingsError(
+                f"encoder: {self.data} holds images; name an encoder with --encoder"
+            )
         encoder = open_encoder(
             self.encoder,
             self.data,
@@ -254,7 +256,7 @@ class Merge(ChangingCommand):
     first: Path = field(kw_only=False)
     """A run directory, a name that vsm models lists, or a memory file."""
     second: Path = field(kw_only=False)
-    """Another of them."""
+    """The other one, given likewise."""
     output: Path
     """The file to write."""
     overwrite: bool = False

@@ -104,7 +104,8 @@ class Train(LauncherOptions, RunOptions):
     backbone: str | None = None
     """Short for --model.backbone: conv4, resnet12, wrn28_10, or your own module:attribute."""
     learn_memory: bool = True
-    """End by learning the Gaussian memory of the features, and use it if validation is no worse."""
+    """End by learning the Gaussian memory of the trained features, and use it if validation classes
+    say that it is no worse (method vsm with conjugate inference)."""
 
     @classmethod
     def start(cls, parser: ArgumentParser, words: Sequence[str]) -> None:
@@ -133,8 +134,15 @@ class Train(LauncherOptions, RunOptions):
             join_processes(placement.device) as processes,
             ProgressBar(self.json or not processes.is_first) as bar,
         ):
-            output, resume, learn = self.output, self.resume, self.learn_memory
-            training.train(settings, output, resume, bar, processes, placement, learn)
+            training.train(
+                settings,
+                self.output,
+                self.resume,
+                bar,
+                processes,
+                placement,
+                self.learn_memory,
+            )
         if not processes.is_first:
             return
         rows = RunDirectory(self.output).read_metrics()
@@ -202,15 +210,11 @@ class Pretrain(RunOptions):
             print_json({**files, "best_epoch": best["epoch"], **best["validation"]})
             return
         last = validations[-1]["validation"]
-        rows = [
-            [
-                str(row["epoch"]),
-                *(f"{one['accuracy']:.2%} ± {one['ci95']:.2%}" for one in shots.values()),
-                "kept" if row is best else "",
-            ]
-            for row in validations
-            for shots in [row["validation"]["shots"]]
-        ]
+        rows = []
+        for row in validations:
+            scores = row["validation"]["shots"].values()
+            cells = [f"{score['accuracy']:.2%} ± {score['ci95']:.2%}" for score in scores]
+            rows.append([str(row["epoch"]), *cells, "kept" if row is best else ""])
         print_table(
             f"{settings.data}, validation classes, {last['way']}-way, nearest prototype by cosine, "
             f"{last['episodes']} episodes of {last['queries']} queries per class",
@@ -250,8 +254,9 @@ def parse_run(
     _check_files(words, kind)
     arguments: list[str] = _replaced(words, "--preset", files)
     parsed = parser.parse_args(arguments)
-    own, usual = parser.parse_args(_replaced(words, "--preset", lambda _: [])), default_values(kind)
-    given = {name for name, value in flat_values(kind, own).items() if value != usual[name]}
+    without_preset = parser.parse_args(_replaced(words, "--preset", lambda _: []))
+    own, usual = flat_values(kind, without_preset), default_values(kind)
+    given = {name for name, value in own.items() if value != usual[name]}
     if parsed.resume and parsed.overwrite:
         raise SettingsError("--resume and --overwrite contradict each other; give one of them")
     stored = parsed.output / CONFIG_NAME
@@ -268,12 +273,12 @@ def parse_run(
 
 def _option_values(words: Sequence[str], option: str) -> list[str]:
     """Return the values that ``words`` give an option, also in the form ``--option=value``."""
-    return [
-        value if equals else after
-        for word, after in pairwise([*words, ""])
-        for name, equals, value in [word.partition("=")]
-        if name == option
-    ]
+    values = []
+    for word, after in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name == option:
+            values.append(value if equals else after)
+    return values
 
 
 def _check_files(words: Sequence[str], kind: type[AnySettings]) -> None:
