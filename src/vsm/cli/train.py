@@ -135,13 +135,7 @@ class Train(LauncherOptions, RunOptions):
             ProgressBar(self.json or not processes.is_first) as bar,
         ):
             training.train(
-                settings,
-                self.output,
-                self.resume,
-                bar,
-                processes,
-                placement,
-                self.learn_memory,
+                settings, self.output, self.resume, bar, processes, placement, self.learn_memory
             )
         if not processes.is_first:
             return

@@ -129,8 +129,10 @@ def _refuse_bomb(location: Path, members: Iterator[tuple[str, int]]) -> None:
     for name, size in members:
         remaining -= size
         if remaining < 0:
-            problem = f"{name!r}: it unpacks to over {MAX_RATIO} times the archive's size"
-            raise DataError(f"{location}: refused because of {problem}; fetch it again")
+            raise DataError(
+                f"{location}: refused because of {name!r}: it unpacks to over {MAX_RATIO} times "
+                "the archive's size; get the archive from its official source"
+            )
 
 
 def load_pickle(file: IO[bytes], name: str) -> Any:
@@ -193,15 +195,18 @@ def _built(value: Any) -> Any:
     return value
 
 
+def _latin1(value: str | bytes, _: object) -> bytes:
+    return value if isinstance(value, bytes) else value.encode("latin1")  # as old protocols do
+
+
 ADMITTED: Mapping[tuple[str, str], Any] = {
     ("numpy", "ndarray"): NDARRAY,
     ("numpy", "dtype"): _ElementType,
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy.core.multiarray", "scalar"): lambda dtype, data: _from_buffer(data, dtype, (), "C")[()],
     ("numpy.core.numeric", "_frombuffer"): _from_buffer,
-    # Old protocols encode bytes as latin1, and call the type to make empty ones.
-    ("_codecs", "encode"): lambda v, _: v if isinstance(v, bytes) else v.encode("latin1"),
-    ("__builtin__", "bytes"): lambda: b"",
+    ("_codecs", "encode"): _latin1,
+    ("__builtin__", "bytes"): lambda: b"",  # old protocols make empty ones so
 }
 
 

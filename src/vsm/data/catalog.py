@@ -186,7 +186,10 @@ def _download(name: str, entry: PublishedDataset, wanted: bool, progress: Progre
         options = ", or --download" if entry.downloads else ""
         raise DataError(f"data: prepare {name} needs --from PATH, {entry.needs}{options}")
     if not entry.downloads:
-        raise DataError(f"data: {name} has no public download; pass --from PATH, {entry.needs}")
+        raise DataError(
+            f"data: {name} has no public download; get it from its authors and pass --from PATH, "
+            f"{entry.needs}"
+        )
     downloads = prepared.data_root() / "downloads"
     files = [fetch(file, downloads, progress) for file in entry.downloads]
     return files[0]  # readers find a second part beside the first
@@ -227,7 +230,8 @@ def fetch(file: PublicFile, folder: Path, progress: Progress) -> Path:
 
     Only a file with the right checksum gets its name. The wait doubles with each attempt.
     """
-    target, reason = folder / file.name, ""
+    target = folder / file.name
+    reason = ""
     if target.is_file() and _md5(target) == file.md5:
         return target
     for attempt in range(TRIES):
@@ -260,8 +264,10 @@ def _receive(file: PublicFile, target: Path, progress: Progress) -> None:
             while block := response.read(BLOCK):
                 received += len(block)
                 if received > MAX_BYTES:
-                    problem = f"sent more than {MAX_BYTES:,} bytes, so it is another file"
-                    raise DataError(f"download: {file.url} {problem}; {ALTERNATIVE}")
+                    raise DataError(
+                        f"download: {file.url} sent more than {MAX_BYTES:,} bytes, which is not "
+                        f"the published file; {ALTERNATIVE}"
+                    )
                 written.write(block)
                 progress.advance(len(block))
     if (found := _md5(target)) != file.md5:

@@ -40,8 +40,10 @@ def random_split(
     """
     if sizes is None:
         if len(names) < len(SPLITS):
-            problem = f"{len(names)} classes found, but at least {len(SPLITS)} are needed"
-            raise DataError(f"{source}: {problem}, one for each split; add some, or check the path")
+            raise DataError(
+                f"{source}: {len(names)} classes found, but at least {len(SPLITS)} are needed, one "
+                "for each of train, validation and test; add classes, or check the path"
+            )
         validation, test = (max(1, round(share * len(names))) for share in (0.16, 0.20))
         sizes = (len(names) - validation - test, validation, test)
     ordered = sorted(names, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())
@@ -50,7 +52,7 @@ def random_split(
 
 
 def class_index(sizes: Mapping[str, int], lists: ClassLists) -> dict[str, Any]:
-    """Return the arguments of a dataset with classes of these sizes; empty splits are left out."""
+    """Return names, starts and splits of classes with these sizes; empty splits are left out."""
     ids = {name: class_id for class_id, name in enumerate(sizes)}
     return {
         "class_names": tuple(sizes),
@@ -86,7 +88,7 @@ class Augmentation:
     affine: float = 0.0  # how far a map of the plane, -1 to 1 each way, is from the identity
 
     def __call__(self, pixels: Tensor, random: Randomness) -> Tensor:
-        """Vary ``pixels``, uint8 or float channels-last ``[B, C, H, W]`` in 0…255, as copies."""
+        """Return varied copies of pixels in 0…255, uint8 or float ``[B, C, H, W]`` channels-last."""
         if self.affine:
             pixels = self._map(pixels, random)
         if self.crop_padding or self.flip_probability:
@@ -175,7 +177,11 @@ class Dataset(ABC):
         colors: bool = True,  # noqa: ARG002 - contract
         affine: float = 0.0,  # noqa: ARG002 - contract
     ) -> Tensor:
-        """Vary loaded training samples, each on its own; features stay as they are."""
+        """Vary loaded training samples, each on its own; features stay as they are.
+
+        ``colors`` says whether to vary colors too, ``affine`` how far affine maps may be from the
+        identity.
+        """
         return samples
 
     def normalize(self, samples: Tensor) -> Tensor:

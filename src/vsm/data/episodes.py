@@ -28,7 +28,7 @@ class EpisodeBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class EpisodeSampler:
-    """Draws episodes of one shape from the classes of one split, or raises when it is built."""
+    """Draws episodes of one shape from a split; building it fails if the split is too small."""
 
     dataset: Dataset
     split: Split
@@ -45,8 +45,9 @@ class EpisodeSampler:
         if self.way > len(classes):
             raise EpisodeError(f"way: {self.way} classes asked for, but {place} has {len(classes)}")
         sizes = self.dataset.class_sizes[classes]
-        needed, smallest = self.shot + self.queries, classes[sizes.argmin()]
+        needed = self.shot + self.queries
         if needed > sizes.min():
+            smallest = classes[sizes.argmin()]
             raise EpisodeError(
                 f"shot + queries: {self.shot} + {self.queries} = {needed} samples of a class asked "
                 f"for, but class {self.dataset.class_names[smallest]!r} of {place} holds "
@@ -68,7 +69,7 @@ class EpisodeSampler:
     def evaluation_episodes(self, num_episodes: int, seed: int) -> Iterator[EpisodeBatch]:
         """Yield the first ``num_episodes`` of the one list that this sampler and ``seed`` define.
 
-        Every method is measured on the same list, and a longer evaluation begins with a shorter's.
+        Every method is measured on the same list; a longer evaluation begins with a shorter one's.
         """
         key = (self.dataset.name, self.split, self.way, self.shot, self.queries)
         for block, start in enumerate(range(0, num_episodes, EVALUATION_BLOCK)):

@@ -5,9 +5,11 @@ Either a ``.safetensors`` file or a folder, with the same parts:
 - ``features``: floats ``[n, D]``.
 - ``labels``: integers ``[n]``; in a folder also strings of fixed width, which are class names.
 - ``class_names``, optional: a JSON list, the name of label 0, 1, …
-- ``splits``, optional: a JSON object from class name to split; else they are split as folders are.
+- ``splits``, optional: a JSON object from class name to split. Without it, classes are split as
+  for folders.
 
-Arrays are tensors, or files ``.npy``; JSON is metadata, or files ``.json``. None can run code.
+Arrays are tensors, or files ``.npy``; JSON is metadata, or files ``.json``. Reading
+them runs no code.
 """
 
 import json
@@ -47,8 +49,10 @@ def read(path: Path) -> FeatureDataset:
         arrays, texts = _read_safetensors(path)
     else:
         problem = "is not a folder or a .safetensors file" if path.exists() else "does not exist"
-        expected = "a .safetensors file or folder with features and labels"
-        raise DataError(f"features: {path} {problem}; give {expected}")
+        raise DataError(
+            f"features: {path} {problem}; give a .safetensors file with features and labels, or a "
+            "folder with features.npy and labels.npy"
+        )
     for part in ("features", "labels"):
         if part not in arrays:
             raise DataError(f"features: {path} holds no {part}; add {part}.npy or a tensor")
@@ -57,8 +61,10 @@ def read(path: Path) -> FeatureDataset:
     features, labels = arrays["features"], np.asarray(arrays["labels"])
     _check_features(features, path / "features")
     if labels.shape != features.shape[:1] or labels.dtype.kind not in "iuU":
-        problem = f"[{len(features)}], got {labels.dtype} {list(labels.shape)}"
-        raise DataError(f"{path / 'labels'}: expected integers or strings {problem}")
+        raise DataError(
+            f"{path / 'labels'}: expected integers or strings [{len(features)}], got "
+            f"{labels.dtype} {list(labels.shape)}"
+        )
     values, class_ids, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     names = [str(value) for value in values]
     if "class_names" in texts:
@@ -107,8 +113,10 @@ def _read_folder(path: Path) -> tuple[Arrays, Texts]:
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            problem = f"cannot be read as an array of numbers or strings ({error})"
-            raise DataError(f"{file}: {problem}; write it with numpy.save") from error
+            raise DataError(
+                f"{file}: cannot be read as an array of numbers or strings ({error}); write it "
+                "with numpy.save, without Python objects"
+            ) from error
     tables = [path / f"{part}.json" for part in TABLES]
     return arrays, {t.stem: read_file(t, MAX_JSON_BYTES) for t in tables if t.is_file()}
 
@@ -150,8 +158,10 @@ def _refuse_non_finite(
     """Raise ``error`` if some row is not finite as float32; the first has number ``start``."""
     finite = np.isfinite(rows).all(1)
     if not finite.all():
-        row, problem = start + int((~finite).argmax()), "a number too large for float32"
-        raise error(f"{place}: row {row} holds NaN, infinity or {problem}; fix it")
+        row = start + int((~finite).argmax())
+        raise error(
+            f"{place}: row {row} holds NaN, infinity or a number too large for float32; fix it"
+        )
 
 
 def _class_names(
@@ -197,15 +207,19 @@ def as_features(rows: Any, width: int | None = None) -> Tensor:
     if given.dtype.kind not in "fiuO":
         raise ClassifierError(f"features: got {given.dtype} {list(given.shape)}, {expected}")
     if given.ndim != 2:
-        found = f"[n, D], got {list(given.shape)}"
-        raise ClassifierError(f"features: expected rows {found}. Reshape your data: X[None]")
-    rows, columns = given.shape
-    if not columns:
-        found = f"0 feature(s) (shape=({rows}, 0))"
-        raise ClassifierError(f"features: {found} while a minimum of 1 is required.")
-    if width is not None and columns != width:
-        expected = f"FewShotClassifier is expecting {width} features as input"
-        raise ClassifierError(f"features: X has {columns} features, but {expected}")
+        raise ClassifierError(
+            f"features: expected rows [n, D], got {list(given.shape)}. Reshape your data; one row "
+            "is features[None]"
+        )
+    if not given.shape[1]:
+        raise ClassifierError(
+            f"features: 0 feature(s) (shape=({len(given)}, 0)) while a minimum of 1 is required."
+        )
+    if width is not None and given.shape[1] != width:
+        raise ClassifierError(
+            f"features: X has {given.shape[1]} features, but FewShotClassifier is expecting "
+            f"{width} features as input"
+        )
     try:
         with np.errstate(over="ignore"):  # named below
             features = given.astype(np.float32)

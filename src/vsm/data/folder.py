@@ -32,7 +32,8 @@ from vsm.system.files import shortened
 LARGEST_SIDE = 84
 SPLIT_FOLDERS: dict[str, Split] = {
     **{split: split for split in SPLITS},
-    **dict.fromkeys(("valid", "val"), "validation"),
+    "valid": "validation",
+    "val": "validation",
 }
 PATHS, LABELS = ("path", "file", "filename", "image"), ("label", "class")  # columns of tables
 MAX_TABLE_BYTES = 256 * 2**20
@@ -81,7 +82,8 @@ def read(path: Path) -> Preparation:
     """Read a folder of class folders, split by its own folders or from the seed."""
     lists, files = list_classes(path)
     images = [image for name in all_classes(lists) for image in files[name]]
-    form, sizes = _common_format(images), {name: len(found) for name, found in files.items()}
+    form = _common_format(images)
+    sizes = {name: len(found) for name, found in files.items()}
     origin = f"{path.resolve()}: {len(images):,} images of {len(files):,} classes"
     return Preparation(form.shape, lists, sizes, decode_files(images, form), origin)
 
@@ -111,8 +113,10 @@ def _distinct(images: Iterable[LabeledImage]) -> tuple[list[Path], list[str]]:
     for image, label, place in images:
         _, before, first = found.setdefault(image.resolve(), (image, label, place))
         if before != label:
-            both = f"{_quoted(label)} in {place}, but {_quoted(before)} in {first}"
-            raise DataError(f"{image} is {both}; keep one of them")
+            raise DataError(
+                f"{image} is {_quoted(label)} in {place}, but {_quoted(before)} in {first}; keep "
+                "one of them"
+            )
     return [image for image, _, _ in found.values()], [label for _, label, _ in found.values()]
 
 
@@ -233,8 +237,10 @@ def _table_images(path: Path, labels: str) -> Iterator[LabeledImage]:
         columns["label"] = _column(place, header, LABELS, required=labels == "required")
     for place, row in rows:
         if len(row) > len(header):
-            problem = f"has {len(row)} cells, but the header {len(header)}"
-            raise DataError(f"{place}: {problem}; put cells with commas in double quotes")
+            raise DataError(
+                f"{place}: has {len(row)} cells, but the header {len(header)}; put cells with "
+                "commas in double quotes"
+            )
         cells = [*row, *[""] * (len(header) - len(row))]
         found = {kind: cells[column] for kind, column in columns.items() if column is not None}
         for kind, cell in found.items():

@@ -255,7 +255,9 @@ def _draw(alphabet: Alphabet, character: Floats, random: np.random.Generator) ->
     smoothing = np.exp(-0.5 * (apart / JITTER_REACH) ** 2)  # correlates neighboring points [M, M]
     smoothing /= np.linalg.norm(smoothing, axis=1, keepdims=True)
     strokes += JITTER * smoothing @ noise(num_strokes, NUM_CONTROLS, 2)
-    curves, amplitudes = alphabet.basis @ strokes, noise(2)[:, None, None]
+    curves = alphabet.basis @ strokes
+    # Bend the page by one slow wave along each axis.
+    amplitudes = noise(2)[:, None, None]
     frequency = 2 * np.pi * WOBBLE_FREQUENCY * random.uniform(-1, 1, (NUM_DRAWINGS, 1, 2, 2))
     phase = random.uniform(0, 2 * np.pi, (NUM_DRAWINGS, 1, 1, 2))
     curves = curves + WOBBLE * amplitudes * np.sin(curves @ frequency + phase)

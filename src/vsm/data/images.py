@@ -258,8 +258,10 @@ def as_list(images: Any) -> list[ImageInput]:
     if is_one or isinstance(images, str | Path | Image.Image):
         raise ClassifierError("images: expected several images, got one; use a list: [image]")
     if isinstance(images, np.ndarray | Tensor) and images.ndim not in (1, 3, 4):
-        expected = "an array [n, H, W] or [n, H, W, C], or a tensor [n, C, H, W]"
-        raise ClassifierError(f"images: expected {expected}, got {list(images.shape)}")
+        raise ClassifierError(
+            "images: expected an array [n, H, W] or [n, H, W, C], or a tensor [n, C, H, W], got "
+            f"{list(images.shape)}"
+        )
     return list(images)
 
 
@@ -305,8 +307,10 @@ def _as_uint8(values: npt.NDArray[Any], name: str) -> Pixels:
     if values.ndim == 3 and values.shape[-1] == 1:
         values = values[..., 0]
     if 0 in values.shape or (values.ndim != 2 and values.shape[2:] not in ((3,), (4,))):
-        expected = "an array [H, W] or [H, W, C] with 1, 3 or 4 channels (a tensor [C, H, W])"
-        raise DataError(f"{name}: expected {expected}, got {list(values.shape)}")
+        raise DataError(
+            f"{name}: expected an array [H, W] or [H, W, C] with 1, 3 or 4 channels (a tensor "
+            f"[C, H, W]), got {list(values.shape)}"
+        )
     if values.dtype == np.uint8:
         return np.ascontiguousarray(values)
     if values.dtype.kind != "f":

@@ -99,7 +99,8 @@ def _write_images(path: Path, preparation: Preparation, progress: Progress) -> s
 
     On a full disk these writes raise an error; a write to a mapped page would end the process.
     """
-    checksum, shape = hashlib.sha256(), preparation.image_shape
+    checksum = hashlib.sha256()
+    shape = preparation.image_shape
     expected, written = sum(preparation.class_sizes.values()), 0
     header = {"descr": "|u1", "fortran_order": False, "shape": (expected, *shape)}
     with path.open("wb") as file:
@@ -188,13 +189,17 @@ def read(name: str) -> ImageDataset:
         raise _damaged(name, f"images.npy is {images.dtype} {images.shape}")
     if sampled != index["sampled"]:
         raise _damaged(name, "images.npy was changed")
-    classes = class_index(index["class_sizes"], index["splits"])
-    fields = {"name": name, "origin": index["origin"], **classes}
-    return ImageDataset(images=images, normalization=normalization, **fields)
+    return ImageDataset(
+        name=name,
+        images=images,
+        normalization=normalization,
+        origin=index["origin"],
+        **class_index(index["class_sizes"], index["splits"]),
+    )
 
 
 def open_array(path: Path) -> npt.NDArray[Any]:
-    """Map an ``.npy`` file of numbers or strings, or raise a ``ValueError`` or ``OSError``."""
+    """Map an ``.npy`` file of numbers or strings; else raise a ``ValueError`` or ``OSError``."""
     if path.exists() and not path.is_file():  # opening a pipe would wait
         raise ValueError("is not a regular file")
     try:

@@ -86,7 +86,8 @@ class PublishedDataset:
     normalization: PixelNormalization  # mean and standard deviation of the training images
     open: Callable[[Path], AbstractContextManager[Tree]]
     class_of: Callable[[PurePosixPath], str]  # the class of an image file
-    load_pickles: Callable[[Tree, bool], Images | None] | None = None  # may splits be missing?
+    load_pickles: Callable[[Tree, bool], Images | None] | None = None
+    """Load the images of pickles, if there are any; the second argument allows missing splits."""
     has_rotations: bool = False  # each class is followed by its rotations
     augmentation: Augmentation = NO_AUGMENTATION
     downloads: tuple[PublicFile, ...] = ()  # public files that --download fetches
@@ -130,12 +131,15 @@ class PublishedDataset:
             first = next(iter(missing))
             raise DataError(
                 f"{num_missing:,} of {expected:,} {unit} are missing, first of class {first!r} "
-                f"({sizes[first]} of {each}); complete the files, or pass --allow-missing"
+                f"({sizes[first]} of {each}); complete the files, or pass --allow-missing to go "
+                "without them"
             )
         for name, size in sizes.items():
             if self.class_size and size > self.class_size:
-                problem = f"{size:,} images in {location}, more than {self.class_size}"
-                raise DataError(f"data: class {name} has {problem}; keep the published ones only")
+                raise DataError(
+                    f"data: class {name} has {size:,} images in {location}, more than "
+                    f"{self.class_size}; keep the published ones only"
+                )
         origin = f"{location.resolve()}: {total:,} images"
         if missing:
             origin += f"; INCOMPLETE, {expected - num_missing:,} of {expected:,} {unit}"
@@ -185,19 +189,23 @@ def _open_omniglot(source: Path) -> Iterator[Tree]:
 
 def _with_rotations(upright: Preparation) -> Preparation:
     """Follow each character by the same turned by 90°, 180° and 270°."""
-    shape, lists, sizes, batches, origin = upright
-    turned = {name: [name + turn for turn in OMNIGLOT_TURNS] for name in sizes}
+    sizes = upright.class_sizes
 
     def rotations() -> Iterator[Pixels]:
-        drawings = np.concatenate(list(batches))  # all of them are 25 MB
+        drawings = np.concatenate(list(upright.batches))  # all of them are 25 MB
         for character in np.split(drawings, np.cumsum(list(sizes.values()))[:-1]):
             for turns in range(len(OMNIGLOT_TURNS)):
                 yield np.rot90(character, turns, axes=(1, 2))
 
-    lists = {split: [t for name in names for t in turned[name]] for split, names in lists.items()}
-    each = {name: size for upright, size in sizes.items() for name in turned[upright]}
-    origin = f"{origin}; {len(sizes):,} characters in 4 rotations"
-    return Preparation(shape, lists, each, rotations(), origin)
+    return upright._replace(
+        class_lists={
+            split: [name + turn for name in names for turn in OMNIGLOT_TURNS]
+            for split, names in upright.class_lists.items()
+        },
+        class_sizes={name + turn: size for name, size in sizes.items() for turn in OMNIGLOT_TURNS},
+        batches=rotations(),
+        origin=f"{upright.origin}; {len(sizes):,} characters in 4 rotations",
+    )
 
 
 # CIFAR-FS: the 100 classes of CIFAR-100, 600 images each, split 64 / 16 / 20. L. Bertinetto,
@@ -226,7 +234,8 @@ def _load_cifar(tree: Tree, _: bool) -> Images | None:
         with tree.pickled(part, what) as table:
             labels.append(np.asarray(table["fine_labels"], np.int64))
             planes.append(np.asarray(table["data"], np.uint8).reshape(len(labels[-1]), 3, 32, 32))
-    images, ids = np.concatenate(planes).transpose(0, 2, 3, 1), np.concatenate(labels)
+    images = np.concatenate(planes).transpose(0, 2, 3, 1)
+    ids = np.concatenate(labels)
     return Images.of_arrays({name: images[ids == label] for label, name in enumerate(names)})
 
 
