@@ -186,10 +186,15 @@ def name_memory(
     model: FewShotModel, learned: LearnedStatistics, names: tuple[str, ...], images: int
 ) -> NamedMemory:
     """Give class names to what was learned, and record how its reading was chosen."""
-    settings, choice = model.settings, learned.choice.as_dict()
-    event = {"action": "learned", "data": settings.data, "classes": len(names), "images": images}
-    history = ({**event, "choice": choice},)
-    return NamedMemory(learned.memory, names, model.encoder.identity, history, settings.method)
+    event = {
+        "action": "learned",
+        "data": model.settings.data,
+        "classes": len(names),
+        "images": images,
+        "choice": learned.choice.as_dict(),
+    }
+    identity = model.encoder.identity
+    return NamedMemory(learned.memory, names, identity, (event,), model.settings.method)
 
 
 def class_features(
@@ -209,9 +214,9 @@ def _held_out_thresholds(
     Folds are just large enough for the largest tasks, since the final memory holds all classes.
     """
     way, seed = WAYS[-1], model.settings.seed
-    folds, count = min(max(2, len(known.sizes) // way), MOST_FOLDS), 2 * EPISODES
+    folds = min(max(2, len(known.sizes) // way), MOST_FOLDS)
     trials = held_out_trials(
-        known, None, SHOTS, seed, center, most_way=way, count=count, folds=folds
+        known, None, SHOTS, seed, center, most_way=way, count=2 * EPISODES, folds=folds
     )
     if not trials:
         return None
@@ -250,11 +255,9 @@ class ClassRows:
 
     def drawn(self, seed: int, progress: Progress = NULL_PROGRESS) -> ClassFeatures:
         """Embed all rows, or as many of every class as fit, drawn by ``seed``."""
-        classes, most, random = (
-            self.classes,
-            self.dataset.num_samples,
-            generator(seed, "drawn-rows"),
-        )
+        classes = self.classes
+        most = self.dataset.num_samples  # of a class
+        random = generator(seed, "drawn-rows")
         if not self.fit_at_once():
             rows = NUMBERS_AT_ONCE // self.encoder.num_features
             count = min(len(classes), max(1, rows // LEAST_ROWS))

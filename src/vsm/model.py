@@ -140,8 +140,9 @@ class FewShotModel(nn.Module):
             prior = None if self.recall is None else self.recall.prior(support, memory, slot_mask)
             mixture = GaussianMixture(self.inference(support, prior).unsqueeze(-2))
             if prior is not None:
-                mean, no_divergence = prior.gaussian.mean, torch.zeros_like(support.mean[..., 0])
-                recollection = Recollection(mean.unsqueeze(-2), prior.weights, no_divergence)
+                no_divergence = torch.zeros_like(support.mean[..., 0])
+                mean = prior.gaussian.mean.unsqueeze(-2)
+                recollection = Recollection(mean, prior.weights, no_divergence)
                 strength = self.inference.kappa(prior)
         elif self.recall is None:
             mixture = GaussianMixture(self.inference(support.mean).unsqueeze(-2))

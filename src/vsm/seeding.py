@@ -32,7 +32,7 @@ def generator(seed: int, *names: str | int) -> torch.Generator:
 
 @contextmanager
 def default_generator(seed: int, *names: str | int) -> Iterator[None]:
-    """Seed torch's global generator inside the block, for the initializers of ``torch.nn``."""
+    """Seed torch's global generator inside the block, for code that takes none; then restore it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, *names))
         yield

@@ -316,7 +316,8 @@ class ModelSettings(Settings):
     mirror: bool = setting(False, ON_IMAGES)
     """Average the features of an image and of its mirror image; twice the work of the backbone."""
     shift: int = setting(0, ON_IMAGES, least=0, most=32)
-    """Average also those of the image moved by so many pixels in four directions; 0: do not."""
+    """Average also those of the image moved by so many pixels up, down, left and right; five times
+    the work, ten times with mirror images; 0 moves nothing."""
     adapter: Literal["none", "linear"] = "none"
     """Linear map of the features that starts as the identity and is trained; for fixed features."""
     normalize_features: bool = False
@@ -521,7 +522,8 @@ class RunSettings(Settings):
     augment_colors: bool = setting(True, *TRAINED_ON_IMAGES, AUGMENTED)
     """With augment, vary brightness, contrast and saturation too; false: leave colors alone."""
     augment_affine: float = setting(0.0, *TRAINED_ON_IMAGES, AUGMENTED, least=0.0, most=0.5)
-    """With augment, also random affine maps: how far from the identity, e.g. 0.15; 0: none."""
+    """With augment, rotate, scale, shear and move images too, by random affine maps: how far from
+    the identity, e.g. 0.15; 0: not at all."""
     tasks: int = setting(8, above=0)
     """Episodes of one training step (T)."""
     steps: int = setting(2000, above=0)
@@ -586,7 +588,8 @@ class BaselineSettings(Settings):
     """Nearest centroids and neighbors: distances are divided by this, with the ProtoNet adapter by
     a tenth of it, before the softmax; changes no decision."""
     inverse_penalty: float = setting(1.0, UNTUNED, above=0)
-    """Logistic regression: C of scikit-learn, which logistic-tuned chooses itself."""
+    """Logistic regression: C of scikit-learn, the weight of the loss against the penalty, which
+    logistic-tuned chooses itself."""
     tolerance: float = setting(1e-5, LOGISTIC, above=0)
     """Logistic regression: largest entry of the mean loss's gradient at which it has converged."""
     max_iterations: int = setting(1000, LOGISTIC, above=0)
@@ -611,7 +614,9 @@ class BaselineSettings(Settings):
         for name, (default, [condition]) in _declared(BaselineSettings).items():
             known = any(condition.holds({"classifier": one}) for one in classifiers)
             if getattr(self, name) != default and not known:
-                raise SettingsError(f"baseline.{name}: has an effect {condition.describe()}")
+                raise SettingsError(
+                    f"baseline.{name}: has an effect {condition.describe()}; leave it out"
+                )
 
 
 @dataclass(frozen=True)
@@ -699,7 +704,8 @@ class PretrainSettings(Settings):
     augment_colors: bool = setting(True, AUGMENTED)
     """With augment, vary brightness, contrast and saturation too; false: leave colors alone."""
     augment_affine: float = setting(0.0, AUGMENTED, least=0.0, most=0.5)
-    """With augment, also random affine maps: how far from the identity, e.g. 0.15; 0: none."""
+    """With augment, rotate, scale, shear and move images too, by random affine maps: how far from
+    the identity, e.g. 0.15; 0: not at all."""
     seed: int = 0
     """The one seed from which all randomness is derived."""
     checkpoint_every: int = setting(200, above=0)

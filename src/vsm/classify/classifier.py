@@ -448,8 +448,9 @@ def _check_examples(examples: Examples, width: int) -> None:
         raise ValueError("expected distinct labels, and numbers of examples for each")
     if not all(isinstance(label, str | int | float) for label in labels):
         raise TypeError("expected strings or numbers as labels")
-    counts = zip(remembered, shots, strict=True)
-    if not all(type(k) is type(done) is int and 0 <= done <= k > 0 for done, k in counts):
-        raise ValueError("expected whole numbers of examples, and no more remembered ones")
+    if not all(type(one) is int for one in (*shots, *remembered)):
+        raise TypeError("expected whole numbers of examples")
+    if not all(0 <= done <= shot > 0 for done, shot in zip(remembered, shots, strict=True)):
+        raise ValueError("classes without examples, or with more remembered than there are")
     if examples.features.shape != (sum(shots), width) or examples.features.dtype != torch.float32:
         raise ValueError(f"expected float32 features [{sum(shots)}, {width}]")

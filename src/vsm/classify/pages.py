@@ -142,11 +142,11 @@ def _escaped(value: object) -> str:
 
 
 def _csv(rows: Iterable[dict[str, object]]) -> str:
+    listed = list(rows)
     text = io.StringIO()
-    first, *others = rows
-    writer = csv.DictWriter(text, first, lineterminator="\n")
+    writer = csv.DictWriter(text, list(listed[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows([first, *others])
+    writer.writerows(listed)
     return text.getvalue()
 
 

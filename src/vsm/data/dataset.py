@@ -88,7 +88,7 @@ class Augmentation:
     affine: float = 0.0  # how far a map of the plane, -1 to 1 each way, is from the identity
 
     def __call__(self, pixels: Tensor, random: Randomness) -> Tensor:
-        """Return varied copies of pixels in 0…255, uint8 or float ``[B, C, H, W]`` channels-last."""
+        """Return varied copies of pixels 0…255, uint8 or float ``[B, C, H, W]`` channels-last."""
         if self.affine:
             pixels = self._map(pixels, random)
         if self.crop_padding or self.flip_probability:

@@ -43,7 +43,8 @@ class CustomBackbone(nn.Module):
     def __init__(self, name: str, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         with _current_folder_on_path():
-            factory, remedy = _load_factory(name), "; it is called with the image shape (C, H, W)"
+            factory = _load_factory(name)
+            remedy = "; it is called with the image shape (C, H, W)"
             with reported_as(f"backbone: {name}({image_shape}) failed with", remedy):
                 network = factory(image_shape)
             if not isinstance(network, nn.Module):
@@ -55,8 +56,10 @@ class CustomBackbone(nn.Module):
         subsample_strided_1x1(network)  # after the dry run, which initializes lazy layers
         for key, value in network.state_dict().items():
             if not isinstance(value, Tensor):
-                problem = f"the state {key!r} of {name} is {_kind(value)}, and only tensors can be"
-                raise BackboneError(f"backbone: {problem} saved; leave it out of its state_dict")
+                raise BackboneError(
+                    f"backbone: the state {key!r} of {name} is {_kind(value)}, and only tensors "
+                    "can be saved; leave it out of its state_dict"
+                )
 
     def forward(self, images: Tensor, random: Randomness | None = None) -> Tensor:
         """Map images ``[B, C, H, W]`` to features ``[B, num_features]`` of the same dtype.
@@ -204,8 +207,10 @@ def _load_factory(name: str) -> Callable[[tuple[int, int, int]], object]:
     try:
         factory: Any = operator.attrgetter(attribute)(module)
     except AttributeError as error:
-        problem = f"module {module_name!r} has no {attribute!r}"
-        raise BackboneError(f"backbone: {problem}; name a function or class that it has") from error
+        raise BackboneError(
+            f"backbone: module {module_name!r} has no {attribute!r}; name a function or class "
+            "that it has, as module:attribute"
+        ) from error
     if isinstance(factory, nn.Module) or not callable(factory):
         raise BackboneError(
             f"backbone: {name} is {_kind(factory)}, expected a function or class that is called "

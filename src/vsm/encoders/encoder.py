@@ -203,8 +203,9 @@ class Encoder:
         if inputs.ndim == 2 and inputs.shape[1] == self.num_features:
             return inputs
         if inputs.ndim == 2 or self.backbone is None:
-            found = list(inputs.shape)
-            raise ValueError(f"inputs: expected features [B, {self.num_features}], got {found}")
+            raise ValueError(
+                f"inputs: expected features [B, {self.num_features}], got {list(inputs.shape)}"
+            )
         with computing_in(self.placement.precision, inputs.device):
             seen = [self.backbone(view, random) for view in views(inputs, *self.settings.views)]
             features: Tensor = sum(seen[1:], seen[0]) / len(seen)
@@ -287,7 +288,8 @@ class Encoder:
             found = table.features[rows]
         else:
             found = fresh.new_empty(len(wanted), self.num_features)
-            found[known], found[~known] = table.features[rows[known]], fresh
+            found[known] = table.features[rows[known]]
+            found[~known] = fresh
         return found.view(*image_ids.shape, self.num_features)
 
     def _table(self, dataset: ImageDataset) -> _EmbeddedImages:
@@ -308,7 +310,8 @@ class Encoder:
 
 def open_frozen(name: str) -> Encoder:
     """Open a frozen encoder by name; its network is built once."""
-    settings, network = ModelSettings(backbone=name), load_pretrained(name)
+    settings = ModelSettings(backbone=name)
+    network = load_pretrained(name)
     preprocessing = pretrained_preprocessing(name, network)
     backbone = build_backbone(settings, preprocessing.input_shape, network)
     return Encoder(settings, preprocessing.input_shape, None, preprocessing, name, backbone)
@@ -497,8 +500,9 @@ def _encode(
             features[image_id] = known[key]
         progress.advance(len(batch))
     if cache.problem is not None:
-        problem = f"the cache {cache.path} was not used ({cache.problem})"
-        progress.message(f"{problem}; delete it if this persists")
+        progress.message(
+            f"the cache {cache.path} was not used ({cache.problem}); delete it if this persists"
+        )
 
 
 def _zeros(count: int, width: int) -> Features:
@@ -533,8 +537,10 @@ def open_data(
         if encoder.preprocessing in (None, Preprocessing.of(dataset)):
             found, expected = list(dataset.input_shape), list(encoder.input_shape)
             if isinstance(dataset, ImageDataset) and found != expected:
-                problem = f"takes images {expected}, but those of {data} are {found}"
-                raise RunError(f"encoder: {encoder.source or encoder.data} {problem}")
+                raise RunError(
+                    f"encoder: {encoder.source or encoder.data} takes images {expected}, but those "
+                    f"of {data} are {found}; was it trained on images of another size?"
+                )
             encoder.preprocessing = Preprocessing.of(dataset)
             return _merge_splits(dataset) if merge_splits else dataset
     if data.startswith(FOLDER_PREFIX):

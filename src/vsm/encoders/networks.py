@@ -92,8 +92,10 @@ class ResNet12(nn.Module):
         in_channels, height, width = image_shape
         size = min(height, width)
         if size < 2 ** len(RESNET_WIDTHS):
-            needed = f"16 pixels or more, got {image_shape}"
-            raise ValueError(f"image_shape: resnet12 needs {needed}; use conv4 for smaller ones")
+            raise ValueError(
+                f"image_shape: resnet12 needs 16 pixels or more, got {image_shape}; use conv4 for "
+                "smaller ones"
+            )
         self.keep_probability = keep_probability
         self.block_size = 5 if size >= 64 else 2
         widths = [_scaled(width, channels) for width in RESNET_WIDTHS]

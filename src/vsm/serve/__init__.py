@@ -18,21 +18,21 @@ class Limits:
     """How much one request, and all together, may ask for."""
 
     file_bytes: int = 20_000_000
-    """Of one uploaded file."""
+    """Bytes of one uploaded file."""
     request_bytes: int = 100_000_000
-    """Of one request with all its files."""
+    """Bytes of one request with all its files."""
     pixels: int = 50_000_000
-    """Of one image, by its header; larger ones are refused before they are decoded."""
+    """Pixels of one image, by its header; larger ones are refused before they are decoded."""
     files: int = 64
-    """Of one request."""
+    """Files of one request."""
     examples: int = 1000
-    """Of one task."""
+    """Examples of one task."""
     tasks: int = 1000
-    """In the store."""
+    """Tasks in the store."""
     queue: int = 128
     """Requests under way; more are turned away with 429."""
     seconds: float = 30.0
-    """Until a request is given up with 503."""
+    """Seconds until a request is given up with 503."""
     batch: int = 64
     """Images that pass the model at once."""
     batch_milliseconds: float = 2.0

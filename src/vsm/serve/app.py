@@ -390,11 +390,11 @@ def _is_glyph(name: str) -> bool:
 
 def _draw_glyph(name: str) -> bytes | None:
     """Return a PNG of a character of the dataset ``glyphs``; None if there is no such character."""
-    found = GLYPH_NAME.fullmatch(name) if _is_glyph(name) else None
-    drawn = None if found is None else _alphabet(int(found[1]))[int(found[2]) :][:1]
-    if drawn is None or not len(drawn):
+    found = GLYPH_NAME.fullmatch(name)
+    characters = _alphabet(int(found[1])) if found and _is_glyph(name) else ()
+    if found is None or int(found[2]) >= len(characters):
         return None
-    image = Image.fromarray(255 - drawn[0])  # dark ink on white paper
+    image = Image.fromarray(255 - characters[int(found[2])])  # dark ink on white paper
     content = io.BytesIO()
     image.resize((GLYPH_SIDE, GLYPH_SIDE), Image.Resampling.BICUBIC).save(content, "PNG")
     return content.getvalue()

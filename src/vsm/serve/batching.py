@@ -86,7 +86,7 @@ class FittedTask(NamedTuple):
 class Job:
     """A job for the model.
 
-    Its result are the features ``[n, D]`` without a task, the fitted task without a question, and
+    Its result is the features ``[n, D]`` without a task, the fitted task without a question, or
     else the answers.
     """
 
@@ -252,7 +252,7 @@ class Worker:
         features = support.features.to(trained.model.device)
         labels = [one.label for one in support.examples]
         examples = Examples().add(features, np.asarray(labels))
-        # Those come first in their class.
+        # Remembered examples come first in their class.
         remembered = [one.label for one in support.examples if one.remembered]
         counts = tuple(remembered.count(label) for label in examples.labels)
         # Its own classes are taken out of the memory, since its examples would count twice. So

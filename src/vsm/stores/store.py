@@ -152,7 +152,7 @@ class Store:
     """
 
     def __init__(self, database: Database) -> None:
-        self.database, self.close = database, database.close
+        self.database = database
         self._cached: StoredMemory | None = None
         self._lock = threading.Lock()
         try:
@@ -197,6 +197,10 @@ class Store:
         """Return whose features it holds; None before the first :meth:`bind`."""
         return _identity(self.database.query(ENCODER))
 
+    def close(self) -> None:
+        """Close all connections."""
+        self.database.close()
+
     def create_task(self, name: str, max_tasks: int) -> Task:
         """Create a task, unless there are ``max_tasks`` already."""
         require_name("name", name)
@@ -209,7 +213,7 @@ class Store:
                 raise StoreFullError(
                     f"tasks: there are {count} already, of at most {max_tasks}; delete one"
                 )
-            row = {name: value for name, value in vars(task).items() if name != "classes"}
+            row = {"id": task.id, "name": name, "created": task.created, "version": task.version}
             _insert(connection, "vsm_tasks", row | {"place": place + 1})
         return task
 
@@ -373,11 +377,13 @@ class Store:
     def _open(self, task: str, *, change: bool = False) -> Iterator[Connection]:
         """Begin to read a task; a change increments its version, so that other writers wait."""
         _require_id("task", task)
+        increment = "UPDATE vsm_tasks SET version = version + 1 WHERE id = ?"
         with self.database.writing() if change else self.database.reading() as connection:
-            sql = "UPDATE vsm_tasks SET version = version + 1 WHERE id = ?"
-            if change and not connection.change(sql, task):
-                raise _not_stored("task", task)
-            if not change and not connection.rows(f"{TASKS} WHERE id = ?", task):
+            if change:
+                is_stored = connection.change(increment, task) > 0
+            else:
+                is_stored = bool(connection.rows(f"{TASKS} WHERE id = ?", task))
+            if not is_stored:
                 raise _not_stored("task", task)
             yield connection
 

@@ -114,7 +114,8 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], source: Path) -> 
     except RuntimeError as error:
         reason = shortened(str(error).splitlines()[-1])
         raise RunError(
-            f"{source}: its weights do not fit its settings or data ({reason}); was it exchanged?"
+            f"{source}: its weights do not fit its settings or data ({reason}); was config.yaml or "
+            "the file exchanged?"
         ) from error
 
 
