@@ -125,7 +125,7 @@ class GaussianMemory(ClassMemory):
         read_settings: ReadSettings,
         keep_factors: bool = False,
     ) -> "GaussianMemory":
-        """Learn ``features [P, D]`` of ``class_ids [P]``; with factors, each can be forgotten."""
+        """Learn ``features [P, D]`` of ``class_ids [P]``; factors let classes be forgotten."""
         memory = GaussianMemory.empty(center, read_settings)
         rows = memory.normalize(features)
         if keep_factors:
@@ -196,18 +196,18 @@ class GaussianMemory(ClassMemory):
 
     def add(self, rows: Tensor, class_ids: Tensor, step: int) -> "GaussianMemory":
         """Add normalized ``rows [P, D]`` of ``class_ids [P]`` as factors; they can be forgotten."""
-        found, counts, means, centered, member = _class_sums(rows, class_ids)
+        batch = _class_sums(rows, class_ids)
         new = replace(
             self,
-            content=means,
-            class_ids=found,
-            counts=counts,
-            last_update=torch.full_like(counts, step),
-            factors=centered[member.argsort(stable=True)],
-            factor_rows=counts,
-            freedom=counts - 1,
+            content=batch.means,
+            class_ids=batch.class_ids,
+            counts=batch.counts,
+            last_update=torch.full_like(batch.counts, step),
+            factors=batch.centered[batch.member.argsort(stable=True)],
+            factor_rows=batch.counts,
+            freedom=batch.counts - 1,
         )
-        return self._joined(new, found)
+        return self._joined(new, batch.class_ids)
 
     def _joined(self, other: "GaussianMemory", class_ids: Tensor) -> "GaussianMemory":
         """Join the classes of ``other``, called ``class_ids`` here; not its shared scatter."""
@@ -329,12 +329,13 @@ class ClassStatistics(NamedTuple):
 
     def add(self, rows: Tensor, members: Tensor) -> "ClassStatistics":
         """Take in normalized ``rows [P, D]`` of the classes at ``members [P]``."""
-        found, counts, means, centered, _ = _class_sums(rows, members)
-        moved, shifts = _join_means(self.counts[found], self.means[found], counts, means)
+        batch = _class_sums(rows, members)
+        ids, old = batch.class_ids, self.counts[batch.class_ids]
+        moved, shifts = _join_means(old, self.means[ids], batch.counts, batch.means)
         return ClassStatistics(
-            self.counts.index_add(0, found, counts),
-            self.means.index_add(0, found, moved),
-            self.scatter + centered.mT @ centered + shifts.mT @ shifts,
+            self.counts.index_add(0, ids, batch.counts),
+            self.means.index_add(0, ids, moved),
+            self.scatter + batch.centered.mT @ batch.centered + shifts.mT @ shifts,
         )
 
     def summed(self, all_reduce: Callable[[Tensor], Tensor]) -> "ClassStatistics":
@@ -346,19 +347,26 @@ class ClassStatistics(NamedTuple):
         return ClassStatistics(counts, means, all_reduce(self.scatter + shifts.mT @ shifts))
 
 
-def _class_sums(rows: Tensor, class_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the ids, counts and means of C classes, the rows less their mean, and their class."""
+class _ClassSums(NamedTuple):
+    class_ids: Tensor  # of the C classes that occur [C]
+    counts: Tensor  # [C]
+    means: Tensor  # [C, D]
+    centered: Tensor  # the rows less the mean of their class [P, D]
+    member: Tensor  # the position of each row's class [P]
+
+
+def _class_sums(rows: Tensor, class_ids: Tensor) -> _ClassSums:
     rows = rows.detach().cpu().double()
     if not rows.isfinite().all():
         raise MemoryFileError(
             "features: some are infinite or not a number, and would spoil every sum; leave these "
             "images out"
         )
-    found, member = torch.unique(class_ids.cpu(), return_inverse=True)  # [C], [P]
+    found, member = torch.unique(class_ids.cpu(), return_inverse=True)
     counts = torch.bincount(member, minlength=len(found))
     sums = rows.new_zeros(len(found), rows.shape[1]).index_add(0, member, rows)
     means = sums / counts.unsqueeze(-1)
-    return found, counts, means, rows - means[member], member
+    return _ClassSums(found, counts, means, rows - means[member], member)
 
 
 def _join_means(

@@ -283,7 +283,7 @@ def _slot_rows(slots: ClassMemory, names: Sequence[str], neighbors: int) -> list
 
 
 def decode_tensors(tensors: Mapping[str, Tensor], width: int | None = None) -> Memory:
-    """Make a memory of its tensors, of features of this width (None: any), or a ``ValueError``."""
+    """Make a memory of its tensors; a ``ValueError`` if they do not fit, or have another width."""
     kind = KINDS.get(frozenset(tensors))
     if kind is None:
         raise ValueError(f"no memory has the tensors {', '.join(sorted(tensors)) or 'none'}")

@@ -251,8 +251,7 @@ class GaussianReader(NamedTuple):
         then wider than the covariance within classes, which is a·W on average. That scales
         ``squares``, distances to m in units of I + v, but not ``determinants``, log det(I + v),
         which matter where K differs: without a correction, the class with most examples would
-        always win.
-        Hence the density under a·W, to the power a.
+        always win. Hence the density under a·W, to the power a.
         """
         constants = self.noise * determinants + len(self.ratios) * LOG_TWO_PI
         return -0.5 * (squares + constants)

@@ -72,7 +72,7 @@ class Addressing(nn.Module):
     def forward(self, support_mean: Tensor, content: Tensor, slot_mask: Tensor | None) -> Tensor:
         """Eq. 9: return λ ``[T, N, A]``, zero where all slots are masked.
 
-        Of means ``[T, N, D]`` and M ``[A, D]``; ``slot_mask [T, N, A]`` is true for masked slots.
+        Means are ``[T, N, D]``, M is ``[A, D]``; ``slot_mask [T, N, A]`` is true for masked slots.
         """
         num_slots = content.shape[0]
         is_centered = self.center and num_slots > 0
