@@ -172,7 +172,7 @@ def _hugging_face_preprocessing(source: str) -> dict[str, Any]:
     transformers = _import("transformers")
     name, _, revision = source.partition("@")
     options = {"revision": revision or "main"}
-    with reported_as(f"encoder: hf:{source} has no {CONFIGURATION}, add one:"):
+    with reported_as(f"encoder: hf:{source} has no {CONFIGURATION}; add one:"):
         processor, _ = transformers.ImageProcessingMixin.get_image_processor_dict(name, **options)
     config, _ = transformers.PretrainedConfig.get_config_dict(name, **options)
     return parse_image_processor(processor, {**config, **config.get("vision_config", {})})
