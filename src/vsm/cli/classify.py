@@ -83,7 +83,7 @@ class Classify(FewShotOptions):
         if self.reject is not None and NONE_OF_THESE in labels:
             raise SettingsError(
                 f"reject: {NONE_OF_THESE!r} means that an image is none of the classes, but a "
-                "class has that name; give it another"
+                "folder has that name; give it another"
             )
         classifier.fit(examples, labels)
         quiet = self.json or len(queries) < FEW_QUERIES
