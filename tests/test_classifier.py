@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vsm.nn.networks import (
+from vsm.nn.layers import (
     Distance,
     PrototypeClassifier,
     mean_distance,

@@ -15,7 +15,7 @@ from vsm.memory.slots.kanerva import KanervaMemory, KanervaRecall
 from vsm.memory.slots.recall import ConjugateInference, MemoryPrior, VariationalRecall
 from vsm.model import FewShotModel, Prediction, objective
 from vsm.nn.distributions import DiagonalGaussian
-from vsm.nn.networks import MemoryConditionedNetwork, predictive
+from vsm.nn.layers import MemoryConditionedNetwork, predictive
 from vsm.runs.checkpoints import TrainingState
 from vsm.settings import (
     KanervaSettings,

@@ -31,7 +31,7 @@ from vsm.errors import ClassifierError, DataError, MemoryFileError, RunError, Vs
 from vsm.evaluation.calibration import Calibration
 from vsm.memory.posterior import split_uncertainty
 from vsm.model import FewShotModel
-from vsm.nn.networks import predictive
+from vsm.nn.layers import predictive
 from vsm.runs.loading import load, read_memory
 from vsm.runs.trained_model import TrainedModel, made_in_memory
 from vsm.seeding import generator

@@ -10,7 +10,7 @@ from memories import remember
 from tiny import variant
 from vsm.memory import MEMORIES, Memory, SlotMemory
 from vsm.model import FewShotModel, Prediction, objective
-from vsm.nn.networks import GaussianNetwork, MemoryConditionedNetwork, predictive
+from vsm.nn.layers import GaussianNetwork, MemoryConditionedNetwork, predictive
 from vsm.settings import (
     METHODS,
     KanervaSettings,

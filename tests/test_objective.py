@@ -13,7 +13,7 @@ from vsm.model import (
     prototype_kl_monte_carlo,
 )
 from vsm.nn.distributions import DiagonalGaussian, GaussianMixture
-from vsm.nn.networks import PrototypeClassifier
+from vsm.nn.layers import PrototypeClassifier
 from vsm.settings import ModelSettings, ObjectiveSettings
 
 TASKS, WAY, QUERIES, COMPONENTS, SAMPLES, WIDTH = 2, 3, 4, 5, 6, 7

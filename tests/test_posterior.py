@@ -16,7 +16,7 @@ from vsm.memory import (
 )
 from vsm.memory.named import KINDS, decode_tensors
 from vsm.model import FewShotModel
-from vsm.nn.networks import predictive
+from vsm.nn.layers import predictive
 from vsm.seeding import generator
 from vsm.settings import Inference, ModelSettings, RunSettings
 

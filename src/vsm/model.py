@@ -26,7 +26,7 @@ from vsm.memory import (
 )
 from vsm.memory.slots.recall import ConjugateInference
 from vsm.nn.distributions import DiagonalGaussian, GaussianMixture, pairwise_log_prob
-from vsm.nn.networks import (
+from vsm.nn.layers import (
     GaussianNetwork,
     MemoryConditionedNetwork,
     PrototypeClassifier,

@@ -12,7 +12,7 @@ from vsm.encoders import evaluation_mode
 from vsm.evaluation.evaluator import EpisodeProtocol, split_embedder
 from vsm.memory import GaussianPosterior
 from vsm.model import Prediction
-from vsm.nn.networks import predictive
+from vsm.nn.layers import predictive
 from vsm.runs.trained_model import Measurement, ModelOnData
 from vsm.seeding import Randomness, generator, task_generators
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from vsm.baselines.adapter import Adapter, episode_scores, train_adapter
 from vsm.baselines.logistic import fit_logistic_regression
 from vsm.errors import SettingsError
-from vsm.nn.networks import Distance, pairwise_distance
+from vsm.nn.layers import Distance, pairwise_distance
 from vsm.seeding import Randomness, normal
 from vsm.settings import BaselineName, BaselineSettings
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vsm.errors import SettingsError
-from vsm.nn.networks import pairwise_distance
+from vsm.nn.layers import pairwise_distance
 from vsm.seeding import generator, uniform
 from vsm.settings import BaselineSettings
 

@@ -18,7 +18,7 @@ from vsm.errors import ClassifierError
 from vsm.evaluation.evaluator import ELEMENTS_AT_ONCE, scale_by_temperature
 from vsm.memory import Posterior, SupportSet
 from vsm.memory.named import NamedMemory
-from vsm.nn.networks import mean_distance, predictive
+from vsm.nn.layers import mean_distance, predictive
 from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import generator
 

@@ -24,7 +24,7 @@ from vsm.errors import EpisodeError
 from vsm.evaluation.intervals import Estimate, Reliability, estimate, reliability
 from vsm.memory import Memory
 from vsm.model import FewShotModel
-from vsm.nn.networks import predictive
+from vsm.nn.layers import predictive
 from vsm.seeding import Randomness, task_generators
 from vsm.system.progress import NULL_PROGRESS, Progress
 

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from vsm import __version__
 from vsm.errors import ExportError
 from vsm.memory import SupportSet
-from vsm.nn.networks import mean_distance, predictive
+from vsm.nn.layers import mean_distance, predictive
 from vsm.runs.loading import load
 from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import generator

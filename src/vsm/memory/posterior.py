@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vsm.memory.slots.recall import Recollection, entropy
 from vsm.nn.distributions import GaussianMixture
-from vsm.nn.networks import PrototypeClassifier, mean_distance, pairwise_distance, predictive
+from vsm.nn.layers import PrototypeClassifier, mean_distance, pairwise_distance, predictive
 from vsm.seeding import Randomness
 
 

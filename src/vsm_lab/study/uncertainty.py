@@ -20,7 +20,7 @@ from vsm.evaluation.calibration import SHOTS
 from vsm.evaluation.evaluator import EpisodeProtocol, scale_by_temperature, split_embedder
 from vsm.evaluation.intervals import auroc, estimate, reliability
 from vsm.memory import Posterior, SampledPosterior, SupportSet
-from vsm.nn.networks import predictive
+from vsm.nn.layers import predictive
 from vsm.runs.directory import RunDirectory, find_run
 from vsm.runs.trained_model import ModelOnData, TrainedModel
 from vsm.seeding import Randomness, generator, task_generators

@@ -29,7 +29,7 @@ from vsm.memory.slots.consolidation import Consolidation
 from vsm.memory.slots.recall import MemoryPrior, Recall, Recollection
 from vsm.memory.state import Mask, Memory, Observations, SupportSet
 from vsm.nn.distributions import DiagonalGaussian, bounded_log_variance, unbounded_log_variance
-from vsm.nn.networks import GaussianNetwork, Perceptron
+from vsm.nn.layers import GaussianNetwork, Perceptron
 from vsm.seeding import Randomness
 from vsm.settings import KanervaSettings, ModelSettings, RunSettings
 

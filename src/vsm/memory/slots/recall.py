@@ -19,7 +19,7 @@ from vsm.nn.distributions import (
     pairwise_log_prob,
     weighted_moments,
 )
-from vsm.nn.networks import GaussianNetwork, LearnedVariance, Perceptron
+from vsm.nn.layers import GaussianNetwork, LearnedVariance, Perceptron
 from vsm.seeding import Randomness, categorical, uniform
 from vsm.settings import MemorySettings, ModelSettings, RunSettings
 
