@@ -251,7 +251,7 @@ def mutate_tensors(path: Path, random: Random) -> Mutation:
 
 
 def _change_tensor(tensors: dict[str, torch.Tensor], random: Random) -> tuple[str, bool]:
-    """Change one tensor; return a description, and whether all numbers are finite."""
+    """Change one tensor; return a description, and whether all numbers may be valid."""
     name = random.choice(sorted(tensors))
     old = tensors[name]
     actions = ["number", "number", "all numbers", "shape", "type", "rows", "drop", "rename"]
@@ -274,7 +274,9 @@ def _change_tensor(tensors: dict[str, torch.Tensor], random: Random) -> tuple[st
         new = tensors[name] = old.clone().contiguous()
         place = random.randrange(old.numel())
         (new.view(-1) if action == "all numbers" else new.view(-1)[place]).fill_(number)
-        action, finite = f"{action} {number}", bool(np.isfinite(number))
+        # ε and β of a memory's read settings may be infinite.
+        finite = bool(np.isfinite(number)) or (name == "reading" and number == float("inf"))
+        action = f"{action} {number}"
     return f"tensor {name}: {action}", finite
 
 
