@@ -24,12 +24,15 @@ class Result(NamedTuple):
 
 
 def describe(results: Sequence[Result], planned: int, seed: int, seconds: float) -> str:
-    """Return a table with a row for each group and their sums, and how to repeat defects."""
-    outcomes: dict[tuple[str, str], list[Outcome]] = {}
+    """Return a table with a row for each part and their sums, and how to repeat defects."""
+    parts: dict[str, list[Result]] = {}
     for one in results:
-        outcomes.setdefault((one.part, one.group), []).append(one.outcome)
-    outcomes["all", ""] = [one.outcome for one in results]
-    rows = [[*map(_escape, key), *_counts(found)] for key, found in outcomes.items()]
+        parts.setdefault(one.part, []).append(one)
+    rows = [
+        [part, _escape("; ".join(dict.fromkeys(one.group for one in found))), *_counts(found)]
+        for part, found in parts.items()
+    ]
+    rows.append(["all", "", *_counts(results)])
     defects = [
         f"- {_escape('; '.join(one.outcome.defects))} ({_escape(one.outcome.fault)}): "
         f"`--only '{one.part}/{one.group}' --case {one.number} --seed {seed}`"
@@ -59,7 +62,8 @@ def write(text: str, path: Path) -> None:
     path.write_text(page, encoding="utf-8")
 
 
-def _counts(outcomes: Sequence[Outcome]) -> list[str]:
+def _counts(results: Sequence[Result]) -> list[str]:
+    outcomes = [one.outcome for one in results]
     counts: Counter[str] = Counter()
     for one in outcomes:
         counts["defect"] += len(one.defects) > 0
