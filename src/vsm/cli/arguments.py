@@ -68,7 +68,7 @@ class Options:
         dataclass(kw_only=True)(cls)
 
     def __call__(self) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # options that several commands share do nothing by themselves
 
     @classmethod
     def fields(cls) -> dict[str, Field[Any]]:
