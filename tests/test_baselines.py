@@ -35,12 +35,12 @@ FEW: dict[str, Any] = {"samples": 20, "adapter_steps": 20}  # so that none takes
 
 
 def episodes(shot: int, way: int = 4, num_tasks: int = 3) -> tuple[Tensor, Tensor]:
-    """Positive support ``[T, N, K, 7]`` and queries ``[T, N, 2, 7]`` around class means."""
+    """Positive support ``[T, N, K, 7]`` and queries ``[T, 2·N, 7]`` around class means."""
     random = torch.Generator().manual_seed(shot)
     means = torch.rand(num_tasks, way, 1, 7, generator=random)
     noise = torch.rand(num_tasks, way, shot + 2, 7, generator=random)
     support, queries = (means + noise).double().split([shot, 2], 2)
-    return support, queries
+    return support, queries.flatten(1, 2)
 
 
 def base_of(sizes: Sequence[int], width: float = 1.0, num_features: int = 7) -> BaseFeatures:
@@ -99,9 +99,8 @@ def test_order_of_classes_support_and_queries_does_not_matter(
     baseline = build(name, points, dispersion=0.0, tolerance=1e-9, **FEW)
     found = baseline.fit_predict(support, queries, noise_of(3)).unflatten(1, (4, 2))
     classes, images = torch.tensor([2, 0, 3, 1]), torch.arange(shot).flip(0)
-    moved = baseline.fit_predict(
-        support[:, classes][:, :, images], queries[:, classes].flip(2), noise_of(3)
-    )
+    moved_queries = queries.unflatten(1, (4, 2))[:, classes].flip(2).flatten(1, 2)
+    moved = baseline.fit_predict(support[:, classes][:, :, images], moved_queries, noise_of(3))
     expected = found[:, classes].flip(2)[..., classes].flatten(1, 2)
     torch.testing.assert_close(moved, expected, atol=1e-6, rtol=1e-6)
 
@@ -110,7 +109,7 @@ def test_order_of_classes_support_and_queries_does_not_matter(
 @pytest.mark.parametrize("name", BASELINE_NAMES)
 @pytest.mark.parametrize("value", [0.0, 3.0, -3.0])
 def test_identical_features_give_even_odds(value: float, name: BaselineName, shot: int) -> None:
-    support, queries = torch.full((2, 3, shot, 7), value), torch.full((2, 3, 2, 7), value)
+    support, queries = torch.full((2, 3, shot, 7), value), torch.full((2, 6, 7), value)
     base = BaseFeatures(torch.full((12, 7), value), [6, 6])
     baseline = build(name, base, dispersion=0.0, **FEW)
     found = baseline.fit_predict(support, queries, noise_of(2))
@@ -174,7 +173,7 @@ def test_simpleshot_equals_a_plain_loop(name: BaselineName, transformation: str,
     found = build(name, base, temperature=0.5).fit_predict(support, queries, noise_of(3))
     mean = base.features.numpy().mean(0)
     for t in range(3):
-        for b, query in enumerate(queries[t].flatten(0, 1).numpy()):
+        for b, query in enumerate(queries[t].numpy()):
             expected = simpleshot_loop(support[t].numpy(), query, mean, transformation)
             np.testing.assert_allclose(found[t, b].numpy(), expected, atol=1e-10)
 
@@ -184,7 +183,7 @@ def test_cosine_centroids_equal_a_plain_loop(shot: int) -> None:
     support, queries = episodes(shot)
     found = build("cosine", temperature=0.5).fit_predict(support, queries, noise_of(3))
     for t in range(3):
-        for b, query in enumerate(queries[t].flatten(0, 1).numpy()):
+        for b, query in enumerate(queries[t].numpy()):
             scores = []
             for images in support[t].numpy():
                 mean = images.mean(0)
@@ -201,7 +200,7 @@ def test_the_nearest_neighbor_is_that_of_scikit_learn(shot: int) -> None:
         way, width = support.shape[1], support.shape[-1]
         oracle = KNeighborsClassifier(n_neighbors=1, metric="cosine")
         oracle.fit(support[task].reshape(-1, width), np.arange(way).repeat(shot))
-        expected = oracle.predict(queries[task].reshape(-1, width))
+        expected = oracle.predict(queries[task])
         assert found[task].argmax(-1).tolist() == expected.tolist()
 
 
@@ -264,7 +263,7 @@ def test_the_logistic_baseline_is_scikit_learn_on_unit_vectors(shot: int) -> Non
     labels = np.arange(4).repeat(shot)
     for t in range(3):
         rows = support[t].flatten(0, 1).numpy()
-        inputs = queries[t].flatten(0, 1).numpy()
+        inputs = queries[t].numpy()
         one = LogisticRegression(tol=1e-10, max_iter=5000)
         one.fit(rows / np.linalg.norm(rows, axis=1, keepdims=True), labels)
         expected = one.predict_log_proba(inputs / np.linalg.norm(inputs, axis=1, keepdims=True))
@@ -371,7 +370,7 @@ def test_calibration_around_points_equals_logistic_regression_on_what_a_loop_add
                 mean, _ = calibrated(image, means, nothing, 2, 0.0)
                 rows += [image, *([mean] * (12 // shot))]
         fitted = fit(torch.from_numpy(np.stack(rows))[None], 1.0, 1e-9, 2000)
-        expected = fitted.log_probabilities(queries[t].flatten(0, 1).sqrt()[None])[0]
+        expected = fitted.log_probabilities(queries[t].sqrt()[None])[0]
         torch.testing.assert_close(found[t], expected, atol=1e-5, rtol=0)
 
 
@@ -656,7 +655,7 @@ def test_every_setting_of_a_baseline_has_an_effect_or_is_refused(name: BaselineN
     draw = torch.Generator().manual_seed(0)
     known = BaseFeatures(torch.rand(24, 5, generator=draw), [8] * 3)
     support = torch.rand(1, 3, 4, 5, generator=draw)
-    queries = torch.rand(1, 3, 2, 5, generator=draw)
+    queries = torch.rand(1, 6, 5, generator=draw)
 
     def answers(**changes: Any) -> Tensor:
         given = {"adapter_steps": 2, "samples": 8, **changes}

@@ -11,6 +11,7 @@ from vsm.evaluation.evaluator import (
     Evaluation,
     evaluate,
     fit_temperature,
+    query_labels,
     scale_by_temperature,
 )
 from vsm.model import FewShotModel
@@ -100,7 +101,8 @@ def test_a_temperature_that_was_put_in_is_found() -> None:
     turns = (torch.arange(5) + order.unsqueeze(-1) - places.unsqueeze(-1)) % 5
     honest = honest.gather(-1, turns)
     too_sure = (honest * 2.5).log_softmax(-1)
-    evaluation = Evaluation(torch.zeros(200, 5, dtype=torch.int64), too_sure)
+    class_ids = torch.zeros(200, 5, dtype=torch.int64)
+    evaluation = Evaluation(class_ids, too_sure, query_labels(too_sure))
     found = evaluation.best_temperature()
     assert found == pytest.approx(2.5, rel=0.1)
     after = evaluation.scale_by_temperature(found)

@@ -35,10 +35,10 @@ def base_of(sizes: Sequence[int]) -> BaseFeatures:
 
 
 def episodes(shot: int, num_tasks: int = 30) -> tuple[Tensor, Tensor]:
-    """Support ``[T, 5, K, 16]`` and queries ``[T, 5, 4, 16]`` of classes never trained on."""
+    """Support ``[T, 5, K, 16]`` and queries ``[T, 20, 16]`` of classes never trained on."""
     features = classes_with_noise([shot + 4] * 5 * num_tasks, 2)
     support, queries = features.view(num_tasks, 5, shot + 4, 16).split([shot, 4], 2)
-    return support, queries
+    return support, queries.flatten(1, 2)
 
 
 def build(base: BaseFeatures | None = None, **changes: Any) -> ProtoNetAdapter:
@@ -96,6 +96,7 @@ def loss_of_a_task(
 @pytest.mark.parametrize("shot", [1, 3])
 def test_the_loss_equals_plain_loops_whatever_pads_small_classes(shot: int) -> None:
     support, queries = episodes(shot, num_tasks=2)
+    queries = queries.unflatten(1, (5, 4))
     random = torch.Generator().manual_seed(4)
     noise = torch.randn(17, 16, generator=random).double()
     linear = Adapter(torch.eye(16).double() + 0.3 * noise[:16], 0.1 * noise[16])

@@ -77,9 +77,9 @@ class Baseline(ABC):
 
     @abstractmethod
     def fit_predict(self, support: Tensor, queries: Tensor, random: Randomness) -> Tensor:
-        """Return log-probabilities ``[T, N·Q, N]`` of all T episodes.
+        """Return log-probabilities ``[T, B, N]`` of all T episodes.
 
-        Support ``[T, N, K, D]`` and queries ``[T, N, Q, D]``; ``random`` is the source of draws.
+        Support ``[T, N, K, D]`` and queries ``[T, B, D]``; ``random`` is the source of draws.
         """
 
     def elements_per_task(self, way: int, shot: int, queries: int, num_features: int) -> int:
@@ -109,7 +109,7 @@ class SimpleShot(Baseline):
     def fit_predict(self, support: Tensor, queries: Tensor, random: Randomness) -> Tensor:  # noqa: ARG002 - contract
         """See :class:`Baseline`; nothing is drawn."""
         centroids = self._transform(support).mean(2, keepdim=True)  # [T, N, 1, D]
-        inputs = self._transform(queries).flatten(1, 2)  # [T, N·Q, D]
+        inputs = self._transform(queries)
         distances = pairwise_distance(inputs, centroids, self.distance).squeeze(-1)
         return F.log_softmax(-distances / self.settings.temperature, -1)
 
@@ -129,7 +129,7 @@ class NearestNeighbor(Baseline):
         """See :class:`Baseline`; nothing is drawn."""
         way, shot = support.shape[1:3]
         examples = F.normalize(support, dim=-1).flatten(1, 2)  # [T, N·K, D]
-        cosines = F.normalize(queries, dim=-1).flatten(1, 2) @ examples.mT  # [T, N·Q, N·K]
+        cosines = F.normalize(queries, dim=-1) @ examples.mT  # [T, B, N·K]
         nearest = cosines.unflatten(-1, (way, shot)).amax(-1)
         return F.log_softmax(nearest / self.settings.temperature, -1)
 
@@ -143,7 +143,7 @@ class LogisticRegression(Baseline):
     def fit_predict(self, support: Tensor, queries: Tensor, random: Randomness) -> Tensor:  # noqa: ARG002 - contract
         """See :class:`Baseline`; nothing is drawn."""
         fitted = fit_logistic_regression(F.normalize(support, dim=-1), self.settings)
-        return fitted.log_probabilities(F.normalize(queries, dim=-1).flatten(1, 2))
+        return fitted.log_probabilities(F.normalize(queries, dim=-1))
 
 
 def tukey(features: Tensor, power: float) -> Tensor:
@@ -168,7 +168,7 @@ class DistributionCalibration(Baseline):
         drawn = self.draw(support, random)
         samples = torch.cat([support, drawn.flatten(2, 3)], 2)
         fitted = fit_logistic_regression(samples, self.settings)
-        return fitted.log_probabilities(queries.flatten(1, 2))
+        return fitted.log_probabilities(queries)
 
     def draw(self, support: Tensor, random: Randomness) -> Tensor:
         """Draw M features around each transformed support feature: ``[T, N, K, M, D]``."""

@@ -65,7 +65,7 @@ def episode_loss(adapter: Adapter, support: Tensor, queries: Tensor, is_query: T
     ``is_query [T, N, Q]`` is false for the padding of small classes in ``queries [T, N, Q, D]``.
     """
     num_tasks, way, count = is_query.shape
-    scores = episode_scores(adapter, support, queries)
+    scores = episode_scores(adapter, support, queries.flatten(1, 2))
     labels = torch.arange(way, device=scores.device).repeat_interleave(count).repeat(num_tasks)
     losses = F.cross_entropy(scores.flatten(0, 1), labels, reduction="none")
     weights = is_query.flatten(1).to(losses)
@@ -73,9 +73,9 @@ def episode_loss(adapter: Adapter, support: Tensor, queries: Tensor, is_query: T
 
 
 def episode_scores(adapter: Adapter, support: Tensor, queries: Tensor) -> Tensor:
-    """Return −distance / 0.1 of queries ``[T, N, Q, D]`` to class means: ``[T, N·Q, N]``."""
+    """Return −distance / 0.1 of queries ``[T, B, D]`` to class means: ``[T, B, N]``."""
     means = adapter(support).mean(2, keepdim=True)  # [T, N, 1, D]
-    inputs = adapter(queries).flatten(1, 2)  # [T, N·Q, D]
+    inputs = adapter(queries)
     return -pairwise_distance(inputs, means, "cosine").squeeze(-1) / TEMPERATURE
 
 

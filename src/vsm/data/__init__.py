@@ -10,7 +10,7 @@ from vsm.data.dataset import (
     PixelNormalization,
     Split,
 )
-from vsm.data.episodes import EpisodeBatch, EpisodeSampler
+from vsm.data.episodes import EpisodeBatch, EpisodeSampler, EvaluationBatch
 
 __all__ = [
     "SPLITS",
@@ -18,6 +18,7 @@ __all__ = [
     "Dataset",
     "EpisodeBatch",
     "EpisodeSampler",
+    "EvaluationBatch",
     "FeatureDataset",
     "ImageDataset",
     "PixelNormalization",

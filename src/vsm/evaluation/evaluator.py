@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vsm.data import Dataset, EpisodeSampler, Split
+from vsm.data.episodes import Proportions
 from vsm.encoders import Encoder, evaluation_mode
 from vsm.errors import EpisodeError
 from vsm.evaluation.intervals import Estimate, Reliability, estimate, reliability
@@ -35,15 +36,19 @@ LOWEST_LOG_PROBABILITY = -1e4  # of what was held impossible, so that no zero me
 
 BatchNormMode = Literal["inductive", "transductive"]
 Embedder = Callable[[Tensor], Tensor]
-"""From image ids ``[T, N, K + Q]`` to features ``[T, N, K + Q, D]``."""
+"""From image ids ``[T, …]`` of episodes to features ``[T, …, D]``."""
 EpisodeClassifier = Callable[[Tensor, Tensor, Randomness], Tensor]
-"""From support ``[T, N, K, D]``, queries ``[T, N, Q, D]`` and a source of draws to
-log-probabilities ``[T, N·Q, N]``."""
+"""From support ``[T, N, K, D]``, queries ``[T, B, D]`` and a source of draws to log-probabilities
+``[T, B, N]``."""
 
 
 @dataclass(frozen=True)
 class EpisodeProtocol:
-    """A seeded list of episodes, the batch norm mode, and how much of the memory is used."""
+    """A seeded list of episodes, the batch norm mode, and how much of the memory is used.
+
+    ``transductive`` classifies the queries of an episode together; ``proportions`` and ``outliers``
+    are those of :class:`vsm.data.EpisodeSampler`.
+    """
 
     data: str
     split: Split
@@ -54,6 +59,9 @@ class EpisodeProtocol:
     seed: int
     batch_norm: BatchNormMode = "inductive"
     memory_slots: int | None = None
+    transductive: bool = False
+    proportions: Proportions = "balanced"
+    outliers: float = 0.0
 
     def __post_init__(self) -> None:
         if self.episodes < 2:
@@ -66,6 +74,12 @@ class EpisodeProtocol:
         unusual = ", transductive batch norm" if self.batch_norm == "transductive" else ""
         if self.memory_slots is not None:
             unusual += f", memory cut to its first {self.memory_slots} classes"
+        if self.proportions != "balanced":
+            unusual += f", proportions {self.proportions}"
+        if self.outliers:
+            unusual += f", {self.outliers:.0%} outliers among them"
+        if self.transductive:
+            unusual += ", classified together"
         return (
             f"{self.data}, {self.split} classes, {self.way}-way {self.shot}-shot, {self.queries} "
             f"queries per class, {self.episodes} episodes, seed {self.seed}{unusual}"
@@ -73,33 +87,32 @@ class EpisodeProtocol:
 
     def sampler(self, dataset: Dataset) -> EpisodeSampler:
         """Return the sampler of these episodes."""
-        return EpisodeSampler(dataset, self.split, self.way, self.shot, self.queries)
+        shape = (self.way, self.shot, self.queries, self.proportions, self.outliers)
+        return EpisodeSampler(dataset, self.split, *shape)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Outcomes of E episodes of N classes and B = N·Q queries each, on the CPU.
+    """Outcomes of E episodes of N classes and B = N·Q queries of these each, on the CPU.
 
     Attributes:
         class_ids: the classes of every episode, int64 ``[E, N]``.
-        log_probabilities: of every class for every query ``[E, B, N]``, queries class after class.
+        log_probabilities: of every class for every query ``[E, B, N]``.
+        labels: the true class of every query, as a position in its episode: int64 ``[E, B]``.
     """
 
     class_ids: Tensor
     log_probabilities: Tensor
+    labels: Tensor
 
     def scale_by_temperature(self, temperature: float) -> "Evaluation":
         """Return the same answers with probabilities p^(1/T) / Z."""
-        return Evaluation(self.class_ids, scale_by_temperature(self.log_probabilities, temperature))
+        scaled = scale_by_temperature(self.log_probabilities, temperature)
+        return Evaluation(self.class_ids, scaled, self.labels)
 
     def best_temperature(self) -> float:
         """Return the temperature that makes these answers most likely."""
         return fit_temperature(self.log_probabilities.flatten(0, 1), self.labels.flatten())
-
-    @property
-    def labels(self) -> Tensor:
-        """The true class of every query, as a position in its episode: int64 ``[E, B]``."""
-        return query_labels(self.log_probabilities)
 
     @cached_property
     def correct(self) -> Tensor:
@@ -202,13 +215,14 @@ def evaluate(
     """
 
     def classify(support: Tensor, queries: Tensor, random: Randomness) -> Tensor:
-        drawn = model(support, queries, memory, random).log_probabilities
+        drawn = model(support, queries.unsqueeze(1), memory, random).log_probabilities
         return scale_by_temperature(predictive(drawn), temperature)
 
     with evaluation_mode(model):
         inductive = batch_norm == "inductive"
         embed = split_embedder(model.encoder, sampler) if inductive else _by_episode(model, sampler)
-        per_task = (sampler.way**2) * sampler.queries * model.num_prototype_samples
+        queries = sampler.way * sampler.queries / (1 - sampler.outliers)
+        per_task = math.ceil(sampler.way * queries) * model.num_prototype_samples
         return evaluate_classifier(classify, embed, sampler, num_episodes, seed, per_task, progress)
 
 
@@ -229,13 +243,15 @@ def evaluate_classifier(
     """
     outcomes = []
     done, size = 0, max(1, ELEMENTS_AT_ONCE // elements_per_task)
-    for block in sampler.evaluation_episodes(num_episodes, seed):
-        for class_ids, image_ids in zip(*(ids.split(size) for ids in block), strict=True):
-            count = len(class_ids)
+    for block in sampler.evaluation_batches(num_episodes, seed):
+        for part in block.split(size):
+            count, num_support = len(part.class_ids), sampler.way * sampler.shot
             random = task_generators(seed, "evaluation-noise", 0, range(done, done + count))
-            features = embed(image_ids)  # [T, N, K + Q, D]
-            support, queries = features.split([sampler.shot, sampler.queries], 2)
-            outcomes.append((class_ids, classify(support, queries, random).cpu()))
+            features = embed(torch.cat([part.support_ids.flatten(1), part.query_ids], 1))
+            support, queries = features.tensor_split([num_support], 1)
+            support = support.unflatten(1, (sampler.way, sampler.shot))
+            answers = classify(support, queries, random)[:, : part.labels.shape[1]]  # no outliers
+            outcomes.append((part.class_ids, answers.cpu(), part.labels))
             progress.advance(count)
             done += count
     return Evaluation(*(torch.cat(values) for values in zip(*outcomes, strict=True)))
