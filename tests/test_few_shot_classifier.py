@@ -310,7 +310,7 @@ def test_a_classifier_file_that_is_none_or_was_changed_is_refused(
     with pytest.raises(RunError, match=r"says that its encoder is conv4 of tiny \[.*but it holds"):
         FewShotClassifier.load(path)
     save_tensors(path, tensors, metadata | {"format": 99})
-    with pytest.raises(RunError, match="has format 99, but this version reads 3"):
+    with pytest.raises(RunError, match="has format 99, but this version reads 4"):
         FewShotClassifier.load(path)
     save_tensors(path, tensors, {name: metadata[name] for name in metadata if name != "labels"})
     with pytest.raises(RunError, match=r"damaged: its parts do not fit \(KeyError\('labels'"):

@@ -228,8 +228,9 @@ def test_answers_that_are_given_stay_the_same_and_are_saved(tmp_path: Path) -> N
 
 def test_a_label_that_means_none_and_a_model_without_thresholds_are_refused() -> None:
     features, class_ids, _ = clustered_features(5, 4)
-    classifier = learned().fit(features, class_ids - 1)
-    with pytest.raises(ClassifierError, match="reject: -1 means that an image is none"):
+    names = np.asarray(["none of these", "a", "b", "c", "d"])[class_ids]
+    classifier = learned().fit(features, names)
+    with pytest.raises(ClassifierError, match="reject: 'none of these' means that an image is"):
         classifier.predict(features, reject=0.9)
     with pytest.raises(ClassifierError, match="no rejection thresholds were measured"):
         FewShotClassifier().fit(features, class_ids).predict(features, reject=0.9)

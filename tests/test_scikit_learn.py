@@ -20,7 +20,9 @@ from vsm.data import open_images
 from vsm.errors import ClassifierError
 
 NOT_APPLICABLE = {
-    "check_supervised_y_2d": "a column of labels is refused, where scikit-learn warns and flattens"
+    "check_supervised_y_2d": "a column of labels is refused, where scikit-learn warns and flattens",
+    "check_classifiers_classes": "-1 marks unlabeled rows, as in sklearn.semi_supervised, whose "
+    "classifiers are not checked with it as a class either",
 }
 
 

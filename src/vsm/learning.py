@@ -2,7 +2,8 @@
 
 Images → features (:class:`vsm.encoders.Encoder`, each image once) → how the statistics are to be
 read (:mod:`vsm.evaluation.memory_choice`) → counts, means and scatter of every class
-(:mod:`vsm.memory.gaussian`) → rejection thresholds (:mod:`vsm.evaluation.calibration`).
+(:mod:`vsm.memory.gaussian`) → rejection thresholds, and how unlabeled images are used
+(:mod:`vsm.evaluation.calibration`).
 """
 
 from collections.abc import Callable
@@ -17,11 +18,13 @@ from vsm.data import Dataset, Split
 from vsm.data.dataset import Ids
 from vsm.encoders import Encoder
 from vsm.errors import MemoryFileError
+from vsm.evaluation import transduction_choice
 from vsm.evaluation.calibration import (
     EPISODES,
+    NO_CALIBRATION,
     SHOTS,
     WAYS,
-    Thresholds,
+    Calibration,
     calibrate,
     calibrate_on_validation,
 )
@@ -48,11 +51,11 @@ LEAST_ROWS = 20  # of a class that is drawn; rather than fewer rows, fewer class
 
 
 class LearnedStatistics(NamedTuple):
-    """Class statistics, how they are read, and rejection thresholds if they were measured."""
+    """Class statistics, how they are read, and what was measured on left-out classes, if any."""
 
     memory: GaussianMemory
     choice: Choice
-    thresholds: Thresholds | None
+    calibration: Calibration
 
 
 class LearnedMemory(NamedTuple):
@@ -60,7 +63,7 @@ class LearnedMemory(NamedTuple):
 
     model: FewShotModel
     memory: NamedMemory
-    thresholds: Thresholds | None
+    calibration: Calibration
 
 
 def learn_memory(
@@ -110,10 +113,10 @@ def learn_memory(
     )
     names = tuple(dataset.class_names[one] for one in learned.memory.slot_classes)
     named = name_memory(model, learned, names, int(rows.sizes.sum()))
-    thresholds = learned.thresholds
+    calibration = learned.calibration
     if validation is not None:
-        thresholds = calibrate_on_validation(model, learned.memory, dataset)
-    return LearnedMemory(model, named, thresholds)
+        calibration = calibrate_on_validation(model, learned.memory, dataset)
+    return LearnedMemory(model, named, calibration)
 
 
 def gaussian_model(
@@ -138,7 +141,7 @@ def learn_statistics(
     class_ids: Tensor,
     validation: ClassFeatures | None,
     like: GaussianMemory | None = None,
-    with_thresholds: bool = True,
+    with_calibration: bool = True,
     remembered: Callable[[Tensor, ReadSettings], GaussianMemory] | None = None,
 ) -> LearnedStatistics:
     """Choose how to read the statistics of classes, and learn them.
@@ -149,7 +152,7 @@ def learn_statistics(
         class_ids: what the memory calls them ``[C]``.
         validation: other classes; None: the choice is made by leaving remembered ones out.
         like: a memory that the new one can be merged with.
-        with_thresholds: measure rejection thresholds too, if there are no validation classes.
+        with_calibration: calibrate too, if there are no validation classes.
         remembered: gives the statistics of more rows than ``known``, by center and read settings.
     """
     settings, seed = model.settings.gaussian, model.settings.seed
@@ -176,10 +179,10 @@ def learn_statistics(
         )
     else:
         memory = remembered(center, choice.read_settings)
-    thresholds = None
-    if validation is None and with_thresholds:
-        thresholds = _held_out_thresholds(model, known, choice, given_center)
-    return LearnedStatistics(memory, choice, thresholds)
+    calibration = NO_CALIBRATION
+    if validation is None and with_calibration:
+        calibration = _held_out_calibration(model, known, choice, given_center)
+    return LearnedStatistics(memory, choice, calibration)
 
 
 def name_memory(
@@ -206,10 +209,10 @@ def class_features(
     return ClassFeatures(features, dataset.class_sizes[dataset.classes(split)].tolist())
 
 
-def _held_out_thresholds(
+def _held_out_calibration(
     model: FewShotModel, known: ClassFeatures, choice: Choice, center: Tensor | None
-) -> Thresholds | None:
-    """Measure thresholds on remembered classes, in folds, each with the statistics of the others.
+) -> Calibration:
+    """Measure on remembered classes, in folds, each with the statistics of the others.
 
     Folds are just large enough for the largest tasks, since the final memory holds all classes.
     """
@@ -219,7 +222,7 @@ def _held_out_thresholds(
         known, None, SHOTS, seed, center, most_way=way, count=2 * EPISODES, folds=folds
     )
     if not trials:
-        return None
+        return NO_CALIBRATION
     memories = [trial.memory(choice.read_settings) for trial in trials]
 
     def episodes(shot: int) -> list[tuple[Memory | None, Tensor, Tensor]]:
@@ -229,7 +232,9 @@ def _held_out_thresholds(
             found.append((memory, support.to(model.device), queries.to(model.device)))
         return found
 
-    return calibrate(model, episodes, list(trials[0].episodes), seed)
+    pairs = zip(memories, trials, strict=True)
+    left_out = [transduction_choice.Trial(memory, trial.others) for memory, trial in pairs]
+    return calibrate(model, episodes, list(trials[0].episodes), left_out, seed)
 
 
 @dataclass(frozen=True)

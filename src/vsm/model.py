@@ -134,23 +134,27 @@ class FewShotModel(nn.Module):
             return statistics.reader.to(support.mean.device).infer(support, slot_mask)
         recollection: Recollection | None = None
         strength: Tensor | None = None
+        evidence: Tensor | None = None
         if self.inference is None:
             return SampledPosterior(support.mean.unsqueeze(-2), self.classifier)  # L = 1
         if isinstance(self.inference, ConjugateInference):  # Eqs. 7-10 with m integrated out
             prior = None if self.recall is None else self.recall.prior(support, memory, slot_mask)
             mixture = GaussianMixture(self.inference(support, prior).unsqueeze(-2))
+            evidence = torch.zeros_like(support.mean) + support.shot
             if prior is not None:
                 no_divergence = torch.zeros_like(support.mean[..., 0])
                 mean = prior.gaussian.mean.unsqueeze(-2)
                 recollection = Recollection(mean, prior.weights, no_divergence)
                 strength = self.inference.kappa(prior)
+                evidence = evidence + strength
         elif self.recall is None:
             mixture = GaussianMixture(self.inference(support.mean).unsqueeze(-2))
         else:  # Eqs. 8, 9, then Eqs. 7, 10
             recollection = self.recall(support, memory, slot_mask, self.num_memory_samples, random)
             mixture = GaussianMixture(self.inference(recollection.samples, support.mean))
         samples = mixture.sample(self.num_prototype_samples, random)  # [T, N, L, D]
-        return SampledPosterior(samples, self.classifier, mixture, recollection, strength)
+        found = (mixture, recollection, strength, evidence)
+        return SampledPosterior(samples, self.classifier, *found)
 
     def empty_memory(self) -> Memory | None:
         """Return a memory that has taken in nothing; None for methods without one."""

@@ -12,7 +12,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vsm.classify.fitted import Examples, Explanation, FittedClasses, Labels, Recalled, as_labels
+from vsm.classify.fitted import (
+    Examples,
+    Explanation,
+    FittedClasses,
+    Labels,
+    Recalled,
+    as_labels,
+    is_labeled,
+)
 from vsm.classify.labeling import Suggestion, suggest
 from vsm.data.features import as_features
 from vsm.encoders import Encoder
@@ -33,7 +41,7 @@ from vsm.system.tensor_files import load_tensors, save_tensors, strip_prefix
 
 PARAMETERS = ("encoder", "temperature", "seed")
 NONE_OF_THESE, NO_CLASS = "none of these", -1
-KIND, FORMAT = "classifier", 3
+KIND, FORMAT = "classifier", 4
 MODEL_KEYS = ("step", "input_shape", "preprocessing", "encoder")
 
 
@@ -125,26 +133,33 @@ class FewShotClassifier:
         model = gaussian_model(encoder, data, asked, self.seed)
         learned = learn_statistics(model, known, torch.arange(len(names)), None)
         memory = name_memory(model, learned, tuple(map(str, names)), len(rows))
-        return self.set_params(encoder=made_in_memory(model, memory, learned.thresholds))
+        return self.set_params(encoder=made_in_memory(model, memory, learned.calibration))
 
-    def fit(self, images: Any, y: Labels) -> Self:
+    def fit(self, images: Any, y: Labels, unlabeled: Any = None) -> Self:
         """Fit to a few examples of each class; one of each is enough.
 
         Args:
             images: paths, Pillow images, arrays ``[H, W(, C)]`` or tensors ``[C, H, W]``, in any
                 mixture, or one array of them; rows of features ``[n, D]`` if the encoder is None
                 or takes features; or what :meth:`embed` returned.
-            y: a label for each, all strings or all integers.
+            y: a label for each, all strings or all integers. None, or -1 among integers, marks an
+                image that is unlabeled, as in :mod:`sklearn.semi_supervised`.
+            unlabeled: more images without labels, given as ``images``. Together they tell where
+                the classes lie, and how frequent they are. Answers for the same images, or for
+                others of their kind, become more accurate; those that are of no class do no harm.
         """
         trained = self.encoder
         if trained is None:  # prototypes are means of features
             settings = RunSettings(data="features:unnamed", method="protonet")
             trained = made_in_memory(FewShotModel(settings, (as_features(images).shape[1],)))
-        examples = _add_examples(Examples(), trained, images, y)
-        return self._set_fitted(FittedClasses(trained, self.memory, examples, self.seed))
+        examples, others = _add_examples(Examples(), trained, images, y)
+        if unlabeled is not None:
+            others = torch.cat([others, _embed(trained, unlabeled)])
+        fitted = FittedClasses(trained, self.memory, examples, self.seed, _require_numbers(others))
+        return self._set_fitted(fitted)
 
     def partial_fit(self, images: Any, y: Labels, classes: Labels | None = None) -> Self:
-        """Add examples, of the fitted classes or of new ones.
+        """Add examples, of the fitted classes or of new ones, or unlabeled images.
 
         ``classes``, an argument of scikit-learn's, is ignored: new ones may come at any time.
         """
@@ -152,12 +167,19 @@ class FewShotClassifier:
         if self._fitted is None:
             return self.fit(images, y)
         fitted = self._fitted
-        examples = _add_examples(fitted.examples, fitted.trained, images, y)
-        return self._set_fitted(replace(fitted, examples=examples, seed=self.seed))
+        examples, others = _add_examples(fitted.examples, fitted.trained, images, y)
+        others = others if not len(fitted.unlabeled) else torch.cat([fitted.unlabeled, others])
+        others = _require_numbers(others)
+        return self._set_fitted(
+            replace(fitted, examples=examples, seed=self.seed, unlabeled=others)
+        )
 
     def embed(self, images: Any, progress: Progress = NULL_PROGRESS) -> Embedded:
-        """Embed images once, for several of the methods below."""
-        return Embedded(_embed(self._require_fitted().trained, images, progress))
+        """Embed images once, for several methods."""
+        trained = self.encoder
+        if trained is None or self._fitted is not None:
+            trained = self._require_fitted().trained
+        return Embedded(_embed(trained, images, progress))
 
     def predict(self, images: Any, reject: float | None = None) -> npt.NDArray[Any]:
         """Return the most probable class of each image ``[n]``.
@@ -263,6 +285,7 @@ class FewShotClassifier:
             "support.features": examples.features,
             "support.sizes": torch.tensor(examples.shots),
             "support.remembered": torch.tensor(examples.remembered),
+            "unlabeled.features": fitted.unlabeled,
         }
         memories = {}
         for part, memory in (("memory", self.memory), ("recalled", fitted.recalled)):
@@ -365,6 +388,8 @@ class FewShotClassifier:
         raise error("this classifier knows no classes yet; call fit first")
 
     def _set_fitted(self, fitted: FittedClasses) -> Self:
+        if len(fitted.unlabeled):
+            _ = fitted.posterior  # refuses models that have no use for unlabeled images
         self._fitted, self.classes_ = fitted, np.asarray(fitted.examples.labels)
         return self
 
@@ -379,9 +404,20 @@ class FewShotClassifier:
         return self.temperature
 
 
-def _add_examples(known: Examples, trained: TrainedModel, images: Any, labels: Labels) -> Examples:
+def _add_examples(
+    known: Examples, trained: TrainedModel, images: Any, labels: Labels
+) -> tuple[Examples, Tensor]:
+    """Return all examples, and the features of images that are unlabeled ``[U, D]``."""
     features = _embed(trained, images)
+    others = features[:0]
+    labels = labels.tolist() if isinstance(labels, Tensor) else labels
+    if labels is not None and not (rows := is_labeled(labels)).all() and len(rows) == len(features):
+        chosen = torch.from_numpy(rows).to(features.device)
+        features, others = features[chosen], features[~chosen]
+        labels = np.asarray(labels, dtype=object)[rows]
     if not len(features):
+        if known.labels and len(others):
+            return known, others
         raise ClassifierError("images: expected at least one example, got none")
     given = as_labels(labels, len(features))
     if known.labels and isinstance(known.labels[0], str) != (given.dtype.kind == "U"):
@@ -389,7 +425,18 @@ def _add_examples(known: Examples, trained: TrainedModel, images: Any, labels: L
             f"labels: the fitted ones are like {known.labels[0]!r}, got {given[0]!r}; use "
             "strings or integers throughout"
         )
-    return known.add(features, given)
+    return known.add(features, given), others
+
+
+def _require_numbers(unlabeled: Tensor) -> Tensor:
+    """Return features ``[U, D]``, unless one is NaN or infinite, which would spoil all answers."""
+    bad = (~unlabeled.isfinite().all(-1)).nonzero().flatten().tolist()
+    if bad:
+        raise ClassifierError(
+            f"unlabeled: image {bad[0]} has features that are infinite or not a number; leave it "
+            "out"
+        )
+    return unlabeled
 
 
 def _embed(trained: TrainedModel, images: Any, progress: Progress = NULL_PROGRESS) -> Tensor:
@@ -433,12 +480,15 @@ def _restore(
         tuple(tensors["support.remembered"].tolist()),
     )
     _check_examples(examples, width)
+    unlabeled = tensors["unlabeled.features"].to(placement.device)
+    if unlabeled.dtype != torch.float32 or (len(unlabeled) and unlabeled.shape[1:] != (width,)):
+        raise ValueError(f"expected float32 features [U, {width}] of unlabeled images")
     temperature, seed = metadata["temperature"], metadata["seed"]
     if temperature is not None and not 0 < temperature < math.inf:
         raise ValueError(f"expected a temperature above 0, got {temperature}")
     if type(metadata["has_encoder"]) is not bool or type(seed) is not int:
         raise TypeError("expected a truth value as has_encoder and a number as seed")
-    return FittedClasses(trained, memories.get("recalled"), examples, seed)
+    return FittedClasses(trained, memories.get("recalled"), examples, seed, unlabeled)
 
 
 def _check_examples(examples: Examples, width: int) -> None:

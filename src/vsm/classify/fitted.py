@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from vsm.errors import ClassifierError
 from vsm.evaluation.evaluator import ELEMENTS_AT_ONCE, scale_by_temperature
-from vsm.memory import Posterior, SupportSet
+from vsm.memory import Assigned, Posterior, SupportSet
 from vsm.memory.named import NamedMemory
 from vsm.nn.layers import mean_distance, predictive
 from vsm.runs.trained_model import TrainedModel
@@ -24,6 +24,7 @@ from vsm.seeding import generator
 
 DIRECTIONS_SHOWN = 3
 NO_FEATURES = torch.empty(0, 0)
+UNLABELED = -1  # among integer labels, as in scikit-learn
 SAME_EVIDENCE = 1e-4  # relative difference below which a slot is the mean of the very examples
 
 
@@ -51,6 +52,14 @@ def as_labels(labels: Labels, count: int) -> npt.NDArray[Any]:
     raise ClassifierError(
         f"labels: Unknown label type: {kind}, like {values[0]!r}; expected all strings or all "
         "integers"
+    )
+
+
+def is_labeled(labels: Labels) -> npt.NDArray[np.bool_]:
+    """Return which labels are labels: not None, and not the number -1 ``[n]``."""
+    given = np.asarray(labels, dtype=object).ravel()
+    return np.array(
+        [one is not None and (isinstance(one, str) or one != UNLABELED) for one in given]
     )
 
 
@@ -92,6 +101,16 @@ class Uncertainty(NamedTuple):
     epistemic: float
 
 
+class Unlabeled(NamedTuple):
+    """What unlabeled images added to a class.
+
+    The move of its prototype is relative to the examples' distance from the mean of all classes.
+    """
+
+    images: float  # so many were assigned to it
+    moved: float
+
+
 @dataclass(frozen=True)
 class Explanation:
     """An answer and what it rests on; dictionaries are by class."""
@@ -107,6 +126,7 @@ class Explanation:
     remembered: dict[Any, int]  #: images remembered under the same name, which count as examples
     #: before calibration: a temperature would hide what part of it the samples account for
     uncertainty: Uncertainty
+    unlabeled: dict[Any, Unlabeled] | None = None  #: None without unlabeled images
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON; classes become strings."""
@@ -167,6 +187,7 @@ class FittedClasses:
     recalled: NamedMemory | None  # that they are inferred with; None for methods without memory
     examples: Examples
     seed: int = 0  # of what is drawn
+    unlabeled: Tensor = NO_FEATURES  # of images that help without labels [U, D]
 
     @cached_property
     @torch.inference_mode()
@@ -178,10 +199,23 @@ class FittedClasses:
             return support, (0,) * len(examples.labels)
         return _add_remembered(support, examples, self.recalled)
 
+    @property
+    def posterior(self) -> Posterior:
+        """Of the prototypes of one task with N classes, given unlabeled images too."""
+        return self._transduced[0]
+
     @cached_property
     @torch.inference_mode()
-    def posterior(self) -> Posterior:
-        """Of the prototypes of one task with N classes."""
+    def _transduced(self) -> tuple[Posterior, Assigned | None]:
+        if not len(self.unlabeled):
+            return self.inductive, None
+        images, slots = self.project(self.unlabeled).unsqueeze(0), self._other_slots()
+        return self.trained.transduce(self.inductive, images, slots, self.shots)
+
+    @cached_property
+    @torch.inference_mode()
+    def inductive(self) -> Posterior:
+        """Of the prototypes, given the examples and the memory alone."""
         memory, (support, _) = self.recalled, self._support
         state = slot_mask = None
         if memory is not None:
@@ -199,12 +233,14 @@ class FittedClasses:
         return [shot + more for shot, more in pairs]
 
     def temperature(self) -> float:
-        """Return the model's temperature for so many examples.
+        """Return the model's temperature for so many examples, and for unlabeled images if any.
 
         Where classes differ in how many they have, it is that of their geometric mean.
         """
         first, *others = set(self.shots)
-        return self.trained.temperature(statistics.geometric_mean(self.shots) if others else first)
+        shot = statistics.geometric_mean(self.shots) if others else first
+        found = self.trained.temperature(shot)
+        return found * self.trained.transduction.temperature(shot) if len(self.unlabeled) else found
 
     def project(self, features: Tensor) -> Tensor:
         """Map embedded images ``[n, D]`` to the coordinates of the prototypes ``[n, D]``."""
@@ -233,12 +269,15 @@ class FittedClasses:
 
     @torch.inference_mode()
     def accepted(self, features: Tensor, coverage: float) -> npt.NDArray[np.bool_]:
-        """Return which embedded images ``[n, D]`` are near enough to one of the classes ``[n]``."""
+        """Return which embedded images ``[n, D]`` are near enough to one of the classes ``[n]``.
+
+        Thresholds were measured without unlabeled images, so these do not count here.
+        """
         limits = self.trained.thresholds().at(coverage, self.shots)
         slots = self._other_slots()
 
         def scores(part: Tensor) -> Tensor:
-            return self.posterior.rejection_scores(self.project(part).unsqueeze(0), slots)[0].cpu()
+            return self.inductive.rejection_scores(self.project(part).unsqueeze(0), slots)[0].cpu()
 
         found = self._in_parts(scores, features, 1 if slots is None else len(slots))
         return (found <= limits).any(-1).numpy()
@@ -249,13 +288,14 @@ class FittedClasses:
     ) -> list[Explanation]:
         """Explain the answers for embedded images ``[n, D]``."""
         labels, (_, remembered) = self.examples.labels, self._support
-        kappa = self.posterior.memory_strength(torch.tensor(self.shots).unsqueeze(-1))
+        kappa = self.inductive.memory_strength(torch.tensor(self.shots).unsqueeze(-1))
         shared: dict[str, Any] = {
             "recalled": self.recalled_classes(num_recalled),
             "memory_strength": None if kappa is None else self._by_class(kappa.unsqueeze(0))[0],
             "moved": self._moved(),
             "shots": dict(zip(labels, self.examples.shots, strict=True)),
             "remembered": dict(zip(labels, remembered, strict=True)),
+            "unlabeled": self.assigned(),
         }
 
         def explain(part: Tensor) -> Tensor:
@@ -292,11 +332,21 @@ class FittedClasses:
         )
         return dict(zip(labels, found, strict=True))
 
+    def assigned(self) -> dict[Any, Unlabeled] | None:
+        """Return how many unlabeled images each class was assigned, and how far it moved."""
+        _, found = self._transduced
+        if found is None:
+            return None
+        moved = (self.posterior.mean - self.inductive.mean)[0].norm(dim=-1)
+        distance = self._support[0].mean[0].norm(dim=-1).clamp_min(1e-12)
+        rows = zip(found.counts[0].tolist(), (moved / distance).tolist(), strict=True)
+        return dict(zip(self.examples.labels, (Unlabeled(*row) for row in rows), strict=True))
+
     def _moved(self) -> dict[Any, Moved] | None:
         """Return how far the memory moved each prototype, and along which learned directions."""
-        if self.posterior.displacement is None:
+        if self.inductive.displacement is None:
             return None
-        change, support = self.posterior.displacement
+        change, support = self.inductive.displacement
         distance = support.norm(dim=-1)  # from the mean of all classes, 0
         shares = change.square() / change.square().sum(-1, keepdim=True).clamp_min(1e-12)
         best = shares[0].topk(min(DIRECTIONS_SHOWN, shares.shape[-1]), dim=-1)

@@ -36,6 +36,8 @@ class FewShotOptions(ModelOptions, JsonOption):
     several are taken together."""
     seed: int = 0
     """Seed of sampled prototypes, and of the images that many unlabeled ones are judged by."""
+    transductive: bool = False
+    """Use all images without labels together: they help to find where the classes lie."""
 
     def open_classifier(self) -> "FewShotClassifier":
         """Return the classifier of the model, to be fitted."""
@@ -85,10 +87,10 @@ class Classify(FewShotOptions):
                 f"reject: {NONE_OF_THESE!r} means that an image is none of the classes, but a "
                 "folder has that name; give it another"
             )
-        classifier.fit(examples, labels)
         quiet = self.json or len(queries) < FEW_QUERIES
         with progress_bar("classify", len(queries), quiet) as bar:
             embedded = classifier.embed(queries, bar)
+        classifier.fit(examples, labels, unlabeled=embedded if self.transductive else None)
         answers = self._answers(classifier, embedded)
         accuracy = _accuracy(answers, truth)
         if self.json:
@@ -187,7 +189,14 @@ def _print_reasons(names: Sequence[str], answers: Sequence[Answer]) -> None:
 
 
 def _print_recalled(answer: Answer) -> None:
-    """Print the classes that each class recalled, which are the same for all images."""
+    """Print what each class recalled and was assigned, which is the same for all images."""
+    unlabeled = answer["unlabeled"]
+    if unlabeled is not None:
+        assigned = [
+            [label, f"{one['images']:.1f}", f"{one['moved']:.0%}"]
+            for label, one in unlabeled.items()
+        ]
+        print_table("what unlabeled images added", ["class", "images", "moved by"], assigned)
     rows = [
         [
             label,
@@ -314,8 +323,10 @@ class Suggest(FewShotOptions):
         assert trained is not None
         with progress_bar("embed", len(examples) + len(images), quiet=self.json) as bar:
             features = embed_files(trained.encoder, [*examples, *images], bar)
-        classifier.fit(Embedded(features[: len(examples)]), labels)
-        found = classifier.suggest(Embedded(features[len(examples) :]), self.number)
+        unlabeled = Embedded(features[len(examples) :])
+        used = unlabeled if self.transductive else None
+        classifier.fit(Embedded(features[: len(examples)]), labels, unlabeled=used)
+        found = classifier.suggest(unlabeled, self.number)
         root = Path()
         if len(self.unlabeled) == 1:
             [given] = self.unlabeled

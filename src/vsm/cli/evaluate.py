@@ -36,6 +36,13 @@ class EpisodeOptions(ProtocolOptions):
     """Running statistics, or each episode's own (queries then see each other)."""
     memory_slots: int | None = field(default=None, metadata={"aliases": ["--memory_classes"]})
     """Keep only the first n classes of the memory, 0 for none; unset: all."""
+    transductive: bool = False
+    """Classify the queries of an episode together, which help to find the prototypes."""
+    proportions: float | Literal["balanced"] = "balanced"
+    """How queries are dealt to the classes: equally many each, or α for shares from Dirichlet(α):
+    2.0 is uneven, 0.5 very uneven."""
+    outliers: float = 0.0
+    """Share of images of other classes among the queries, which are not counted as answers."""
 
     def episodes_as_dict(self) -> dict[str, Any]:
         """Return these options, without those of derived classes."""

@@ -127,7 +127,7 @@ class EpisodeSampler:
             labels = torch.arange(self.way).repeat_interleave(self.queries)
             drawn = (queries.flatten(1), labels.expand(len(queries), -1))
             if self.proportions != "balanced" or self.outliers:
-                asked = (str(self.proportions), self.outliers)
+                asked = (str(self.proportions), str(self.outliers))
                 random = generator(seed, "query-sets", *key, *asked, block)
                 pools = ClassPools(starts, sizes, places[batch.class_ids], support)
                 drawn = pools.draw(self.way * self.queries, self.proportions, self.outliers, random)

@@ -27,7 +27,6 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,11 @@ from torch import Tensor
 from vsm.data import Dataset, EpisodeSampler
 from vsm.errors import ClassifierError, DocumentError, RunError
 from vsm.evaluation.evaluator import split_embedder
-from vsm.memory import Memory, SupportSet
+from vsm.evaluation.memory_choice import ClassFeatures
+from vsm.evaluation.transduction_choice import MOST_WAY, Trial, choose_transduction
+from vsm.memory import Memory, SupportSet, Transduction
 from vsm.memory.named import NamedMemory
+from vsm.memory.transduction import COVERAGE, at_shot, read_temperatures
 from vsm.model import FewShotModel
 from vsm.seeding import generator
 from vsm.system.files import read_object, shortened, write_json
@@ -138,75 +140,18 @@ def lowest_scores(
     return lowest
 
 
-def calibrate(
-    model: FewShotModel,
-    episodes: Callable[[int], Iterable[tuple[Memory | None, Tensor, Tensor]]],
-    shots: Sequence[int],
-    seed: int,
-) -> Thresholds:
-    """Measure thresholds on episodes of known classes, for every K of ``shots``.
-
-    ``episodes(K)`` gives memory, support and queries as :func:`lowest_scores` takes them.
-    """
-    by_shot = {}
-    for shot in shots:
-        found = [
-            lowest_scores(model, memory, support, queries, seed)
-            for memory, support, queries in episodes(shot)
-        ]
-        by_shot[shot] = {
-            way: conformal(torch.cat([one[way].flatten() for one in found])) for way in found[0]
-        }
-    return Thresholds(by_shot)
-
-
-def calibrate_on_validation(
-    model: FewShotModel, memory: Memory | None, dataset: Dataset
-) -> Thresholds:
-    """Measure thresholds on episodes of the validation classes, which nothing was trained on.
-
-    ``dataset`` is what the model was trained on; its validation images are embedded once.
-    """
-    sizes = dataset.class_sizes[dataset.classes("validation")]
-    smallest, way = int(sizes.min()), min(WAYS[-1], len(sizes))
-
-    def sampler(shot: int) -> EpisodeSampler:
-        return EpisodeSampler(dataset, "validation", way, shot, min(MOST_QUERIES, smallest - shot))
-
-    embed = split_embedder(model.encoder, sampler(1))
-
-    def episodes(shot: int) -> Iterator[tuple[Memory | None, Tensor, Tensor]]:
-        chosen = sampler(shot)
-        for block in chosen.evaluation_episodes(EPISODES, 0):
-            for image_ids in block.image_ids.split(AT_ONCE):
-                support, queries = embed(image_ids).split([shot, chosen.queries], 2)
-                yield memory, support, queries
-
-    return calibrate(model, episodes, [shot for shot in SHOTS if shot < smallest], 0)
-
-
 @dataclass(frozen=True)
 class Calibration:
-    """Temperatures of the probabilities, and when to answer "none of these", if measured."""
+    """What was measured: temperatures, thresholds, and how unlabeled images are used."""
 
     temperatures: Mapping[int, float] = field(default_factory=dict)  # by support images per class
     thresholds: Thresholds | None = None
     memory_digest: str | None = None  # of the memory that the thresholds were measured with
+    transduction: Transduction | None = None
 
     def temperature(self, shot: float) -> float | None:
-        """Return T for a number of support images per class; None if none was fitted.
-
-        Between two fitted ones log T is linear in log K; beyond the last it is that of the last.
-        """
-        if not self.temperatures:
-            return None
-        shots = sorted(self.temperatures)
-        for fewer, more in pairwise(shots):
-            if fewer < shot < more:
-                share = math.log(shot / fewer) / math.log(more / fewer)
-                low, high = (math.log(self.temperatures[known]) for known in (fewer, more))
-                return math.exp(low + share * (high - low))
-        return self.temperatures[min(shots, key=lambda known: abs(known - shot))]
+        """Return T for a number of support images per class; None if none was fitted."""
+        return at_shot(self.temperatures, shot) if self.temperatures else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is stored; ready for JSON."""
@@ -214,22 +159,20 @@ class Calibration:
             "temperatures": {str(shot): value for shot, value in self.temperatures.items()},
             "thresholds": None if self.thresholds is None else self.thresholds.as_dict(),
             "memory_digest": self.memory_digest,
+            "transduction": None if self.transduction is None else self.transduction.as_dict(),
         }
 
     @staticmethod
     def from_dict(stored: dict[str, Any]) -> "Calibration":
         """Return what :meth:`as_dict` described, or raise a ``ValueError``."""
         thresholds, digest = stored["thresholds"], stored["memory_digest"]
-        temperatures = {int(shot): value for shot, value in stored["temperatures"].items()}
-        for shot, value in temperatures.items():
-            if type(value) not in (int, float) or not 0 < value < math.inf or shot < 1:
-                raise ValueError(
-                    f"expected temperatures above 0 of at least 1 shot, got {shortened(value)}"
-                )
+        temperatures = read_temperatures(stored["temperatures"])
         if not isinstance(digest, str | None):
             raise TypeError(f"expected a text as memory_digest, got {shortened(digest)}")
         found = None if thresholds is None else Thresholds.from_dict(thresholds)
-        return Calibration(temperatures, found, digest)
+        used = stored.get("transduction")
+        transduction = None if used is None else Transduction.from_dict(used)
+        return Calibration(temperatures, found, digest, transduction)
 
     def write(self, path: Path, fingerprint: str) -> None:
         """Store it with the model whose encoder has this fingerprint."""
@@ -264,3 +207,59 @@ def memory_digest(memory: NamedMemory | None) -> str:
     """Identify what training left in a memory; what people added to it does not count."""
     trained = [] if memory is None else sorted(set(memory.names) - memory.added)
     return hashlib.sha256("\x1f".join(trained).encode()).hexdigest()[:16]
+
+
+def calibrate(
+    model: FewShotModel,
+    episodes: Callable[[int], Iterable[tuple[Memory | None, Tensor, Tensor]]],
+    shots: Sequence[int],
+    trials: Sequence[Trial],
+    seed: int,
+) -> Calibration:
+    """Measure thresholds on episodes of known classes, for every K of ``shots``.
+
+    ``episodes(K)`` gives memory, support and queries as :func:`lowest_scores` takes them. On
+    ``trials`` it is chosen how unlabeled images are used.
+    """
+    by_shot = {}
+    for shot in shots:
+        found = [
+            lowest_scores(model, memory, support, queries, seed)
+            for memory, support, queries in episodes(shot)
+        ]
+        by_shot[shot] = {
+            way: conformal(torch.cat([one[way].flatten() for one in found])) for way in found[0]
+        }
+    thresholds = Thresholds(by_shot)
+    way = min(MOST_WAY, *(len(trial.others.sizes) for trial in trials))
+    limits = {shot: thresholds.at(COVERAGE, [shot] * way)[0].item() for shot in by_shot}
+    transduction = choose_transduction(model, trials, limits, seed)
+    return Calibration(thresholds=thresholds, transduction=transduction)
+
+
+def calibrate_on_validation(
+    model: FewShotModel, memory: Memory | None, dataset: Dataset
+) -> Calibration:
+    """Measure on the validation classes, which nothing was trained on.
+
+    ``dataset`` is what the model was trained on; its validation images are embedded once.
+    """
+    sizes = dataset.class_sizes[dataset.classes("validation")]
+    smallest, way = int(sizes.min()), min(WAYS[-1], len(sizes))
+
+    def sampler(shot: int) -> EpisodeSampler:
+        return EpisodeSampler(dataset, "validation", way, shot, min(MOST_QUERIES, smallest - shot))
+
+    embed = split_embedder(model.encoder, sampler(1))
+
+    def episodes(shot: int) -> Iterator[tuple[Memory | None, Tensor, Tensor]]:
+        chosen = sampler(shot)
+        for block in chosen.evaluation_episodes(EPISODES, 0):
+            for image_ids in block.image_ids.split(AT_ONCE):
+                support, queries = embed(image_ids).split([shot, chosen.queries], 2)
+                yield memory, support, queries
+
+    rows = embed(torch.from_numpy(dataset.split_ids("validation")))
+    trial = Trial(memory, ClassFeatures(rows, sizes.tolist()))
+    shots = [shot for shot in SHOTS if shot < smallest]
+    return calibrate(model, episodes, shots, [trial], 0)

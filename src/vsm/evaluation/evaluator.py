@@ -23,7 +23,7 @@ from vsm.data.episodes import Proportions
 from vsm.encoders import Encoder, evaluation_mode
 from vsm.errors import EpisodeError
 from vsm.evaluation.intervals import Estimate, Reliability, estimate, reliability
-from vsm.memory import Memory
+from vsm.memory import Memory, Posterior, SupportSet
 from vsm.model import FewShotModel
 from vsm.nn.layers import predictive
 from vsm.seeding import Randomness, task_generators
@@ -207,15 +207,21 @@ def evaluate(
     batch_norm: BatchNormMode = "inductive",
     progress: Progress = NULL_PROGRESS,
     temperature: float = 1.0,
+    joint: Callable[[Posterior, Tensor], Posterior] | None = None,
 ) -> Evaluation:
     """Classify the first ``num_episodes`` of the sampler's seeded list of episodes.
 
     ``transductive`` batch norm uses each episode's own statistics, so its queries see each other:
-    every episode is embedded by itself. ``temperature`` calibrates probabilities.
+    every episode is embedded by itself. ``temperature`` calibrates probabilities. ``joint`` returns
+    the posterior given the queries of each task too, which are projected ``[T, B, D]``.
     """
 
     def classify(support: Tensor, queries: Tensor, random: Randomness) -> Tensor:
-        drawn = model(support, queries.unsqueeze(1), memory, random).log_probabilities
+        support, queries = (model.project(part, memory) for part in (support, queries))
+        posterior = model.infer(SupportSet.of(support), memory, random)
+        if joint is not None:
+            posterior = joint(posterior, queries)
+        drawn = posterior.log_probabilities(queries)
         return scale_by_temperature(predictive(drawn), temperature)
 
     with evaluation_mode(model):

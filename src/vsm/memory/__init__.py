@@ -19,6 +19,7 @@ from vsm.memory.slots.recall import (
     VariationalRecall,
 )
 from vsm.memory.state import Memory, Observations, SlotMemory, SupportSet
+from vsm.memory.transduction import Assigned, Transduction, transduce
 from vsm.settings import Method
 
 MEMORIES: dict[Method, type[Recall]] = {
@@ -31,6 +32,7 @@ MEMORIES: dict[Method, type[Recall]] = {
 
 __all__ = [
     "MEMORIES",
+    "Assigned",
     "ClassStatistics",
     "Consolidation",
     "GaussianConsolidation",
@@ -47,4 +49,6 @@ __all__ = [
     "SlotConsolidation",
     "SlotMemory",
     "SupportSet",
+    "Transduction",
+    "transduce",
 ]

@@ -2,12 +2,13 @@
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from vsm.errors import ClassifierError
 from vsm.memory.slots.recall import Recollection, entropy
 from vsm.nn.distributions import GaussianMixture
 from vsm.nn.layers import PrototypeClassifier, mean_distance, pairwise_distance, predictive
@@ -23,6 +24,17 @@ class SplitUncertainty(NamedTuple):
     epistemic: Tensor  # mutual information of answer and prototypes [T, B]
 
 
+class QuadraticScores(NamedTuple):
+    """Rejection scores of U images, as a function of where the prototypes m lie.
+
+    Of an image h and class n it is s_n = ½ Σ_d c·m_n² − Σ_d c·m_n·h + constant.
+    """
+
+    scale: Tensor  # c, [D] or [T, N, D]
+    constant: Tensor  # [T, U, N], or [T, U, 1] if it is the same for all classes
+    evidence: Tensor  # examples that each prototype rests on, those of the prior too [T, N, D]
+
+
 class Posterior(ABC):
     """Of the prototypes of N classes in each of T tasks, in the coordinates of ``project``."""
 
@@ -34,6 +46,13 @@ class Posterior(ABC):
     """κ ``[T, N, D]``, the support images that the memory counted for by Bayes' rule."""
     prototypes: Tensor
     """Samples of z, or its mean with L = 1: ``[T, N, L, D]``."""
+    log_shares: Tensor | None = None
+    """Of each class among the images, relative to equal ones ``[T, N]``; None: equal."""
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the prototypes ``[T, N, D]``."""
+        return self.prototypes.mean(2)
 
     @property
     def weights(self) -> Tensor | None:
@@ -58,6 +77,17 @@ class Posterior(ABC):
     @abstractmethod
     def uncertainty(self, queries: Tensor, random: Randomness) -> SplitUncertainty:
         """Split the uncertainty of the answers for ``queries [T, B, D]``."""
+
+    @abstractmethod
+    def quadratic_scores(self, images: Tensor, slots: Tensor | None) -> QuadraticScores:
+        """Return :meth:`rejection_scores` of ``images [T, U, D]`` for any prototypes.
+
+        An error where there is no such form, or no prior to weigh images against.
+        """
+
+    @abstractmethod
+    def moved(self, mean: Tensor, log_shares: Tensor) -> Self:
+        """Return the posterior with another ``mean [T, N, D]`` and ``log_shares [T, N]``."""
 
     def memory_strength(self, shots: Tensor) -> Tensor | None:
         """Support images that the memory counts for ``[N]`` in the first task; None without.
@@ -89,11 +119,15 @@ class SampledPosterior(Posterior):
     mixture: GaussianMixture | None = None
     recollection: Recollection | None = None
     strength: Tensor | None = None
+    evidence: Tensor | None = None  # κ + K by Bayes' rule [T, N, D]; None: not so inferred
+    log_shares: Tensor | None = None
 
     def log_probabilities(self, queries: Tensor) -> Tensor:
         """See :class:`Posterior`: Eq. 1."""
         log_probabilities: Tensor = self.classifier(queries, self.prototypes)
-        return log_probabilities
+        if self.log_shares is None:
+            return log_probabilities
+        return (log_probabilities + self.log_shares[:, None, :, None]).log_softmax(-2)
 
     def scores(self, queries: Tensor) -> Tensor:
         """See :class:`Posterior`: log-probabilities averaged over the samples."""
@@ -114,6 +148,26 @@ class SampledPosterior(Posterior):
         """See :class:`Posterior`: H[E p] = E H[p] + I(answer; z), E over the samples."""
         del random
         return split_uncertainty(self.log_probabilities(queries))
+
+    def quadratic_scores(self, images: Tensor, slots: Tensor | None) -> QuadraticScores:
+        """See :class:`Posterior`: squared distances over the temperature."""
+        if self.evidence is None or self.classifier.distance != "squared_euclidean":
+            raise ClassifierError(
+                "transductive: needs Gaussian inference, or conjugate inference with squared "
+                "distances, to weigh unlabeled images against examples; leave it out, or use "
+                "another model"
+            )
+        scale = 2 / self.classifier.log_temperature.exp()
+        at_origin = replace(self, prototypes=torch.zeros_like(self.prototypes[:, :1, :1]))
+        constant = at_origin.rejection_scores(images, slots)  # [T, U, 1]
+        spread = (self.prototypes - self.mean.unsqueeze(2)).square().sum(-1).mean(-1)  # [T, N]
+        constant = constant + 0.5 * scale * spread.unsqueeze(1)
+        return QuadraticScores(scale.expand(images.shape[-1]), constant, self.evidence)
+
+    def moved(self, mean: Tensor, log_shares: Tensor) -> Self:
+        """See :class:`Posterior`; every sample moves as the mean does."""
+        moved = self.prototypes + (mean - self.mean).unsqueeze(2)
+        return replace(self, prototypes=moved, log_shares=log_shares)
 
 
 def split_uncertainty(log_probabilities: Tensor) -> SplitUncertainty:

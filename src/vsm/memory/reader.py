@@ -9,14 +9,14 @@ diagonal make all of it per-feature; docs/design/gaussian-memory.md derives it.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm.memory.posterior import Posterior, SplitUncertainty
+from vsm.memory.posterior import Posterior, QuadraticScores, SplitUncertainty
 from vsm.memory.slots.recall import entropy, masked_softmax
 from vsm.memory.state import SupportSet
 from vsm.nn.distributions import LOG_TWO_PI, DiagonalGaussian, pairwise_squares
@@ -43,11 +43,17 @@ class GaussianPosterior(Posterior):
     support_mean: Tensor  # [T, N, D]
     reader: "GaussianReader"
     precision: Tensor | None = None  # 1/(1 + v) [D], if all classes have equally many examples
+    log_shares: Tensor | None = None
 
     @property
     def prototypes(self) -> Tensor:  # type: ignore[override]
         """See :class:`.Posterior`."""
         return self.gaussian.mean.unsqueeze(-2)
+
+    @property
+    def mean(self) -> Tensor:
+        """See :class:`.Posterior`."""
+        return self.gaussian.mean
 
     @property
     def weights(self) -> Tensor:
@@ -76,7 +82,8 @@ class GaussianPosterior(Posterior):
         mean = self.gaussian.mean
         center = mean[..., :1, :].detach()  # far from zero, differences would cancel
         directions = (mean - center) * self.precision
-        return directions, ((offset - torch.lerp(mean, center, 0.5)) * directions).sum(-1)
+        biases = ((offset - torch.lerp(mean, center, 0.5)) * directions).sum(-1)
+        return directions, biases if self.log_shares is None else biases + self.log_shares
 
     def linear(self) -> tuple[Tensor, Tensor] | None:
         """See :class:`.Posterior`: with projected features y = A·h + a, W·(y − a) = (W·A)·h."""
@@ -86,7 +93,8 @@ class GaussianPosterior(Posterior):
     def scores(self, queries: Tensor) -> Tensor:
         """See :class:`.Posterior`: the density ∫ N(h; z, I) N(z; m, v) dz = N(h; m, I + v)."""
         determinants = self.gaussian.variance.log1p().sum(-1).unsqueeze(-2)
-        return self.reader.tempered(self.squares(queries), determinants)
+        scores = self.reader.tempered(self.squares(queries), determinants)
+        return scores if self.log_shares is None else scores + self.log_shares.unsqueeze(1)
 
     def squares(self, queries: Tensor) -> Tensor:
         """Squared Mahalanobis distances of ``queries [T, B, D]`` to each class: ``[T, B, N]``."""
@@ -98,6 +106,21 @@ class GaussianPosterior(Posterior):
         del slots
         unknown = self.reader.marginal_squares(queries)  # [T, B]
         return 0.5 * (self.squares(queries) - unknown.unsqueeze(-1))
+
+    def quadratic_scores(self, images: Tensor, slots: Tensor | None) -> QuadraticScores:
+        """See :class:`.Posterior`."""
+        del slots
+        variance = self.gaussian.variance  # [T, N, D]
+        known = variance if self.precision is None else variance[:, :1]
+        scale = (1 + known).reciprocal()
+        apart = scale - (1 + self.reader.ratios).reciprocal()
+        constant = 0.5 * images.square() @ apart.mT  # [T, U, N], or one column for all classes
+        return QuadraticScores(scale, constant, variance.reciprocal())
+
+    def moved(self, mean: Tensor, log_shares: Tensor) -> Self:
+        """See :class:`.Posterior`; variances stay those of the examples."""
+        gaussian = DiagonalGaussian(mean, self.gaussian.log_variance)
+        return replace(self, gaussian=gaussian, log_shares=log_shares)
 
     def uncertainty(
         self, queries: Tensor, random: Randomness, samples: int = PROTOTYPE_SAMPLES
@@ -121,7 +144,8 @@ class GaussianPosterior(Posterior):
         counted = _squared_distances(queries, mean, precision, variance * precision, noise)
         own = torch.eye(way, dtype=torch.bool, device=mean.device)  # the y that x is counted for
         distances = torch.where(own, counted.unsqueeze(3), without.unsqueeze(3))  # [T, B, L, y, N]
-        answers = (-0.5 * distances).softmax(-1)
+        shares = 0.0 if self.log_shares is None else self.log_shares[:, None, None, None]
+        answers = (shares - 0.5 * distances).softmax(-1)
         probabilities = self.scores(queries).softmax(-1)  # [T, B, N]
         weights = probabilities.unsqueeze(2)  # [T, B, 1, y]
         total = entropy(probabilities)

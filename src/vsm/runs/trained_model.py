@@ -37,8 +37,9 @@ from vsm.evaluation.evaluator import (
 from vsm.evaluation.intervals import Estimate, estimate
 from vsm.evaluation.memory_choice import ClassFeatures
 from vsm.learning import class_features, learn_statistics, name_memory
-from vsm.memory import Consolidation, Memory
+from vsm.memory import Assigned, Consolidation, Memory, Posterior, Transduction, transduce
 from vsm.memory.named import NamedMemory, manual_consolidation, trained_memory
+from vsm.memory.transduction import COVERAGE
 from vsm.model import FewShotModel
 from vsm.runs.checkpoints import input_metadata
 from vsm.runs.directory import Card, RunDirectory
@@ -62,7 +63,7 @@ class TrainedModel:
         path: its run directory; None if it was made in memory.
         model: in evaluation mode.
         memory: with the names of its slots; None for methods without a memory.
-        calibration: temperatures and rejection thresholds.
+        calibration: temperatures, rejection thresholds, and how unlabeled images are used.
         step: the training step it was saved at.
         card: of a shipped model; None for a run.
     """
@@ -159,7 +160,10 @@ class TrainedModel:
             progress: counts images, then episodes.
             episodes: ``split``, ``way``, ``shot``, ``queries``, ``episodes``, ``seed``,
                 ``batch_norm`` ("inductive" uses running statistics, "transductive" each episode's
-                own) and ``memory_slots`` (use only the first so many classes of the memory).
+                own), ``memory_slots`` (use only the first so many classes of the memory),
+                ``transductive`` (classify the queries of an episode together), ``proportions``
+                ("balanced", α of Dirichlet(α), or weights of the classes) and ``outliers`` (share
+                of images of other classes among the queries).
         """
         protocol, settings = self._protocol(data, episodes), baseline or BaselineSettings()
         settings.require_effect([] if classifier is None else [classifier])
@@ -186,7 +190,7 @@ class TrainedModel:
     ) -> "Comparison":
         """Measure baselines on this model's features, this model, and others on the same episodes.
 
-        Arguments are those of :meth:`evaluate`.
+        Arguments are those of :meth:`evaluate`; ``transductive`` measures models both ways.
         """
         protocol, settings = self._protocol(data, episodes), baseline or BaselineSettings()
         settings.require_effect(baselines)
@@ -199,8 +203,10 @@ class TrainedModel:
             for name in baselines if one is self else ():
                 progress.start(f"evaluate {name}", protocol.episodes)
                 measured.append(subject.measure_baseline(name, protocol, settings, progress))
-            progress.start(f"evaluate {one.name}", protocol.episodes)
-            measured.append(subject.measure(protocol, progress))
+            for transductive in sorted({False, protocol.transductive}):
+                progress.start(f"evaluate {one.name}", protocol.episodes)
+                kind = replace(protocol, transductive=transductive)
+                measured.append(subject.measure(kind, progress))
         return Comparison(measured)
 
     # Classifying
@@ -233,6 +239,22 @@ class TrainedModel:
         if self.path is None:
             fix = "classify without reject"
         raise ClassifierError(f"reject: {self.name} cannot answer none of these: {because}; {fix}")
+
+    def transduce(
+        self, posterior: Posterior, unlabeled: Tensor, slots: Tensor | None, shots: Sequence[int]
+    ) -> tuple[Posterior, Assigned]:
+        """Use projected ``unlabeled [T, U, D]`` images too; see :func:`vsm.memory.transduce`.
+
+        ``shots`` are the examples of each of the N classes.
+        """
+        thresholds = self.calibration.thresholds
+        limits = None if thresholds is None else thresholds.at(COVERAGE, shots)
+        return transduce(posterior, unlabeled, slots, limits, self.transduction)
+
+    @property
+    def transduction(self) -> Transduction:
+        """How unlabeled images are used: as was chosen, or usually."""
+        return self.calibration.transduction or Transduction()
 
     # The memory
 
@@ -283,7 +305,7 @@ class TrainedModel:
         state = None if memory is None else memory.memory
         found = calibrate_on_validation(self.model, state, dataset)
         digest = memory_digest(self.memory)
-        return replace(self.calibration, thresholds=found, memory_digest=digest)
+        return replace(found, temperatures=self.calibration.temperatures, memory_digest=digest)
 
     # Files
 
@@ -316,10 +338,12 @@ class TrainedModel:
 
 
 def made_in_memory(
-    model: FewShotModel, memory: NamedMemory | None = None, thresholds: Thresholds | None = None
+    model: FewShotModel,
+    memory: NamedMemory | None = None,
+    calibration: Calibration = NO_CALIBRATION,
 ) -> TrainedModel:
     """Return a model that no file holds, such as one with a memory that was just learned."""
-    calibration = Calibration({}, thresholds, memory_digest(memory))
+    calibration = replace(calibration, memory_digest=memory_digest(memory))
     return TrainedModel(model.settings.data, None, model.eval(), memory, calibration)
 
 
@@ -355,11 +379,15 @@ class Measurement:
     @property
     def label(self) -> str:
         """The model's name, or the baseline's: what a comparison calls it."""
-        return self.baseline or self.trained.name
+        together = ", transductive" if self.protocol.transductive else ""
+        return self.baseline or f"{self.trained.name}{together}"
 
     def describe(self) -> str:
         """Return what classified, on whose features."""
-        model = f"{self.trained.name} ({self.trained.settings.method})"
+        method = self.trained.settings.method
+        model = f"{self.trained.name} ({method})"
+        if self.protocol.transductive and self.baseline is None:
+            model = f"{self.trained.name} ({method}, transductive)"
         return model if self.baseline is None else f"{self.baseline} on the features of {model}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -438,7 +466,15 @@ class ModelOnData:
         temperature: float = 1.0,
     ) -> Measurement:
         """Measure the model, its probabilities calibrated by ``temperature``."""
-        trained = self.trained
+        trained, joint = self.trained, None
+        if protocol.transductive:
+            slots = None if trained.state is None else trained.state.rejection_slots
+            shots = [protocol.shot] * protocol.way
+            temperature *= trained.transduction.temperature(protocol.shot)
+
+            def joint(posterior: Posterior, queries: Tensor) -> Posterior:
+                return trained.transduce(posterior, queries, slots, shots)[0]
+
         evaluation = evaluate(
             trained.model,
             trained.state,
@@ -448,6 +484,7 @@ class ModelOnData:
             protocol.batch_norm,
             progress,
             temperature,
+            joint,
         )
         return Measurement(trained, protocol, evaluation, temperature=temperature)
 
@@ -543,7 +580,7 @@ class ModelOnData:
         if "validation" in memory.provenance[0].get("choice", {}).get("episodes_of", ""):
             validation = class_features(trained.encoder, self.dataset, "validation")
         learned = learn_statistics(
-            trained.model, known, torch.tensor(wanted), validation, with_thresholds=False
+            trained.model, known, torch.tensor(wanted), validation, with_calibration=False
         )
         names = tuple(self.dataset.class_names[one] for one in learned.memory.slot_classes)
         named = name_memory(trained.model, learned, names, sum(known.sizes))
