@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -529,7 +529,7 @@ def test_the_penalty_is_chosen_on_validation_classes_alone(
         given = BaselineSettings(inverse_penalty=penalty)
         scores[penalty] = loaded.measure_baseline("logistic", validation, given).evaluation
     best = max(scores, key=lambda penalty: scores[penalty].accuracy.mean)
-    assert tuned.baseline_settings == BaselineSettings(inverse_penalty=best)
+    assert tuned.baseline_settings == asdict(BaselineSettings(inverse_penalty=best))
     assert tuned.as_dict()["method"] == "logistic-tuned"
     plain = loaded.measure_baseline("logistic", protocol(5), BaselineSettings(inverse_penalty=best))
     assert tuned.evaluation.accuracy == plain.evaluation.accuracy

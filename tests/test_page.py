@@ -2,9 +2,13 @@
 
 import io
 import json
+import math
+import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import httpx2
 import pytest
 from PIL import Image, ImageDraw
 
@@ -23,6 +27,7 @@ from browsing import (
     expect,
     listening,
 )
+from serving import LABELS, drawing, parts
 from vsm.serve.middleware import Access
 
 WIDE = {"width": 1280, "height": 800}
@@ -295,6 +300,125 @@ def test_a_bad_file_is_named_where_it_was_dropped_and_the_others_are_added(
     refused = [one for one in seen.console if "422" in one]
     assert len(refused) == 2  # Chromium tells of every answer that is an error
     seen.console[:] = [one for one in seen.console if one not in refused]
+
+
+@cache
+def many() -> dict[str, bytes]:
+    """Return images of the same few characters in turn."""
+    return {f"{n}-{k}.png": drawing(n, k) for k in range(5, 12) for n in range(len(LABELS))}
+
+
+def teach_characters(page: Page) -> None:
+    """Add an example each of a few characters, and turn the coverage off."""
+    page.locator("#tab-photos").click()
+    for character, label in enumerate(LABELS):
+        add_images(page, label, (f"{label}.png", drawing(character, 0)))
+    expect(page.locator("#columns .example")).to_have_count(len(LABELS))
+    page.get_by_role("checkbox", name="None of these").uncheck()
+
+
+def ask_many(page: Page, first: int, last: int) -> None:
+    choose(page, "Choose images to classify", *list(many().items())[first:last])
+
+
+def expect_answers(page: Page, count: int, groups: int = 0) -> list[str]:
+    """Expect what the server answers for the images alone, or dealt into groups; return it."""
+    expect(page.locator(".query")).to_have_count(count)
+    shown = page.locator(".query .file span").all_inner_texts()
+    address = page.evaluate("`${location.origin}/v1/tasks/${location.hash.split('/')[1]}/classify`")
+    found = {}
+    for group in range(max(1, groups)):
+        names = shown[group :: max(1, groups)]
+        files = parts(*(many()[name] for name in names), names=names)
+        data = {"transductive": "true"} if groups else {}
+        for one in httpx2.post(address, files=files, data=data).json()["answers"]:
+            chance = one["probability"]
+            percent = ">99%" if chance >= 0.995 else f"{math.floor(100 * chance + 0.5)}%"
+            found[one["file"]] = one["label"] + percent
+    verdicts = [found[name] for name in shown]
+    expect(page.locator(".query .verdict")).to_have_text(verdicts)
+    return verdicts
+
+
+def test_twenty_images_are_used_together_until_the_user_decides(page: Page) -> None:
+    teach_characters(page)
+    switch = page.get_by_role("checkbox", name="Use all images together")
+    ask_many(page, 0, 19)
+    alone = expect_answers(page, 19)
+    expect(switch).not_to_be_checked()
+    ask_many(page, 19, 20)
+    assert expect_answers(page, 20, groups=1)[1:] != alone
+    expect(switch).to_be_checked()
+    page.get_by_label("Explain 0-5.png").click()
+    told = page.get_by_role("dialog")
+    expect(told).to_contain_text("Images used together")
+    counts = re.findall(r"([\d.]+) as \w+", told.get_by_text("Counted: ").inner_text())
+    assert len(counts) == len(LABELS)
+    assert 10 < sum(map(float, counts)) <= 20
+    page.keyboard.press("Escape")
+    page.get_by_label("Remove 3-9.png").click()
+    expect(switch).not_to_be_checked()
+    assert expect_answers(page, 19) == alone
+    switch.press("Space")
+    assert expect_answers(page, 19, groups=1) != alone
+    page.locator("#columns").get_by_label("Remove drum.png of drum").click()
+    expect(page.locator("#columns .example")).to_have_count(3)
+    expect_answers(page, 19, groups=1)
+    page.locator("#toasts").get_by_role("button", name="Undo").click()
+    expect(page.locator("#columns .example")).to_have_count(4)
+    expect_answers(page, 19, groups=1)
+    switch.press("Space")
+    assert expect_answers(page, 19) == alone
+    ask_many(page, 19, 28)
+    expect_answers(page, 28)
+    expect(switch).not_to_be_checked()
+    page.get_by_label("Explain 0-5.png").click()
+    expect(told).to_contain_text("Why")
+    expect(told).not_to_contain_text("Images used together")
+
+
+@pytest.mark.parametrize(
+    "limits", [{"files": 8, "request_bytes": 10**8}, {"files": 64, "request_bytes": 12_000}]
+)
+def test_more_images_than_a_request_takes_are_used_in_groups(
+    page: Page, limits: dict[str, int]
+) -> None:
+    answering(page, "**/v1/model", limits=limits)
+    page.reload()
+    ready(page)
+    teach_characters(page)
+    ask_many(page, 0, 20)
+    expect_answers(page, 20, groups=3)
+    switch = page.get_by_role("checkbox", name="Use all images together")
+    expect(switch).to_have_accessible_description("in groups of 6 or 7")
+    page.get_by_label("Explain 0-5.png").click()
+    counted = page.get_by_role("dialog").get_by_text("Counted: ").inner_text()
+    assert sum(map(float, re.findall(r"([\d.]+) as", counted))) <= 7
+    page.keyboard.press("Escape")
+    switch.uncheck()
+    expect_answers(page, 20)
+    expect(switch).to_have_accessible_description("")
+
+
+def test_files_that_are_refused_are_not_counted_among_twenty(page: Page, seen: Seen) -> None:
+    teach_characters(page)
+    notes = ("notes.txt", b"these are no pixels")
+    choose(page, "Choose images to classify", *list(many().items())[:19], notes)
+    expect_answers(page, 19)
+    expect(page.get_by_role("checkbox", name="Use all images together")).not_to_be_checked()
+    expect(page.locator("#query-notice")).to_contain_text("notes.txt: unreadable")
+    assert all("422" in one for one in seen.console)
+    seen.console.clear()
+
+
+def test_a_model_that_cannot_use_images_together_has_no_such_switch(page: Page) -> None:
+    answering(page, "**/v1/model", can_use_together=False)
+    page.reload()
+    ready(page)
+    teach_characters(page)
+    expect(page.locator("#photos-together")).to_be_hidden()
+    ask_many(page, 0, 20)
+    expect_answers(page, 20)
 
 
 def test_pasted_and_dropped_images_go_where_they_are_meant(page: Page) -> None:

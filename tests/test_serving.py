@@ -198,9 +198,9 @@ def test_forgetting_is_exact_where_it_can_be_and_says_where_not(client: TestClie
     refused = client.post(
         f"/v1/tasks/{task}/classify", data={"reject": "0.9"}, files=parts(asked[0])
     )
-    assert "thresholds were measured with other remembered classes" in problem(
-        refused, 409, "reject"
-    )
+    told = problem(refused, 409, "reject")
+    assert told.startswith("reject: glyphs-5w1s cannot answer none of these: its rejection")
+    assert "thresholds were measured with other remembered classes" in told
     assert not client.get("/v1/model").json()["can_reject"]
     assert len(classify(client, task, *asked)) == 4
 
@@ -393,6 +393,7 @@ def test_a_full_queue_and_a_slow_answer_are_told(
         ({"reject": "nan"}, "reject"),
         ({"reject": "often"}, "reject"),
         ({"explain": "perhaps"}, "explain"),
+        ({"transductive": "2"}, "transductive"),
     ],
 )
 def test_a_bad_field_is_named(shared: TestClient, fields: dict[str, str], field: str) -> None:
@@ -427,7 +428,7 @@ def test_a_question_is_read_as_the_description_says(client: TestClient) -> None:
     problem(client.post(address, content=no_file, headers=form), 400, "body")
     schema = form_schema(client, "classify")
     assert schema["required"] == ["files"]
-    assert set(schema["properties"]) == {"files", "reject", "explain"}
+    assert set(schema["properties"]) == {"files", "reject", "explain", "transductive"}
 
 
 def test_a_field_that_a_form_does_not_have_is_refused(client: TestClient) -> None:

@@ -169,7 +169,8 @@ class Drawn:
             value = self.mostly({"name": "characters"}, odd)
             return {"content": json.dumps(value), "headers": {"content-type": kind}}
         properties = resolved(described["schema"], self.description)["properties"]
-        right = {"label": self.chance.choice(LABELS), "reject": "0.9", "explain": "1"}
+        right = {"label": self.chance.choice(LABELS), "reject": "0.9"}
+        right |= {"explain": "1", "transductive": "1"}
         count = self.mostly(1 + self.chance.randrange(3), st.sampled_from([0, 4]))
         images = [self.chance.choice(IMAGES) for _ in range(count)]
         files = [

@@ -380,7 +380,9 @@ def test_when_to_answer_none_is_shipped_and_can_be_measured_again_alone(
     folder = tmp_path / "small"
     first = read_json(folder / "calibration.json")
     trained = load(run)
-    measured = calibrate_on_validation(trained.model, trained.state, tiny_dataset).by_shot
+    found = calibrate_on_validation(trained.model, trained.state, tiny_dataset).thresholds
+    assert found is not None
+    measured = found.by_shot
     known = load(folder).thresholds()
     assert known.by_shot.keys() == measured.keys() == {1, 2, 5, 10}
     for shot, ways in measured.items():

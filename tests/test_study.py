@@ -559,8 +559,9 @@ def test_every_shipped_study_can_be_read(path: Path) -> None:
             with_changes(PretrainSettings(), {**settings.changes, **changes}, given=changes)
         return
     if not isinstance(settings, StudySettings):
-        own = {model for model in settings.models if model.startswith("runs/")}
-        assert set(settings.models) - own <= set(shipped_names())
+        models = settings.models.values() if isinstance(settings.models, dict) else settings.models
+        own = {model for model in models if model.startswith("runs/")}
+        assert set(models) - own <= set(shipped_names())
         return
     assert settings.conditions
     for row in settings.rows.values():

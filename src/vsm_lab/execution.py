@@ -24,6 +24,7 @@ from vsm_lab.benchmarking.suite import Group
 from vsm_lab.job_files import JobStore
 from vsm_lab.jobs import VIEWS, Job, pretrain_settings, run_settings
 from vsm_lab.measures import changed_answers, measure_separation, nearness_to_slots, with_slots
+from vsm_lab.study.transductive import measure_harm, measure_methods
 from vsm_lab.study.uncertainty import measure_uncertainty
 
 Outcome = dict[str, Any]
@@ -171,6 +172,14 @@ def _uncertainty(store: JobStore, job: Job) -> Outcome:
     return measure_uncertainty(_load(store, job), protocol_of(job), job.recipe["way"])
 
 
+def _harm(store: JobStore, job: Job) -> Outcome:
+    return measure_harm(_load(store, job), protocol_of(job))
+
+
+def _methods(store: JobStore, job: Job) -> Outcome:
+    return measure_methods(_load(store, job), protocol_of(job), job.recipe["baselines"])
+
+
 def _speed(store: JobStore, job: Job) -> Outcome:
     with store.timing_lock(), stop_request() as stop:
         return {"seconds": Group(**job.recipe["group"]).measure(stop=stop)}
@@ -214,5 +223,7 @@ KINDS: dict[str, Callable[[JobStore, Job], Outcome]] = {
     "nearness": _nearness,
     "changes": _changes,
     "uncertainty": _uncertainty,
+    "harm": _harm,
+    "methods": _methods,
     "speed": _speed,
 }

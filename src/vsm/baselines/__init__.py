@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -85,6 +85,23 @@ class Baseline(ABC):
     def elements_per_task(self, way: int, shot: int, queries: int, num_features: int) -> int:
         """Estimate how many numbers an episode needs at once, to bound memory use."""
         return way * (shot + queries) * num_features + way**2 * queries * shot
+
+
+class BaselineKind(Protocol):
+    """A class of baselines that are not ours; hyper-parameters are chosen on validation classes."""
+
+    @property
+    def label(self) -> str:
+        """What it is called."""
+
+    @property
+    def candidates(self) -> Sequence[Mapping[str, float]]:
+        """Hyper-parameters to try."""
+
+    def __call__(
+        self, settings: BaselineSettings, base: BaseFeaturesSource, **chosen: float
+    ) -> Baseline:
+        """Make one."""
 
 
 class SimpleShot(Baseline):

@@ -1,5 +1,7 @@
 """``vsm evaluate`` and ``vsm compare``."""
 
+import importlib
+import importlib.util
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -17,8 +19,10 @@ from vsm.runs.directory import Card, shipped_folder
 from vsm.settings import BASELINE_NAMES, BaselineName, BaselineSettings, Inference
 
 if TYPE_CHECKING:
+    from vsm.baselines import BaselineKind
     from vsm.runs.trained_model import Comparison
 
+LAB_BASELINES = "vsm_lab.transductive"
 SCORE_COLUMNS = ["", "accuracy", "NLL", "ECE"]
 
 
@@ -124,15 +128,13 @@ class Compare(BackbonesOption, MeasurementOptions):
     """Run directories or names of shipped models; two or more, or one with --baselines."""
     baselines: str = ""
     """Also measure these baselines, separated by commas, on the features of the first run; vsm
-    evaluate --help lists them at --classifier."""
+    evaluate --help lists them at --classifier. A clone of the repository has transductive ones
+    too: soft-kmeans, tim, alpha-tim, laplacian-shot, pt-map, stat-a, label-propagation."""
 
     def __call__(self) -> None:
         words = [word.strip() for word in self.baselines.split(",")]
         names = list(dict.fromkeys(word for word in words if word))  # each once
-        for name in names:
-            if name not in BASELINE_NAMES:
-                known = ", ".join(BASELINE_NAMES)
-                raise SettingsError(f"baselines: unknown baseline {name!r}; known: {known}")
+        kinds = [_find_baseline(name) for name in names]
         if len(self.runs) < 2 and not names:
             raise SettingsError(
                 "runs: two or more are compared, or one with --baselines, got one; vsm evaluate "
@@ -151,7 +153,7 @@ class Compare(BackbonesOption, MeasurementOptions):
             comparison = models[0].compare(
                 *models[1:],
                 **self.episodes_as_dict(),
-                baselines=cast(list[BaselineName], names),
+                baselines=kinds,
                 baseline=self.baseline,
                 progress=bar,
             )
@@ -162,6 +164,18 @@ class Compare(BackbonesOption, MeasurementOptions):
 
 
 COMMANDS = {"evaluate": Evaluate, "compare": Compare}
+
+
+def _find_baseline(name: str) -> "BaselineName | BaselineKind":
+    known: list[str] = [*BASELINE_NAMES]
+    if name in known:
+        return cast(BaselineName, name)
+    if importlib.util.find_spec("vsm_lab") is not None:
+        found: dict[str, BaselineKind] = importlib.import_module(LAB_BASELINES).TRANSDUCTIVE
+        if name in found:
+            return found[name]
+        known += found
+    raise SettingsError(f"baselines: unknown baseline {name!r}; known: {', '.join(known)}")
 
 
 def print_comparison(comparison: "Comparison") -> None:

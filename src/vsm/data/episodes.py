@@ -78,6 +78,12 @@ class EpisodeSampler:
                 f"{sizes.min()}"
             )
         check_query_set(self.proportions, self.outliers, self.way)
+        if self.proportions != "balanced" and sizes.min() - self.shot < 2 * self.queries:
+            raise EpisodeError(
+                f"proportions: {self.queries} queries per class can be dealt unequally where each "
+                f"class has {self.shot + 2 * self.queries} samples, but one of {place} has "
+                f"{sizes.min()}; lower queries"
+            )
         if self.outliers and self.way == len(classes):
             raise EpisodeError(
                 f"outliers: {self.outliers} of the queries asked for, but all {self.way} classes "

@@ -27,7 +27,6 @@ SHOTS, MOST_WAY, EPISODES, QUERIES = (1, 5), 5, 100, 15
 WEIGHTS, PRIORS = (0.1, 0.2, 0.3, 0.45, 0.7), (0.3, 1.0, 3.0)
 TEMPERATURES, HALVINGS = (0.25, 10.0), 16
 ONE_SIDED = 1.645  # normal quantile, 95%
-NUM_USUAL = 4  # of the query sets below; candidates are compared by these
 FEWEST = 20  # images that a task can ask about
 
 
@@ -37,6 +36,7 @@ class QuerySet(NamedTuple):
     proportions: Proportions
     number: int  # of queries of the N classes together
     outliers: float = 0.0
+    is_usual: bool = False  # candidates are compared by the usual ones, and must not harm in others
 
 
 class Trial(NamedTuple):
@@ -63,21 +63,25 @@ class Outcome(NamedTuple):
         return -scaled.gather(-1, self.labels.unsqueeze(-1)).mean((1, 2)).double()
 
 
-def query_sets(way: int, shot: int, sizes: Sequence[int]) -> list[QuerySet]:
-    """Return the ways of dealing queries that ``sizes`` of classes allow, the usual ones first."""
-    free = min(sizes) - shot  # images of the smallest class
-    count = way * min(QUERIES, free)
+def query_sets(way: int, shot: int, classes: Sequence[ClassFeatures]) -> list[QuerySet]:
+    """Return the ways of dealing queries that all ``classes`` allow."""
+    free = min(min(one.sizes) for one in classes) - shot  # images of the smallest class
+    count = way * min(QUERIES, max(1, free // 2))  # so that one class can have twice its share
     alone = (1.0, *[0.0] * (way - 1))
     two = (1.0, 1.0, *[0.0] * (way - 2))
-    found = [QuerySet(kind, count, share) for share in (0.0, 0.3) for kind in ("balanced", 2.0)]
-    found += [QuerySet(kind, count, 0.6) for kind in ("balanced", 2.0)]
+    found = [
+        QuerySet(kind, count, share, share < 0.5)
+        for share in (0.0, 0.3, 0.6)
+        for kind in ("balanced", 2.0)
+    ]
     found += [QuerySet(2.0, few) for few in (3, 20)]
     found += [
         QuerySet(0.5, count),
         QuerySet(alone, min(count, free)),
         QuerySet(two, min(count, 2 * free)),
     ]
-    others = sum(sorted(sizes)[: len(sizes) - way])  # at least so many images of other classes
+    # At least so many images are of classes that are not in a task.
+    others = min(sum(sorted(one.sizes)[: len(one.sizes) - way]) for one in classes)
     return [one for one in found if one.number * one.outliers / (1 - one.outliers) <= others]
 
 
@@ -100,16 +104,16 @@ def choose_transduction(
     usual: dict[int, list[list[Outcome]]] = {}
     for shot in shots:
         usual[shot] = []
-        smallest = min(trials, key=lambda trial: sum(trial.others.sizes)).others.sizes
-        for place, kind in enumerate(query_sets(way, shot, smallest)):
+        kinds = query_sets(way, shot, [trial.others for trial in trials])
+        for kind in kinds:
             try:
-                outcomes = _try(model, trials, limits[shot], (way, shot), kind, tried, seed)
+                outcomes = outcomes_of(model, trials, limits[shot], (way, shot), kind, tried, seed)
             except ClassifierError:  # there are no quadratic scores
                 return None
             gains = [estimate(one.accuracy - outcomes[0].accuracy) for one in outcomes]
             lower = [gain.mean + ONE_SIDED / NORMAL_QUANTILE * gain.ci95 for gain in gains]
             harmless &= torch.tensor(lower) >= 0
-            if place < NUM_USUAL:
+            if kind.is_usual:
                 usual[shot].append(outcomes)
     return _most_likely(tried, usual, harmless)
 
@@ -138,7 +142,7 @@ def _most_likely(
     return chosen if gain.mean > gain.ci95 else inductive
 
 
-def _try(
+def outcomes_of(
     model: FewShotModel,
     trials: Sequence[Trial],
     limit: float,
@@ -146,12 +150,16 @@ def _try(
     kind: QuerySet,
     tried: Sequence[Transduction],
     seed: int,
+    episodes: int = EPISODES,
 ) -> list[Outcome]:
-    """Classify tasks of N classes and K examples, ``shape``, by every candidate."""
+    """Classify tasks of N classes with K examples, ``shape``, by every candidate.
+
+    ``limit`` is the threshold of such tasks; temperatures are not applied.
+    """
     parts: list[list[Outcome]] = [[] for _ in tried]
     for memory, others in trials:
         (support_rows, query_rows), labels = _draw(
-            others, shape, kind, seed, EPISODES // len(trials)
+            others, shape, kind, seed, episodes // len(trials)
         )
         features = model.project(others.features.to(model.device), memory)
         support, queries = features[support_rows], features[query_rows]

@@ -4,18 +4,19 @@
 identical episodes.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from vsm.baselines import BASELINES, BaseFeatures
+from vsm.baselines import BASELINES, BaseFeatures, Baseline, BaselineKind
 from vsm.data import Dataset
+from vsm.data.episodes import Proportions
 from vsm.data.images import Preprocessing
 from vsm.encoders import Encoder, EncoderIdentity
 from vsm.encoders.encoder import open_data
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from vsm.classify import FewShotClassifier
 
 PENALTIES, TUNING_EPISODES = (0.1, 1.0, 10.0, 100.0, 1000.0), 200
+USUAL_PROPORTIONS: tuple[Proportions, ...] = ("balanced", 2.0)
+USUAL_OUTLIERS, USUAL_WAY = (0.0, 0.3), 5
 USUAL_EPISODES = {"split": "test", "queries": 15, "episodes": 2000, "seed": 0}
 
 
@@ -183,7 +186,7 @@ class TrainedModel:
         self,
         *others: "TrainedModel",
         data: str | None = None,
-        baselines: Sequence[BaselineName] = (),
+        baselines: Sequence[BaselineName | BaselineKind] = (),
         baseline: BaselineSettings | None = None,
         progress: Progress = NULL_PROGRESS,
         **episodes: Any,
@@ -193,20 +196,21 @@ class TrainedModel:
         Arguments are those of :meth:`evaluate`; ``transductive`` measures models both ways.
         """
         protocol, settings = self._protocol(data, episodes), baseline or BaselineSettings()
-        settings.require_effect(baselines)
+        settings.require_effect([one for one in baselines if isinstance(one, str)])
         measured: list[Measurement] = []
         models = (self, *others)
         for one, earlier in combinations(reversed(models), 2):
             one.encoder.share_features(earlier.encoder)
         for one in models:
             subject = one.on(protocol, progress)
-            for name in baselines if one is self else ():
-                progress.start(f"evaluate {name}", protocol.episodes)
-                measured.append(subject.measure_baseline(name, protocol, settings, progress))
+            for kind in baselines if one is self else ():
+                label = kind if isinstance(kind, str) else kind.label
+                progress.start(f"evaluate {label}", protocol.episodes)
+                measured.append(subject.measure_baseline(kind, protocol, settings, progress))
             for transductive in sorted({False, protocol.transductive}):
                 progress.start(f"evaluate {one.name}", protocol.episodes)
-                kind = replace(protocol, transductive=transductive)
-                measured.append(subject.measure(kind, progress))
+                either = replace(protocol, transductive=transductive)
+                measured.append(subject.measure(either, progress))
         return Comparison(measured)
 
     # Classifying
@@ -367,8 +371,8 @@ class Measurement:
     trained: TrainedModel
     protocol: EpisodeProtocol
     evaluation: Evaluation
-    baseline: BaselineName | None = None
-    baseline_settings: BaselineSettings | None = None
+    baseline: str | None = None
+    baseline_settings: Mapping[str, Any] | None = None
     temperature: float = 1.0
 
     @property
@@ -408,7 +412,7 @@ class Measurement:
             result["temperature"] = self.temperature
         if self.baseline_settings is not None:
             result["features_of"] = self.trained.name
-            result["baseline_settings"] = asdict(self.baseline_settings)
+            result["baseline_settings"] = dict(self.baseline_settings)
         return result
 
 
@@ -458,6 +462,8 @@ class ModelOnData:
     trained: TrainedModel
     dataset: Dataset
     is_other: bool = False
+    chosen: dict[tuple[str | int, ...], Mapping[str, float]] = field(default_factory=dict)
+    """Hyper-parameters of baselines by their label, N, K and Q."""
 
     def measure(
         self,
@@ -490,48 +496,78 @@ class ModelOnData:
 
     def measure_baseline(
         self,
-        name: BaselineName,
+        kind: BaselineName | BaselineKind,
         protocol: EpisodeProtocol,
         settings: BaselineSettings,
         progress: Progress = NULL_PROGRESS,
     ) -> Measurement:
         """Measure a baseline on the model's features, on the episodes that the model sees."""
+        label = kind if isinstance(kind, str) else kind.label
         if protocol.batch_norm != "inductive":
             raise EpisodeError(
-                f"batch_norm: the baseline {name} needs features that do not depend on the "
+                f"batch_norm: the baseline {label} needs features that do not depend on the "
                 "episode; leave transductive batch norm out"
             )
-        if name == "logistic-tuned":
-            settings = self._with_best_penalty(protocol, settings)
-        evaluation = self._evaluate_baseline(name, protocol, settings, progress)
-        return Measurement(self.trained, protocol, evaluation, name, settings)
+        values: dict[str, Any]
+        if not isinstance(kind, str):
+            values = dict(self._best_candidate(kind, protocol, settings))
+            baseline = kind(settings, lambda: self.base_features, **values)
+        else:
+            if kind == "logistic-tuned":
+                settings = self._with_best_penalty(protocol, settings)
+            baseline, values = self._baseline(kind, settings), asdict(settings)
+        evaluation = self._evaluate_baseline(baseline, protocol, progress)
+        return Measurement(self.trained, protocol, evaluation, label, values)
+
+    def _baseline(self, name: BaselineName, settings: BaselineSettings) -> Baseline:
+        return BASELINES[name](settings, lambda: self.base_features)
 
     def _with_best_penalty(
         self, protocol: EpisodeProtocol, settings: BaselineSettings
     ) -> BaselineSettings:
         """Choose C of logistic regression by its accuracy on episodes of validation classes."""
-        if "validation" not in self.dataset.splits:
-            raise EpisodeError(
-                "baselines: logistic-tuned chooses C on validation classes, which these data do "
-                "not have; use logistic, or leave out --split all"
-            )
-        way = min(protocol.way, len(self.dataset.classes("validation")))
-        tried = replace(protocol, split="validation", way=way, episodes=TUNING_EPISODES, seed=0)
+        tried = self._tuning_protocol("logistic-tuned", "C", protocol)
         candidates = [replace(settings, inverse_penalty=penalty) for penalty in PENALTIES]
-        scores = [
-            self._evaluate_baseline("logistic", tried, one).accuracy.mean for one in candidates
-        ]
+        baselines = [self._baseline("logistic", one) for one in candidates]
+        scores = [self._evaluate_baseline(one, tried).accuracy.mean for one in baselines]
         return candidates[scores.index(max(scores))]
 
+    def _best_candidate(
+        self, kind: BaselineKind, protocol: EpisodeProtocol, settings: BaselineSettings
+    ) -> Mapping[str, float]:
+        """Choose hyper-parameters for N and K by the mean accuracy over the usual query sets."""
+        key = (kind.label, protocol.way, protocol.shot, protocol.queries)
+        if key not in self.chosen:
+            tried = self._tuning_protocol(kind.label, "its hyper-parameters", protocol)
+            way = tried.way
+            shares = USUAL_OUTLIERS[: 1 + (way < len(self.dataset.classes("validation")))]
+            kinds = len(USUAL_PROPORTIONS) * len(shares)
+            few = max(2, TUNING_EPISODES * USUAL_WAY // (max(way, USUAL_WAY) * kinds))
+            protocols = [
+                replace(tried, episodes=few, proportions=proportions, outliers=outliers)
+                for proportions, outliers in product(USUAL_PROPORTIONS, shares)
+            ]
+            scores = []
+            for candidate in kind.candidates:
+                baseline = kind(settings, lambda: self.base_features, **candidate)
+                found = [self._evaluate_baseline(baseline, one) for one in protocols]
+                scores.append(sum(one.accuracy.mean for one in found))
+            self.chosen[key] = kind.candidates[scores.index(max(scores))]
+        return self.chosen[key]
+
+    def _tuning_protocol(self, label: str, what: str, protocol: EpisodeProtocol) -> EpisodeProtocol:
+        if "validation" not in self.dataset.splits:
+            raise EpisodeError(
+                f"baselines: {label} chooses {what} on validation classes, which these data do "
+                "not have; leave it out, or leave out --split all"
+            )
+        way = min(protocol.way, len(self.dataset.classes("validation")))
+        return replace(protocol, split="validation", way=way, episodes=TUNING_EPISODES, seed=0)
+
     def _evaluate_baseline(
-        self,
-        name: BaselineName,
-        protocol: EpisodeProtocol,
-        settings: BaselineSettings,
-        progress: Progress = NULL_PROGRESS,
+        self, baseline: Baseline, protocol: EpisodeProtocol, progress: Progress = NULL_PROGRESS
     ) -> Evaluation:
         sampler = protocol.sampler(self.dataset)
-        baseline = BASELINES[name](settings, lambda: self.base_features)
         shape = (protocol.way, protocol.shot, protocol.queries, self.trained.model.num_features)
         return evaluate_classifier(
             baseline.fit_predict,

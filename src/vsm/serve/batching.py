@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,8 @@ MAX_ALTERNATIVES = 20
 NUMBERS_AT_ONCE = 625_000
 """Pixels times channels that pass the model at once, which is 4 photographs. More would not be
 faster, and the memory that the server keeps would grow with its largest batch."""
+EXPLAINED_AT_ONCE = 50_000
+"""Images times squared classes; their uncertainty takes some 1 kB for each of these."""
 NO_PIXELS: Pixels = np.empty((0, 0, 0, 0), np.uint8)
 NOTHING = torch.empty(0)
 
@@ -44,9 +47,22 @@ class FittedTask(NamedTuple):
     """A task's classifier, what it was fitted to, and what each of its classes recalled."""
 
     versions: Versions
-    classifier: FewShotClassifier
+    fitted: FittedClasses
+    classifier: FewShotClassifier  # of these classes
     support: Support
     recalled: dict[Any, list[Recalled]]
+
+    def answer_together(
+        self, question: QuestionForm, features: Tensor
+    ) -> list[Answer] | Problem | ClassifierError:
+        """Answer a question whose images ``[n, D]`` help each other; nothing of them is kept."""
+        try:
+            fitted = replace(self.fitted, unlabeled=features)
+            classifier = FewShotClassifier.from_fitted(fitted)
+            probabilities = classifier.predict_proba(Embedded(features))
+        except ClassifierError as error:
+            return error
+        return self._replace(classifier=classifier).answer(question, features, probabilities)
 
     def answer(
         self, question: QuestionForm, features: Tensor, probabilities: npt.NDArray[np.float32]
@@ -59,9 +75,12 @@ class FittedTask(NamedTuple):
             if question.reject is not None:
                 rejected = self.classifier.predict(embedded, question.reject) == NONE_OF_THESE
             if question.explain:
-                explanations = self.classifier.explain_all(embedded)
+                pieces = features.split(max(1, EXPLAINED_AT_ONCE // len(labels) ** 2))
+                found = [self.classifier.explain_all(Embedded(piece)) for piece in pieces]
+                explanations = list(chain(*found))
         except ClassifierError as error:
-            return Problem(409, "reject", f"{str(error).split('; ')[0]}; classify without reject")
+            reason = str(error).removeprefix("reject: ").split("; ")[0]
+            return Problem(409, "reject", f"{reason}; classify without reject")
         answers = []
         for name, row, is_rejected, explanation in zip(
             question.names, probabilities, rejected, explanations, strict=True
@@ -191,14 +210,23 @@ class Worker:
         return batch
 
     def _work(self, batch: Sequence[Job]) -> None:
-        """Set the outcome of each job; all images of a task are classified at once."""
+        """Set the outcome of each job.
+
+        All images of a task are classified at once, except of jobs whose images help each other.
+        """
         self._embed([job for job in batch if len(job.pixels)])
         tasks = self._get_tasks([job.task for job in batch if job.task is not None])
         for job in batch:
             job.outcome = job.features if job.task is None else tasks[job.task]
         for task, fitted in tasks.items():
             asked = [(job, job.question) for job in batch if job.task == task and job.question]
-            if not asked or isinstance(fitted, VsmError):
+            if isinstance(fitted, VsmError):
+                continue
+            for job, question in asked:
+                if question.transductive:
+                    job.outcome = fitted.answer_together(question, job.features)
+            asked = [pair for pair in asked if not pair[1].transductive]
+            if not asked:
                 continue
             features = torch.cat([job.features for job, _ in asked])
             probabilities = fitted.classifier.predict_proba(Embedded(features))
@@ -261,9 +289,10 @@ class Worker:
         if recalled is not None and (own := recalled.added.intersection(remembered)):
             recalled = recalled.forget(sorted(own))
         examples = replace(examples, remembered=counts)
-        classifier = FewShotClassifier.from_fitted(FittedClasses(trained, recalled, examples))
+        fitted = FittedClasses(trained, recalled, examples)
+        classifier = FewShotClassifier.from_fitted(fitted)
         self.fits += 1
-        return FittedTask(versions, classifier, support, classifier.recalled(MAX_RECALLED))
+        return FittedTask(versions, fitted, classifier, support, classifier.recalled(MAX_RECALLED))
 
     def current_model(self) -> TrainedModel:
         """Return the model with the current memory of the store."""

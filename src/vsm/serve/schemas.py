@@ -84,6 +84,11 @@ class QuestionForm(FilesForm):
         "images of these classes is answered.",
     )
     explain: bool = Field(False, description="Explain the answers.")
+    transductive: bool = Field(
+        False,
+        description="Classify the images of this request together: they help to tell where the "
+        "classes lie. Nothing of them is kept.",
+    )
 
 
 class MemoryQuery(BaseModel):
@@ -216,6 +221,7 @@ class ModelInfo(TypedDict):
     ink: bool
     remembers: bool
     can_reject: bool
+    can_use_together: bool
     limits: Limits
 
 

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from vsm_lab.job_files import JobStore
     from vsm_lab.study.pretraining import PretrainingPlan
     from vsm_lab.study.runs import StudyPlan
+    from vsm_lab.study.transductive import TransductivePlan
     from vsm_lab.study.uncertainty import UncertaintyPlan
 
-    Plan = StudyPlan | UncertaintyPlan | PretrainingPlan
+    Plan = StudyPlan | UncertaintyPlan | PretrainingPlan | TransductivePlan
 
 OUTPUT = Path("runs/study")
 
@@ -107,12 +108,14 @@ def _render(studies: Sequence[Study], parsed: jsonargparse.Namespace) -> None:
 def _plan(study: Study, parsed: jsonargparse.Namespace) -> "Plan":
     from vsm_lab.study.pretraining import PretrainingPlan
     from vsm_lab.study.runs import StudyPlan
+    from vsm_lab.study.transductive import TransductivePlan
     from vsm_lab.study.uncertainty import UncertaintyPlan
 
     kinds: dict[str, type[Plan]] = {
         "runs": StudyPlan,
         "uncertainty": UncertaintyPlan,
         "pretraining": PretrainingPlan,
+        "transductive": TransductivePlan,
     }
     kind = kinds[study.settings.kind]
     return kind(study, parsed.backbone, device=parsed.device, precision=parsed.precision)

@@ -19,6 +19,7 @@ PARTS = {
     "runs": {"study", "runs", "conditions"},
     "uncertainty": {"study", "models"},
     "pretraining": {"study", "pretrainings"},
+    "transductive": {"study", "measured"},
 }
 """Keys of a result file, by the kind of study."""
 
@@ -177,6 +178,33 @@ class UncertaintySettings:
 
 
 @dataclass(frozen=True)
+class TransductiveSettings:
+    """On which models `vsm study` compares transductive inference with other methods."""
+
+    kind: Literal["transductive"]
+    """Which kind of study this is."""
+    title: str
+    """Title of the page."""
+    models: dict[str, str]
+    """Label to the name of a shipped model, or a run directory."""
+    baselines: tuple[str, ...]
+    """Transductive methods of the lab."""
+    queries: dict[str, int] = field(default_factory=dict)
+    """Label to queries per class; unset: 15. Each class needs twice as many images."""
+    ways: tuple[int, ...] = (5, 20)
+    """Classes of an episode."""
+    shots: tuple[int, ...] = (1, 5)
+    """Examples of each class."""
+    episodes: int = 400
+    """Episodes of 5 classes; of more classes fewer, with as many queries."""
+    remark: str | None = None
+    """Added to the page; may be written when the results are known."""
+
+    def __post_init__(self) -> None:
+        _require_two(self.episodes * 5 // max(self.ways, default=5))
+
+
+@dataclass(frozen=True)
 class PretrainingStudySettings:
     """Which pre-trainings `vsm study` compares on validation classes."""
 
@@ -215,12 +243,17 @@ class PretrainingStudySettings:
                 )
 
 
+AnyStudySettings = (
+    StudySettings | UncertaintySettings | PretrainingStudySettings | TransductiveSettings
+)
+
+
 @dataclass(frozen=True)
 class Study:
     """A study and its folder, which has the name of its file and lies beside it."""
 
     path: Path
-    settings: StudySettings | UncertaintySettings | PretrainingStudySettings
+    settings: AnyStudySettings
 
     @property
     def folder(self) -> Path:
@@ -263,7 +296,11 @@ def read_study(path: Path) -> Study:
         raise SettingsError(f"study: expected a YAML file, and {path} is none")
     try:
         values = read_mapping(path)
-        kinds = {"uncertainty": UncertaintySettings, "pretraining": PretrainingStudySettings}
+        kinds: dict[str, type[AnyStudySettings]] = {
+            "uncertainty": UncertaintySettings,
+            "pretraining": PretrainingStudySettings,
+            "transductive": TransductiveSettings,
+        }
         kind = kinds.get(str(values.get("kind")), StudySettings)
         return Study(path, check_settings(kind, values, path))
     except (SettingsError, DocumentError) as error:

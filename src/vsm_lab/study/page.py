@@ -52,6 +52,10 @@ def _blocks(study: Study, results: Found) -> list[Block]:
         from vsm_lab.study.pretraining import pretraining_blocks  # noqa: PLC0415
 
         return pretraining_blocks(results)
+    if study.settings.kind == "transductive":
+        from vsm_lab.study.transductive import transductive_blocks  # noqa: PLC0415
+
+        return transductive_blocks(results)
     from vsm_lab.study.uncertainty import uncertainty_blocks  # noqa: PLC0415
 
     return uncertainty_blocks(results)

@@ -180,6 +180,7 @@ export function explainAnswer(answer) {
   return dialog(title, () => [
     ...uncertaintyPart(explanation.uncertainty),
     ...movedPart(explanation, label),
+    ...togetherPart(explanation),
     make("h3", {}, `What ${label} recalled from memory`),
     tiles,
     ...tablePart(explanation, label),
@@ -223,6 +224,15 @@ function movedPart({ moved, memory_strength: strength }, label) {
         `the average class${along}.${weight}`,
     ),
   ];
+}
+
+// What the images that were used together were counted as.
+function togetherPart({ unlabeled }) {
+  if (!unlabeled) return [];
+  const most = Object.entries(unlabeled).toSorted((a, b) => b[1].images - a[1].images);
+  const counts = most.slice(0, MOST_BARS).map(([name, { images }]) => `${(images ?? 0).toFixed(1)} as ${name}`);
+  const more = most.length > MOST_BARS ? ", …" : "";
+  return [make("h3", {}, "Images used together"), make("p", {}, `Counted: ${counts.join(", ")}${more}.`)];
 }
 
 function tablePart({ probabilities, std, distances, shots, remembered }, label) {

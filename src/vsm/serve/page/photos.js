@@ -3,12 +3,18 @@
 import { AnswerView, coverageControls, explainAnswer, letters } from "./answers.js";
 import { byId, cross, make, plural, say, telling } from "./dom.js";
 import { exampleList } from "./draw.js";
-import { addExamples, classes, classify, colorOf, eachBatch, listen, state } from "./state.js";
+import { addExamples, classes, classify, colorOf, dealt, eachBatch, inTurn, listen, state, tell } from "./state.js";
+
+const ENOUGH = 20; // images to classify, from which on they are used together
+const PAUSE = 150; // milliseconds after a change
 
 let pasting = null; // the place that was used last takes what is pasted
 const fresh = new Set(); // classes without images yet
 const problems = new Map(); // label → what went wrong there
-const queries = []; // {file, address, element, view, answer}
+const queries = []; // {file, element, view, stale, answered, group}, the last one first
+let byHand = null; // whether they are used together, once the user has said so
+let waiting = null; // for more changes, before asking again
+let under = null; // the requests under way
 
 export function startPhotos(taskName) {
   const drawCoverage = coverageControls(byId("photos-coverage"));
@@ -25,21 +31,24 @@ export function startPhotos(taskName) {
   // A file that misses its place would be opened in place of the page.
   for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault());
 
+  const drawTogether = togetherControl(byId("photos-together"));
   listen("task", () => {
     drawColumns();
-    askAll();
+    askAgain();
   });
-  listen("memory", () => askAll());
+  listen("memory", askAgain);
   listen("model", drawCoverage);
   listen("reject", () => {
     drawCoverage();
-    askAll();
+    askAgain();
   });
+  listen("queries", drawTogether);
   listen("opened", () => {
     fresh.clear();
     problems.clear();
   });
   drawCoverage();
+  drawTogether();
   drawColumns();
 }
 
@@ -143,57 +152,108 @@ function newColumn(box, add) {
 async function addQueries(files) {
   await telling(byId("query-notice"), async () => {
     if (!classes().size) throw new Error("There are no classes yet: add images of some above.");
-    const asked = [];
-    const refused = await eachBatch(files, async (batch) => {
-      const answers = await classify(batch);
-      asked.push(...batch.map((file, place) => queryOf(file, answers[place])));
-    });
-    queries.unshift(...asked);
-    byId("queries").replaceChildren(...queries.map((one) => one.element));
-    if (refused.length) throw new Error(refused.join("\n"));
+    queries.unshift(...files.map(queryOf));
+    await askNow();
   });
 }
 
-function queryOf(file, answer) {
+function queryOf(file) {
   const address = URL.createObjectURL(file);
   const image = make("img", { class: "image", alt: "", src: address });
   image.addEventListener("error", () => image.replaceWith(letters(file.name))); // a format that browsers do not show
   const place = make("div");
   const notice = make("div", { class: "notice", role: "alert", hidden: true });
-  const query = { file, view: new AnswerView(place, { sorted: true }) };
+  const view = new AnswerView(place, { sorted: true });
+  const query = { file, view, stale: true, answered: false, group: null };
   const explain = () =>
     telling(notice, async () => {
-      const [found] = await classify([file], { explain: true });
-      await explainAnswer(found);
+      const asked = query.group ?? [query];
+      const found = await classify(filesIn(asked), { explain: true, together: query.group !== null });
+      await explainAnswer(found[asked.indexOf(query)]);
     });
-  const remove = () => {
+  query.remove = () => {
     queries.splice(queries.indexOf(query), 1);
     query.element.remove();
     URL.revokeObjectURL(address);
   };
+  const remove = () => {
+    query.remove();
+    askSoon();
+  };
+  // A group is of all queries that were answered together.
+  query.show = (answer, group) => {
+    Object.assign(query, { stale: false, answered: true, group });
+    view.verdict.setAttribute("aria-live", group ? "off" : "polite"); // not all of them aloud
+    view.show(answer);
+  };
   const foot = make("div", { class: "file" }, make("span", { title: file.name }, file.name));
   foot.append(make("button", { type: "button", class: "quiet", "aria-label": `Explain ${file.name}`, onclick: explain }, "Explain"));
   query.element = make("li", { class: "query" }, image, place, foot, notice, cross(`Remove ${file.name}`, remove));
-  query.view.show(answer);
   return query;
 }
 
-async function answerAgain(asked) {
-  const answers = [];
-  await eachBatch(asked.map((one) => one.file), async (batch) => answers.push(...(await classify(batch))));
-  if (answers.length === asked.length) asked.forEach((one, place) => one.view.show(answers[place]));
+const filesIn = (asked) => asked.map((one) => one.file);
+const isTogether = () => state.model.can_use_together && (byHand ?? queries.length >= ENOUGH);
+
+// Whether all images are used together: their number decides, until the user does.
+function togetherControl(place) {
+  const id = `${place.id}-on`;
+  const box = make("input", { type: "checkbox", id, "aria-describedby": `${id}-groups` });
+  const groups = make("p", { class: "hint", id: `${id}-groups`, role: "status" });
+  box.addEventListener("change", () => {
+    byHand = box.checked;
+    askSoon();
+  });
+  place.replaceChildren(make("label", { for: id }, box, "Use all images together"), groups);
+  return () => {
+    place.hidden = !state.model.can_use_together;
+    box.checked = isTogether();
+    const sizes = box.checked ? dealt(queries).map((batch) => batch.length) : [];
+    groups.textContent = sizes.length > 1 ? `in groups of ${[...new Set(sizes)].reverse().join(" or ")}` : "";
+  };
 }
 
-// Answers again when classes, the memory or the coverage have changed.
-let waiting = null;
-function askAll() {
-  clearTimeout(waiting);
-  waiting = setTimeout(() => {
-    if (!queries.length) return;
-    if (!classes().size) {
-      for (const query of queries) query.view.wait("No classes.");
-      return;
+// Asks about images without an answer to what is asked now; if they are used together, about all.
+async function askNow() {
+  stopAsking();
+  tell("queries");
+  if (!classes().size) {
+    for (const query of queries) query.view.wait("No classes.");
+    return;
+  }
+  const { signal } = (under = new AbortController());
+  const together = isTogether();
+  const asked = together ? [...queries] : queries.filter((one) => one.stale || one.group);
+  try {
+    const refused = await eachBatch(together ? dealt(asked) : inTurn(asked), async (batch) => {
+      const answers = await classify(filesIn(batch), { together, signal });
+      batch.forEach((one, place) => one.show(answers[place], together ? batch : null));
+    });
+    if (refused.length) throw new Error(refused.join("\n"));
+  } finally {
+    if (!signal.aborted) {
+      for (const query of queries.filter((one) => !one.answered)) query.remove();
+      byId("queries").prepend(...queries.map((one) => one.element).filter((one) => !one.isConnected));
+      tell("queries");
+      if (isTogether() !== together) askSoon(); // as some were refused
     }
-    answerAgain([...queries]).catch((error) => say(byId("query-notice"), error));
-  }, 150);
+  }
+}
+
+function stopAsking() {
+  clearTimeout(waiting);
+  under?.abort();
+}
+
+function askSoon() {
+  stopAsking();
+  tell("queries");
+  const failed = (error) => error.name === "AbortError" || say(byId("query-notice"), error);
+  waiting = setTimeout(() => askNow().catch(failed), PAUSE);
+}
+
+// Classes, the memory or the coverage have changed.
+function askAgain() {
+  for (const query of queries) query.stale = true;
+  askSoon();
 }

@@ -5,6 +5,7 @@ import { call, drop, exampleThumbnail, formOf, get, Problem } from "./api.js";
 
 const LISTED = 10000;
 const COLORS = 10;
+const FRAME = 1000; // bytes of a form for each file, and of its other fields, at most
 const FILE = /^files\[(\d+)\]$/;
 
 export const state = {
@@ -91,7 +92,7 @@ export async function catchUp() {
 // Adds examples. Files that are refused are left out and told of; the others are added.
 export async function addExamples(label, files, name) {
   if (!state.task) await createTask(name);
-  const problems = await eachBatch(files, async (batch) => {
+  const problems = await eachBatch(inTurn(files), async (batch) => {
     const form = formOf({ label }, batch);
     const { examples } = await call("POST", `/v1/tasks/${state.task.id}/examples`, { form });
     examples.forEach((id, place) => originals.set(id, { label, file: batch[place] }));
@@ -100,12 +101,26 @@ export async function addExamples(label, files, name) {
   if (problems.length) throw new Problem(422, problems.join("\n"));
 }
 
-// Calls `work` with as many files as a request may have; tells which files were refused.
-export async function eachBatch(files, work) {
+// Batches of as many as a request may have, in their order.
+export function inTurn(all) {
   const most = state.model.limits.files;
+  return Array.from({ length: Math.ceil(all.length / most) }, (_, n) => all.slice(n * most, (n + 1) * most));
+}
+
+// As few batches as requests may have, dealt evenly, so that each is like the whole: for `{file}`.
+export function dealt(all) {
+  const { files, request_bytes: most } = state.model.limits;
+  const bytes = (batch) => batch.reduce((sum, { file }) => sum + file.size + FRAME, FRAME);
+  for (let count = Math.ceil(all.length / files); ; count += 1) {
+    const batches = Array.from({ length: count }, (_, n) => all.filter((_, place) => place % count === n));
+    if (batches.every((batch) => batch.length === 1 || bytes(batch) <= most)) return batches;
+  }
+}
+
+// Calls `work` with each batch of files, once more without a file that is refused; tells which were.
+export async function eachBatch(batches, work) {
   const problems = [];
-  for (let start = 0; start < files.length; start += most) {
-    let batch = files.slice(start, start + most);
+  for (let batch of batches) {
     while (batch.length) {
       try {
         await work(batch);
@@ -134,7 +149,7 @@ export async function rememberTask() {
   return changes;
 }
 
-export async function classify(files, { explain = false, signal } = {}) {
-  const form = formOf({ reject: coverage(), explain: explain || null }, files);
+export async function classify(files, { explain = false, together = false, signal } = {}) {
+  const form = formOf({ reject: coverage(), explain: explain || null, transductive: together || null }, files);
   return (await call("POST", `/v1/tasks/${state.task.id}/classify`, { form, signal })).answers;
 }
