@@ -14,6 +14,7 @@ from PIL import Image
 from store_helpers import new_database, running_postgres
 from tiny import make_dataset, make_settings, prepare_few_glyphs
 from vsm.data import ImageDataset, open_dataset
+from vsm.evaluation import transduction_choice
 from vsm.settings import RunSettings
 from vsm.system.devices import avoid_unusable_amx
 
@@ -51,6 +52,14 @@ def _prepared_data(name: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VSM_DATA", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_tasks_without_labels() -> Iterator[None]:
+    """Let every memory that is learned choose how to use unlabeled images on few tasks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transduction_choice, "EPISODES", 8)
+        yield
 
 
 @pytest.fixture

@@ -129,9 +129,10 @@ def _most_likely(
             parts = [outcomes[number] for outcomes in kinds]
             answers = torch.cat([part.log_probabilities.flatten(0, 1) for part in parts])
             labels = torch.cat([part.labels.flatten() for part in parts])
-            best = fit_temperature(answers, labels, TEMPERATURES, HALVINGS)
-            temperatures[shot] = best if one.weight else 1.0
+            temperatures[shot] = fit_temperature(answers, labels, TEMPERATURES, HALVINGS)
             nll += [part.nll(temperatures[shot]) for part in parts]
+        if not one.weight:  # whose temperature is that of the model; the fitted one is for fairness
+            temperatures = dict.fromkeys(usual, 1.0)
         found.append((Transduction(one.weight, one.prior, temperatures), torch.cat(nll)))
     (inductive, without), *others = found
     kept = [one for one, fine in zip(others, harmless[1:].tolist(), strict=True) if fine]

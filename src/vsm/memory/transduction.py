@@ -162,14 +162,15 @@ def _assign(
     tasks, way, _ = mean.shape
     directions = model.scale * mean  # [T, N, D]
     biases = shares[:, :way] + limits - 0.5 * (directions * mean).sum(-1)  # [T, N]
-    other = (shares[:, way:] + background).unsqueeze(1)  # [T, 1, 1]
+    other = (shares[:, way:] + background).unsqueeze(-1)  # [T, 1, 1]
     counts, sums = torch.zeros_like(shares), torch.zeros_like(mean)
     at_once = max(1, NUMBERS_AT_ONCE // (tasks * way))
     for rows, constants in zip(
         unlabeled.split(at_once, 1), model.constant.split(at_once, 1), strict=True
     ):
-        fits = torch.baddbmm(biases.unsqueeze(1), rows, directions.mT) - constants  # [T, U, N]
-        likely = torch.cat([fits, other.expand(-1, fits.shape[1], -1)], -1).softmax(-1)
-        counts += likely.sum(1)
-        sums += likely[..., :way].mT @ rows
+        # Classes before images, since a softmax over the last of few classes is slow.
+        fits = torch.baddbmm(biases.unsqueeze(-1), directions, rows.mT) - constants.mT  # [T, N, U]
+        likely = torch.cat([fits, other.expand(-1, -1, fits.shape[-1])], 1).softmax(1)
+        counts += likely.sum(-1)
+        sums += likely[:, :way] @ rows
     return counts, sums
