@@ -18,6 +18,7 @@ from vsm.errors import ClassifierError
 from vsm.evaluation.evaluator import ELEMENTS_AT_ONCE, scale_by_temperature
 from vsm.memory import Assigned, Posterior, SupportSet
 from vsm.memory.named import NamedMemory
+from vsm.memory.reader import PROTOTYPE_SAMPLES
 from vsm.nn.layers import mean_distance, predictive
 from vsm.runs.trained_model import TrainedModel
 from vsm.seeding import generator
@@ -305,7 +306,9 @@ class FittedClasses:
             probabilities = self._probabilities(part, temperature)
             return torch.cat([probabilities, std[0], distances[0], torch.stack(nats, -1)[0]], -1)
 
-        *by_class, nats = self._in_parts(explain, features).split([*[len(labels)] * 3, 3], -1)
+        also = PROTOTYPE_SAMPLES * len(labels) ** 2  # numbers of the uncertainty of an image
+        found = self._in_parts(explain, features, also)
+        *by_class, nats = found.split([*[len(labels)] * 3, 3], -1)
         rows = zip(*map(self._by_class, by_class), nats.tolist(), strict=True)
         return [
             Explanation(

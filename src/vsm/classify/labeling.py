@@ -221,7 +221,11 @@ class Suggestion(NamedTuple):
 def suggest(
     fitted: FittedClasses, features: Tensor, number: int, temperature: float
 ) -> list[Suggestion]:
-    """Choose ``number`` of the images with ``features [n, D]`` to label, the most useful first."""
+    """Choose ``number`` of the images with ``features [n, D]`` to label, the most useful first.
+
+    Unlabeled images that were fitted make the guesses better. They do not change the choice, which
+    looks at all images as it is; docs/design/transductive.md has what was tried.
+    """
     if number < 1:
         raise ClassifierError(f"number: expected at least 1, got {number}")
     if not len(features):
@@ -237,12 +241,12 @@ def suggest(
             explained = rows[drawn[:MOST_EXPLAINED].sort().values.to(rows.device)]
         chosen = greedy_max_coverage(
             lambda places: one_shot_scores(reader, rows[places.to(rows.device)], explained).cpu(),
-            fitted.posterior.scores(explained.unsqueeze(0))[0].amax(-1).cpu(),
+            fitted.inductive.scores(explained.unsqueeze(0))[0].amax(-1).cpu(),
             len(rows),
             number,
         )
         places = torch.tensor([place for place, *_ in chosen], device=features.device)
-        classes = fitted.posterior.scores(rows[places].unsqueeze(0))[0].logsumexp(-1)
+        classes = fitted.inductive.scores(rows[places].unsqueeze(0))[0].logsumexp(-1)
         novelty = (reader.marginal_scores(rows[places]) - classes).sigmoid().tolist()
     probabilities = torch.from_numpy(fitted.probabilities(features[places], temperature))
     best = probabilities.topk(min(2, probabilities.shape[-1]), dim=-1)

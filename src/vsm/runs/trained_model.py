@@ -107,6 +107,12 @@ class TrainedModel:
         """How prototypes are inferred; None where they are means of features."""
         return None if self.settings.method == "protonet" else self.settings.inference
 
+    @property
+    def can_use_unlabeled(self) -> bool:
+        """Whether its inference can use unlabeled images, as far as the settings tell."""
+        by_distance = self.settings.model.distance == "squared_euclidean"
+        return self.inference == "gaussian" or (self.inference == "conjugate" and by_distance)
+
     def metadata(self) -> dict[str, Any]:
         """Return what a card says of the model besides what was measured, ready for JSON."""
         settings = self.settings
@@ -542,7 +548,7 @@ class ModelOnData:
             way = tried.way
             shares = USUAL_OUTLIERS[: 1 + (way < len(self.dataset.classes("validation")))]
             kinds = len(USUAL_PROPORTIONS) * len(shares)
-            few = max(2, TUNING_EPISODES * USUAL_WAY // (max(way, USUAL_WAY) * kinds))
+            few = max(2, TUNING_EPISODES * USUAL_WAY // (2 * max(way, USUAL_WAY) * kinds))
             protocols = [
                 replace(tried, episodes=few, proportions=proportions, outliers=outliers)
                 for proportions, outliers in product(USUAL_PROPORTIONS, shares)

@@ -226,7 +226,7 @@ class Service:
             ink=self.form.ink,
             remembers=self.trained.memory is not None,
             can_reject=await self._in_thread(self._can_reject),
-            can_use_together=_can_use_together(self.trained),
+            can_use_together=self.trained.can_use_unlabeled,
             limits=self.limits,
         )
 
@@ -351,13 +351,6 @@ def create_app(service: Service, access: Access | None = None) -> LimitsMiddlewa
         app.add_api_route(address, getattr(service, endpoint), methods=[method], **options)
     app.mount("/page", StaticFiles(directory=PAGE), "page")
     return LimitsMiddleware(app, service.limits, access or Access(), service.metrics)
-
-
-def _can_use_together(trained: TrainedModel) -> bool:
-    """Whether unlabeled images help this model, as far as its settings tell."""
-    by_bayes = trained.inference == "conjugate"
-    distance = trained.settings.model.distance
-    return trained.inference == "gaussian" or (by_bayes and distance == "squared_euclidean")
 
 
 def _task_map(fitted: FittedTask) -> schemas.TaskMap:

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,8 +36,6 @@ MAX_ALTERNATIVES = 20
 NUMBERS_AT_ONCE = 625_000
 """Pixels times channels that pass the model at once, which is 4 photographs. More would not be
 faster, and the memory that the server keeps would grow with its largest batch."""
-EXPLAINED_AT_ONCE = 50_000
-"""Images times squared classes; their uncertainty takes some 1 kB for each of these."""
 NO_PIXELS: Pixels = np.empty((0, 0, 0, 0), np.uint8)
 NOTHING = torch.empty(0)
 
@@ -75,9 +72,7 @@ class FittedTask(NamedTuple):
             if question.reject is not None:
                 rejected = self.classifier.predict(embedded, question.reject) == NONE_OF_THESE
             if question.explain:
-                pieces = features.split(max(1, EXPLAINED_AT_ONCE // len(labels) ** 2))
-                found = [self.classifier.explain_all(Embedded(piece)) for piece in pieces]
-                explanations = list(chain(*found))
+                explanations = self.classifier.explain_all(embedded)
         except ClassifierError as error:
             reason = str(error).removeprefix("reject: ").split("; ")[0]
             return Problem(409, "reject", f"{reason}; classify without reject")

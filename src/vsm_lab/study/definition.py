@@ -191,17 +191,21 @@ class TransductiveSettings:
     """Transductive methods of the lab."""
     queries: dict[str, int] = field(default_factory=dict)
     """Label to queries per class; unset: 15. Each class needs twice as many images."""
+    many_way_queries: int = 5
+    """The same of episodes with more than 5 classes."""
     ways: tuple[int, ...] = (5, 20)
     """Classes of an episode."""
     shots: tuple[int, ...] = (1, 5)
     """Examples of each class."""
     episodes: int = 400
-    """Episodes of 5 classes; of more classes fewer, with as many queries."""
+    """Episodes of 5 classes in which ours is tried on all query sets; of more classes fewer."""
+    compared_episodes: int = 200
+    """Episodes of 5 classes in which methods are compared; of more classes fewer."""
     remark: str | None = None
     """Added to the page; may be written when the results are known."""
 
     def __post_init__(self) -> None:
-        _require_two(self.episodes * 5 // max(self.ways, default=5))
+        _require_two(min(self.episodes, self.compared_episodes) * 5 // max(self.ways, default=5))
 
 
 @dataclass(frozen=True)

@@ -140,17 +140,19 @@ class TransductivePlan:
             path = find_run(name)
             settings = RunDirectory(path).settings()
             model = run_job(path, settings, backbones, options)
-            queries = asked.queries.get(label, 15)
             for way, shot in product(asked.ways, asked.shots):
-                shape, episodes = (way, shot, queries), asked.episodes * 5 // way
-                protocol = EpisodeProtocol(settings.data, "test", *shape, episodes, SEED)
-                recipe: Found = {"protocol": asdict(protocol)}
+                queries = asked.queries.get(label, 15)
+                if way > 5:
+                    queries = min(queries, asked.many_way_queries)
                 title = f"{way}-way {shot}-shot of {label}"
-                harm = Job("harm", f"query sets, {title}", recipe, (model,))
-                recipe = {**recipe, "baselines": list(asked.baselines)}
-                methods = Job("methods", f"transductive methods, {title}", recipe, (model,))
-                self.cells[label, "harm", way, shot] = harm
-                self.cells[label, "methods", way, shot] = methods
+                for what, episodes, more in (
+                    ("harm", asked.episodes, {}),
+                    ("methods", asked.compared_episodes, {"baselines": list(asked.baselines)}),
+                ):
+                    shape = (way, shot, queries, episodes * 5 // way, SEED)
+                    protocol = asdict(EpisodeProtocol(settings.data, "test", *shape))
+                    job = Job(what, f"{what}, {title}", {"protocol": protocol, **more}, (model,))
+                    self.cells[label, what, way, shot] = job
         self.jobs = in_order(self.cells.values())
 
     def write_results(self, store: JobStore) -> Found:

@@ -6,12 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vsm_lab.transductive.contract import (
-    TransductiveBaseline,
-    grid,
-    squared_distances,
-    unit,
-)
+from vsm_lab.transductive.contract import TransductiveBaseline, grid, squared_distances, unit
 from vsm_lab.transductive.graph import ROUNDING, neighbor_weights
 
 RECTIFYING_SHARPNESS = 10
