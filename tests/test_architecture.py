@@ -30,8 +30,8 @@ ALLOWED = {
     "stores": "system encoders memory",
     "export": "system nn memory runs",
     "serve": "system data memory runs classify stores",
-    "cli": "system data encoders baselines memory learning runs pretraining training classify export stores"
-    " serve",
+    "cli": "system data encoders baselines memory learning runs pretraining training classify"
+    " export stores serve",
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),

@@ -1,9 +1,13 @@
 """Transductive inference against plain loops, its own objective, and enumeration."""
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -405,3 +409,18 @@ def test_query_sets_ask_for_no_more_images_than_there_are() -> None:
             if isinstance(kind.proportions, tuple):
                 used = sum(one > 0 for one in kind.proportions)
                 assert kind.number <= used * (9 - shot)
+
+
+def test_responsibilities_of_many_images_and_classes_are_never_held_at_once() -> None:
+    """All together they would take 160 MB, four times over with what is derived of them."""
+    script = Path(__file__).with_name("together_worker.py")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script), "16", "40000", "1000"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+    )
+    before, after, *_ = map(float, done.stdout.split())
+    assert after - before < 450, done.stdout

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vsm import pretraining, training
 from vsm.classify import FewShotClassifier
+from vsm.classify.classifier import Embedded
 from vsm.data import EpisodeSampler, ImageDataset, open_images
 from vsm.data.glyphs import SIDE
 from vsm.errors import BenchmarkError
@@ -208,7 +209,10 @@ def _memory_parts(sizes: Sizes) -> tuple[FewShotModel, SlotMemory, Tensor]:
 
 
 def classifier(task: str, model: str, queries: int, way: int = 5, shot: int = 5) -> Benchmark:
-    """Embed, classify or explain images of noise with a shipped model fitted to N · K others."""
+    """Embed, classify or explain images of noise with a shipped model fitted to N · K others.
+
+    The task ``use_together`` begins with features.
+    """
     trained = load(model)
     channels, height, width = trained.encoder.input_shape
     shape = (way * shot + queries, height, width, channels)
@@ -222,6 +226,9 @@ def classifier(task: str, model: str, queries: int, way: int = 5, shot: int = 5)
         "predict": lambda: fitted.predict_proba(images),
         "explain": lambda: fitted.explain_all(images),
     }
+    if task == "use_together":
+        support, queries = (Embedded(trained.embed(part)) for part in (examples, images))
+        return lambda: fitted.fit(support, labels, unlabeled=queries).predict_proba(queries)
     return tasks[task]
 
 

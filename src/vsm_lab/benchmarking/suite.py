@@ -43,6 +43,7 @@ WORST = (
     "vsm_step_vs_reference_protonet",
     "classifying_vs_embedding",
     "explaining_vs_predicting",
+    "using_together_vs_embedding",
 )
 """Ratios whose largest median is also reported without suffix."""
 TARGETS = {
@@ -53,6 +54,7 @@ TARGETS = {
     "evaluation_2k_vs_reference_600": 1.00,
     "classifying_vs_embedding": 1.10,
     "explaining_vs_predicting": 1.10,
+    "using_together_vs_embedding": 0.10,
 }
 REFERENCE_PROCESSES = 10
 """Processes that share the rounds of a reference step: how much memory glibc returns to the system
@@ -198,6 +200,7 @@ def full_suite(threads: int | None = None) -> list[Group]:
         ),
         *(_classifier(model, 100, rounds=100) for model in SMALL_ENCODERS),
         *(_classifier(model, 75, rounds=7, warm_up=1) for model in LARGE_ENCODERS),
+        *(_together(model, 1000) for model in (SMALL_ENCODERS[0], LARGE_ENCODERS[0])),
         *(
             Group(
                 f"recall and consolidation, {slots:,} slots",
@@ -279,6 +282,22 @@ def _classifier(model: str, queries: int, rounds: int, warm_up: int = 4) -> Grou
         suffix=f"_{model}_{queries}",
         rounds=rounds,
         warm_up=warm_up,
+    )
+
+
+def _together(model: str, queries: int) -> Group:
+    """Images of 20 classes used together, after they were embedded, beside embedding them."""
+    sizes = {"model": model, "queries": queries, "way": 20}
+    return Group(
+        f"transductive, {model}, {queries:,} images of 20 classes",
+        {
+            task: ("classifier", {"task": task, **sizes})
+            for task in ("embed_images", "use_together")
+        },
+        ratios={"using_together_vs_embedding": ("use_together", "embed_images")},
+        suffix=f"_{model}_{queries}",
+        rounds=5,
+        warm_up=1,
     )
 
 
