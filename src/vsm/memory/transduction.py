@@ -36,7 +36,7 @@ COVERAGE = 0.8
 """Share of a class's own images that the thresholds keep from the background."""
 FEW = 4.0
 """Images that the prior adds to each class however few unlabeled ones there are."""
-NUMBERS_AT_ONCE = 20_000_000  # of responsibilities; bounds memory
+NUMBERS_AT_ONCE = 4_000_000  # of responsibilities; bounds memory
 
 
 @dataclass(frozen=True)
