@@ -129,16 +129,15 @@ def transduce(
     model = posterior.quadratic_scores(unlabeled, slots)
     start, evidence = posterior.mean, model.evidence
     tasks, way, _ = start.shape
-    background = (
-        torch.zeros(tasks, 1).to(start)
-        if limits is not None
-        else start.new_full((tasks, 1), -torch.inf)
-    )
-    limits = start.new_zeros(way) if limits is None else limits.to(start)
+    thresholds = start.new_zeros(way + 1)
+    if limits is None:
+        thresholds[way] = -torch.inf  # no background
+    else:
+        thresholds[:way] = limits
     expected = settings.prior * count / way + FEW  # a
-    mean, shares = start, torch.zeros(tasks, way + 1).to(start)  # log w, up to a constant
+    mean, shares = start, start.new_zeros(tasks, way + 1)  # log w, up to a constant
     for _ in range(steps):
-        counts, sums = _assign(model, mean, unlabeled, limits, shares, background)
+        counts, sums = _assign(model, mean, unlabeled, shares + thresholds)
         more = settings.weight * counts[:, :way].unsqueeze(-1)
         mean = (evidence * start + settings.weight * sums) / (evidence + more)
         shares = (counts + expected).log()
@@ -147,23 +146,18 @@ def transduce(
 
 
 def _assign(
-    model: QuadraticScores,
-    mean: Tensor,
-    unlabeled: Tensor,
-    limits: Tensor,
-    shares: Tensor,
-    background: Tensor,
+    model: QuadraticScores, mean: Tensor, unlabeled: Tensor, offsets: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return how many images each class and the background have ``[T, N + 1]``, and their sums.
 
-    ``shares [T, N + 1]`` are log w, ``background [T, 1]`` is 0, or -∞ for none. Sums are of the
-    classes alone ``[T, N, D]``. Responsibilities are computed and added up in parts.
+    ``offsets [T, N + 1]`` are log w + t. Sums are of the classes alone ``[T, N, D]``.
+    Responsibilities are computed and added up in parts.
     """
     tasks, way, _ = mean.shape
     directions = model.scale * mean  # [T, N, D]
-    biases = shares[:, :way] + limits - 0.5 * (directions * mean).sum(-1)  # [T, N]
-    other = (shares[:, way:] + background).unsqueeze(-1)  # [T, 1, 1]
-    counts, sums = torch.zeros_like(shares), torch.zeros_like(mean)
+    biases = offsets[:, :way] - 0.5 * (directions * mean).sum(-1)  # [T, N]
+    other = offsets[:, way:].unsqueeze(-1)  # [T, 1, 1]
+    counts, sums = torch.zeros_like(offsets), torch.zeros_like(mean)
     at_once = max(1, NUMBERS_AT_ONCE // (tasks * way))
     for rows, constants in zip(
         unlabeled.split(at_once, 1), model.constant.split(at_once, 1), strict=True

@@ -227,8 +227,8 @@ def classifier(task: str, model: str, queries: int, way: int = 5, shot: int = 5)
         "explain": lambda: fitted.explain_all(images),
     }
     if task == "use_together":
-        support, queries = (Embedded(trained.embed(part)) for part in (examples, images))
-        return lambda: fitted.fit(support, labels, unlabeled=queries).predict_proba(queries)
+        known, asked = (Embedded(trained.embed(part)) for part in (examples, images))
+        return lambda: fitted.fit(known, labels, unlabeled=asked).predict_proba(asked)
     return tasks[task]
 
 

@@ -24,8 +24,8 @@ class LabelPropagation(TransductiveBaseline):
         F = (I − α S)⁻¹ Y,
 
     and a query's probabilities its row of F over their sum. Adapted: TPN learns a width for every
-    image together with the encoder, and takes a softmax of F; here one width is chosen. A query
-    that no label reaches has even odds.
+    image together with the encoder, and takes a softmax of F; here one width is chosen, and α may
+    be below the 0.99 of both papers. A query that no label reaches has even odds.
     """
 
     label = "label-propagation"

@@ -13,7 +13,7 @@ RECTIFYING_SHARPNESS = 10
 
 
 class LaplacianShot(TransductiveBaseline):
-    """Laplacian regularized few-shot learning (Ziko, Dolz, Granger and Ben Ayed 2020), Eq. 11.
+    """Laplacian regularized few-shot learning (Ziko, Dolz, Granger and Ben Ayed 2020).
 
     Assignments y of the queries minimize, with d_n the squared distance to the prototype,
 

@@ -29,11 +29,17 @@ class PowerTransformMap(TransductiveBaseline):
     """
 
     label = "pt-map"
-    defaults: ClassVar = {"power": 0.5, "sharpness": 10, "rate": 0.2, "steps": 20, "sweeps": 100}
+    defaults: ClassVar = {
+        "power": 0.5,  # β
+        "sharpness": 10,  # λ
+        "rate": 0.2,
+        "steps": 20,
+        "sweeps": 100,  # of Sinkhorn
+    }
     candidates = grid(power=[0.5, 1], sharpness=[5, 10, 20], rate=[0.2, 0.4])
 
     def transform(self, features: Tensor) -> Tensor:
-        """Power transform; centered by the mean of all images of a task but for the last axis."""
+        """Power transform, and center the support or the queries of every task by their mean."""
         features = unit(tukey(features, self.chosen["power"]))
         images = tuple(range(1, features.dim() - 1))
         return unit(features - features.mean(images, keepdim=True))

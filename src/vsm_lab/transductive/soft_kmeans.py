@@ -9,7 +9,7 @@ from vsm_lab.transductive.contract import TransductiveBaseline, grid, squared_di
 
 
 class SoftKMeans(TransductiveBaseline):
-    """Meta-learning for semi-supervised few-shot classification (Ren et al. 2018), Eqs. 3 and 4.
+    """Meta-learning for semi-supervised few-shot classification (Ren et al. 2018).
 
     A query x belongs to class n with the probability z_n = softmax_n(−|x − p_n|² / temperature),
     and joins its prototype with that weight, a support image with weight 1:

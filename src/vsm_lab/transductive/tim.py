@@ -13,7 +13,7 @@ EPSILON = 1e-8  # Adam's
 
 
 class Tim(TransductiveBaseline):
-    """Transductive information maximization (Boudiaf et al. 2020), TIM-ADM, Eqs. 5 and 6.
+    """Transductive information maximization (Boudiaf et al. 2020), TIM-ADM.
 
     A linear classifier, p_n ∝ exp(−τ/2 |w_n − x|²), starts at the support's means and minimizes
 
@@ -25,8 +25,8 @@ class Tim(TransductiveBaseline):
         w_n ← w_n − [c Σ_support (y_n − p_n)(w_n − x) + S/B Σ_queries (q_n − p_n)(w_n − x)]
                     / [c Σ_support y_n + S/B Σ_queries q_n],    c = λ / (1 + α).
 
-    The second entropy favors classes of equal size among the queries. Adapted: features are
-    centered by the training features too (the paper scales them only).
+    The entropy of the mean favors classes of equal size among the queries. Adapted: features are
+    centered by the training features too (the paper only scales them).
     """
 
     label = "tim"
