@@ -86,39 +86,51 @@ Loops = tuple[list[list[float]], list[float], list[float]]
 """Prototypes, log w of classes relative to equal ones, and images of classes and background."""
 
 
+def scores_by_loops(task: Task, mean: list[list[float]]) -> list[list[float]]:
+    """Rejection scores of every image for every class, number by number."""
+    variance = task.posterior.gaussian.variance[0].tolist()
+    ratios = task.posterior.reader.ratios.tolist()
+    found = []
+    for image in task.images[0].tolist():
+        unknown = sum(x**2 / (1 + e) for x, e in zip(image, ratios, strict=True))
+        rows = zip(mean, variance, strict=True)
+        known = [
+            sum((x - m) ** 2 / (1 + v) for x, m, v in zip(image, *row, strict=True)) for row in rows
+        ]
+        found.append([0.5 * (squares - unknown) for squares in known])
+    return found
+
+
 def by_loops(task: Task, settings: Transduction, steps: int, background: bool = True) -> Loops:
     """Do what the module says, number by number."""
     gaussian, images = task.posterior.gaussian, task.images[0].tolist()
     start, variance = gaussian.mean[0].tolist(), gaussian.variance[0].tolist()
-    ratios = task.posterior.reader.ratios.tolist()
-    way, omega = len(start), settings.weight
+    way, omega, limits = len(start), settings.weight, task.limits.tolist()
     expected = settings.prior * len(images) / way + FEW
     mean, weights, counts = start, [1.0] * (way + 1), [0.0] * (way + 1)
+    near = [
+        not background or any(score <= limit for score, limit in zip(row, limits, strict=True))
+        for row in scores_by_loops(task, start)
+    ]
     for _ in range(steps):
         likely = []
-        for image in images:
-            unknown = sum(x**2 / (1 + e) for x, e in zip(image, ratios, strict=True))
-            odds = []
-            for n in range(way):
-                squares = sum(
-                    (x - m) ** 2 / (1 + v)
-                    for x, m, v in zip(image, mean[n], variance[n], strict=True)
-                )
-                score = 0.5 * (squares - unknown)
-                odds.append(
-                    weights[n] * math.exp((task.limits[n].item() if background else 0) - score)
-                )
+        for row, is_near in zip(scores_by_loops(task, mean), near, strict=True):
+            odds = [
+                weights[n] * math.exp((limits[n] if background else 0) - row[n]) * is_near
+                for n in range(way)
+            ]
             odds.append(weights[way] if background else 0.0)
             likely.append([one / sum(odds) for one in odds])
         counts = [sum(row[n] for row in likely) for n in range(way + 1)]
+        sums = [
+            [sum(r[n] * x[d] for r, x in zip(likely, images, strict=True)) for d in range(D)]
+            for n in range(way)
+        ]
         mean = [
             [
-                (
-                    start[n][d] / variance[n][d]
-                    + omega * sum(r[n] * x[d] for r, x in zip(likely, images, strict=True))
-                )
+                (start[n][d] / variance[n][d] + omega * sums[n][d])
                 / (1 / variance[n][d] + omega * counts[n])
-                for d in range(len(start[n]))
+                for d in range(D)
             ]
             for n in range(way)
         ]
@@ -149,18 +161,15 @@ def test_every_step_equals_plain_loops(
 def objective(task: Task, settings: Transduction, after: Posterior, counts: Tensor) -> float:
     """The objective of the module, by loops, for prototypes and shares."""
     gaussian, way = task.posterior.gaussian, len(task.limits)
-    scale = 1 / (1 + gaussian.variance[0])
     expected = settings.prior * task.images.shape[1] / way + FEW
     shares = (counts + expected) / (counts + expected).sum()
-    apart = (after.mean - gaussian.mean)[0]
-    value = -0.5 * (scale * apart.square() / gaussian.variance[0]).sum().item()
-    unknown = task.posterior.reader.marginal_squares(task.images[0])
-    for image, own in zip(task.images[0], unknown, strict=True):
-        mixture = shares[way].item()
-        for n in range(way):
-            score = 0.5 * ((scale[n] * (image - after.mean[0, n]).square()).sum() - own)
-            mixture += shares[n].item() * math.exp(task.limits[n] - score)
-        value += settings.weight * math.log(mixture)
+    apart = (after.mean - gaussian.mean)[0].square() / gaussian.variance[0]
+    value = -0.5 * (apart / (1 + gaussian.variance[0])).sum().item()
+    limits, before = task.limits.tolist(), scores_by_loops(task, gaussian.mean[0].tolist())
+    for row, first in zip(scores_by_loops(task, after.mean[0].tolist()), before, strict=True):
+        is_near = any(score <= limit for score, limit in zip(first, limits, strict=True))
+        parts = [shares[n].item() * math.exp(limits[n] - row[n]) for n in range(way)]
+        value += settings.weight * math.log(shares[way].item() + is_near * sum(parts))
     return value + settings.weight * expected * shares.log().sum().item()
 
 
@@ -279,6 +288,24 @@ def test_odd_images_give_finite_answers(images: Tensor, background: bool) -> Non
     assert after.log_probabilities(task.images).isfinite().all()
 
 
+def test_many_images_of_one_other_class_move_no_prototype() -> None:
+    """One alone is nearer to a class than the background is; together they would draw it along."""
+    task = a_task()
+    center = task.posterior.mean[:, 0]
+    away = torch.randn(1, D, generator=torch.Generator().manual_seed(2)).double()
+    for _ in range(60):  # just beyond the thresholds
+        score = task.posterior.rejection_scores((center + away).unsqueeze(1), None)[0, 0]
+        if (score > task.limits).all():
+            break
+        away *= 1.1
+    images = (center + away).unsqueeze(1).expand(-1, 40, -1)
+    after, found = transduce(task.posterior, images, None, task.limits, Transduction(1.0))
+    torch.testing.assert_close(after.mean, task.posterior.mean)
+    assert found.background.item() == pytest.approx(40)
+    near, _ = transduce(task.posterior, images, None, score + 0.1, Transduction(1.0))
+    assert (near.mean - task.posterior.mean).norm() > 0.5
+
+
 def test_answers_weigh_classes_by_their_shares() -> None:
     task = a_task()
     shares = torch.tensor([[0.5, -0.2, 0.0]]).double()
@@ -306,7 +333,8 @@ def test_conjugate_inference_uses_unlabeled_images_by_the_same_rule() -> None:
     limits = torch.tensor([0.2, 0.2, 0.2]).double()
     after, found = transduce(posterior, images, slots, limits, Transduction(omega), steps=1)
     scores = posterior.rejection_scores(images, slots)[0]  # of the samples, before they moved
-    odds = torch.cat([(limits - scores).exp(), torch.ones(6, 1).double()], -1)
+    near = (scores <= limits).any(-1, keepdim=True)
+    odds = torch.cat([(limits - scores).exp() * near, torch.ones(6, 1).double()], -1)
     likely = odds / odds.sum(-1, keepdim=True)
     torch.testing.assert_close(found.counts[0], likely[:, :3].sum(0))
     assert posterior.evidence is not None
@@ -468,7 +496,7 @@ def test_real_images_without_labels_do_no_harm(
     for kind in query_sets(5, shot, [unseen_photographs]):
         before, after = outcomes_of(trained.model, [trial], limit, (5, shot), kind, ways, 0, 80)
         gains[kind] = estimate(after.accuracy - before.accuracy)
-    assert len(gains) == 11
+    assert len(gains) == 12
     assert {kind: gain for kind, gain in gains.items() if gain.mean + gain.ci95 < 0} == {}
     usual = [gain.mean for kind, gain in gains.items() if kind.is_usual]
     assert sum(usual) / len(usual) > (0.03 if shot == 1 else 0.005)

@@ -88,7 +88,7 @@ class Baseline(ABC):
 
 
 class BaselineKind(Protocol):
-    """A class of baselines that are not ours; hyper-parameters are chosen on validation classes."""
+    """Makes a baseline whose hyper-parameters are chosen on validation classes."""
 
     @property
     def label(self) -> str:
@@ -101,7 +101,7 @@ class BaselineKind(Protocol):
     def __call__(
         self, settings: BaselineSettings, base: BaseFeaturesSource, **chosen: float
     ) -> Baseline:
-        """Make one."""
+        """Return the baseline with the hyper-parameters that were chosen."""
 
 
 class SimpleShot(Baseline):

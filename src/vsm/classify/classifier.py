@@ -145,8 +145,8 @@ class FewShotClassifier:
             y: a label for each, all strings or all integers. None, or -1 among integers, marks an
                 image that is unlabeled, as in :mod:`sklearn.semi_supervised`.
             unlabeled: more images without labels, given as ``images``. Together they tell where
-                the classes lie, and how frequent they are. Answers for the same images, or for
-                others of their kind, become more accurate; those that are of no class do no harm.
+                the classes lie, and how frequent they are, so that answers for these images, or
+                others of their kind, become more accurate. Some may be of none of the classes.
         """
         trained = self.encoder
         if trained is None:  # prototypes are means of features
@@ -168,8 +168,8 @@ class FewShotClassifier:
             return self.fit(images, y)
         fitted = self._fitted
         examples, others = _add_examples(fitted.examples, fitted.trained, images, y)
-        others = others if not len(fitted.unlabeled) else torch.cat([fitted.unlabeled, others])
         others = _require_numbers(others)
+        others = others if not len(fitted.unlabeled) else torch.cat([fitted.unlabeled, others])
         return self._set_fitted(
             replace(fitted, examples=examples, seed=self.seed, unlabeled=others)
         )
@@ -411,7 +411,7 @@ def _add_examples(
     features = _embed(trained, images)
     others = features[:0]
     labels = labels.tolist() if isinstance(labels, Tensor) else labels
-    if labels is not None and not (rows := is_labeled(labels)).all() and len(rows) == len(features):
+    if np.shape(labels) == (len(features),) and not (rows := is_labeled(labels)).all():
         chosen = torch.from_numpy(rows).to(features.device)
         features, others = features[chosen], features[~chosen]
         labels = np.asarray(labels, dtype=object)[rows]
@@ -481,7 +481,8 @@ def _restore(
     )
     _check_examples(examples, width)
     unlabeled = tensors["unlabeled.features"].to(placement.device)
-    if unlabeled.dtype != torch.float32 or (len(unlabeled) and unlabeled.shape[1:] != (width,)):
+    fits = unlabeled.dim() == 2 and (not len(unlabeled) or unlabeled.shape[1] == width)
+    if unlabeled.dtype != torch.float32 or not fits:
         raise ValueError(f"expected float32 features [U, {width}] of unlabeled images")
     temperature, seed = metadata["temperature"], metadata["seed"]
     if temperature is not None and not 0 < temperature < math.inf:

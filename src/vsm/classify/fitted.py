@@ -240,8 +240,9 @@ class FittedClasses:
         """
         first, *others = set(self.shots)
         shot = statistics.geometric_mean(self.shots) if others else first
-        found = self.trained.temperature(shot)
-        return found * self.trained.transduction.temperature(shot) if len(self.unlabeled) else found
+        used = self.trained.transduction
+        by = used if len(self.unlabeled) and used.weight else self.trained
+        return by.temperature(shot)
 
     def project(self, features: Tensor) -> Tensor:
         """Map embedded images ``[n, D]`` to the coordinates of the prototypes ``[n, D]``."""

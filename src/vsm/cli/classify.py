@@ -87,10 +87,16 @@ class Classify(FewShotOptions):
                 f"reject: {NONE_OF_THESE!r} means that an image is none of the classes, but a "
                 "folder has that name; give it another"
             )
+        if self.transductive and not classifier.encoder.can_use_unlabeled:
+            raise SettingsError(
+                "transductive: needs Gaussian inference, or conjugate inference with squared "
+                f"distances, and {self.chosen_model} has neither; leave it out, or use another model"
+            )
+        support = classifier.embed(examples)
         quiet = self.json or len(queries) < FEW_QUERIES
         with progress_bar("classify", len(queries), quiet) as bar:
             embedded = classifier.embed(queries, bar)
-        classifier.fit(examples, labels, unlabeled=embedded if self.transductive else None)
+        classifier.fit(support, labels, unlabeled=embedded if self.transductive else None)
         answers = self._answers(classifier, embedded)
         accuracy = _accuracy(answers, truth)
         if self.json:

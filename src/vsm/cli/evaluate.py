@@ -111,6 +111,11 @@ class Evaluate(BackboneOption, MeasurementOptions):
                 f"memory_slots: the classifier {self.classifier} has no memory, got "
                 f"{self.memory_slots}; leave one of the two out"
             )
+        if self.classifier is not None and self.transductive:
+            raise SettingsError(
+                f"transductive: the classifier {self.classifier} answers each query alone; leave "
+                "one of the two out"
+            )
         if self.classifier is not None and self.calibrated:
             raise SettingsError(
                 f"calibrated: the card's temperature is the model's, not that of the classifier "
@@ -135,7 +140,7 @@ class Compare(BackbonesOption, MeasurementOptions):
         words = [word.strip() for word in self.baselines.split(",")]
         names = list(dict.fromkeys(word for word in words if word))  # each once
         kinds = [_find_baseline(name) for name in names]
-        if len(self.runs) < 2 and not names:
+        if len(self.runs) < 2 and not names and not self.transductive:
             raise SettingsError(
                 "runs: two or more are compared, or one with --baselines, got one; vsm evaluate "
                 "measures one"

@@ -132,24 +132,33 @@ class EpisodeSampler:
             support, queries = batch.image_ids.split([self.shot, self.queries], 2)
             labels = torch.arange(self.way).repeat_interleave(self.queries)
             drawn = (queries.flatten(1), labels.expand(len(queries), -1))
-            if self.proportions != "balanced" or self.outliers:
-                asked = (str(self.proportions), str(self.outliers))
-                random = generator(seed, "query-sets", *key, *asked, block)
-                pools = ClassPools(starts, sizes, places[batch.class_ids], support)
-                drawn = pools.draw(self.way * self.queries, self.proportions, self.outliers, random)
+            shares = self.proportions
+            numbers = shares if shares == "balanced" else np.asarray(shares, np.float64)
+            asked = (str(numbers), str(float(self.outliers)))
+            random = generator(seed, "query-sets", *key, *asked, block)
+            pools = ClassPools(starts, sizes, places[batch.class_ids], support)
+            count = self.way * self.queries
+            if self.proportions != "balanced":
+                drawn = pools.draw(count, self.proportions, self.outliers, random)
+            elif self.outliers:
+                others = pools.draw_others(count, self.outliers, random)
+                drawn = (torch.cat([drawn[0], others], 1), drawn[1])
             found = (batch.class_ids, support, *drawn)
             yield EvaluationBatch(*(ids[:wanted] for ids in found))
 
 
 def check_query_set(proportions: Proportions, outliers: float, way: int) -> None:
     """Raise an error unless query sets of ``way`` classes can be drawn so."""
-    weights = proportions if isinstance(proportions, tuple) else ()
-    if weights and (len(weights) != way or min(weights) < 0 or not 0 < sum(weights) < np.inf):
-        raise EpisodeError(f"proportions: expected {way} weights of classes, got {proportions}")
-    if isinstance(proportions, int | float) and not 0 < proportions < np.inf:
+    if isinstance(proportions, tuple):
+        numbers = all(isinstance(one, int | float) and one >= 0 for one in proportions)
+        if len(proportions) != way or not numbers or not 0 < sum(proportions) < np.inf:
+            raise EpisodeError(f"proportions: expected {way} weights of classes, got {proportions}")
+    elif proportions != "balanced" and not (
+        isinstance(proportions, int | float) and 0 < proportions < np.inf
+    ):
         raise EpisodeError(
             f"proportions: expected balanced, or a number α above 0 for Dirichlet(α), got "
-            f"{proportions}"
+            f"{proportions!r}"
         )
     if not 0 <= outliers < 1:
         raise EpisodeError(f"outliers: expected a share from 0 to below 1, got {outliers}")
@@ -167,12 +176,18 @@ class ClassPools(NamedTuple):
     support: Tensor  # rows [T, N, K]
 
     def draw(
-        self, count: int, proportions: Proportions, outliers: float, random: torch.Generator
+        self,
+        count: int,
+        proportions: Proportions,
+        outliers: float,
+        random: torch.Generator,
+        alike: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Draw ``count`` rows of the classes of each task, and then outliers: ``[T, B + O]``.
 
-        Also return the labels of the first ``[T, B]``. Rows are drawn one after the other, of class
-        n with probability w_n while it has any, by the largest of log w_n plus Gumbel noise.
+        Also return the labels of the first ``[T, B]``. Every row of class n has the weight w_n over
+        the rows of n, and they are drawn without replacement, by the largest of log weight plus
+        Gumbel noise. Outliers that are ``alike`` are of one class in each task.
         """
         tasks, way = self.classes.shape
         within = torch.arange(int(self.sizes.max()))
@@ -193,10 +208,7 @@ class ClassPools(NamedTuple):
             )
         labels = best.indices // len(within)
         rows = starts.gather(1, labels) + best.indices % len(within)
-        if not outliers:
-            return rows, labels
-        more = round(count * outliers / (1 - outliers))
-        return torch.cat([rows, self._draw_others(more, random)], 1), labels
+        return torch.cat([rows, self.draw_others(count, outliers, random, alike)], 1), labels
 
     def _weights(self, proportions: Proportions, random: torch.Generator) -> Tensor:
         tasks, way = self.classes.shape
@@ -205,16 +217,28 @@ class ClassPools(NamedTuple):
         if proportions == "balanced":
             return torch.ones(tasks, way)
         numbers = np.random.default_rng(random.initial_seed())
-        return torch.from_numpy(numbers.dirichlet(np.full(way, proportions), tasks)).float()
+        return (
+            torch.from_numpy(numbers.dirichlet(np.full(way, proportions), tasks))
+            .float()
+            .clamp_min(1e-30)
+        )
 
-    def _draw_others(self, count: int, random: torch.Generator) -> Tensor:
-        """Draw rows of classes that are not in the task ``[T, O]``."""
-        tasks = len(self.classes)
+    def draw_others(
+        self, count: int, outliers: float, random: torch.Generator, alike: bool = False
+    ) -> Tensor:
+        """Draw rows of classes that are not in the task ``[T, O]``, a share of O + ``count``."""
+        tasks, count = len(self.classes), round(count * outliers / (1 - outliers))
+        if not count:
+            return self.support.new_empty(tasks, 0)
         owner = torch.arange(len(self.sizes)).repeat_interleave(self.sizes)
         first = (self.sizes.cumsum(0) - self.sizes)[owner]
         rows = self.starts[owner] + torch.arange(len(owner)) - first
         in_task = torch.zeros(tasks, len(self.sizes), dtype=torch.bool)
         in_task.scatter_(1, self.classes, True)
+        if alike:
+            order = torch.rand(tasks, len(self.sizes), generator=random)
+            chosen = order.masked_fill(in_task, -1).argmax(1, keepdim=True)
+            in_task = torch.ones_like(in_task).scatter_(1, chosen, False)
         keys = torch.rand(tasks, len(owner), generator=random).masked_fill(in_task[:, owner], -1)
         best = keys.topk(min(count, len(owner)))
         if count > len(owner) or (best.values < 0).any():

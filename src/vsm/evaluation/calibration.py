@@ -230,7 +230,7 @@ def calibrate(
         by_shot[shot] = {
             way: conformal(torch.cat([one[way].flatten() for one in found])) for way in found[0]
         }
-    thresholds = Thresholds(by_shot)
+    thresholds = Thresholds.from_dict(Thresholds(by_shot).as_dict())  # rounded, as they are stored
     way = min(MOST_WAY, *(len(trial.others.sizes) for trial in trials))
     limits = {shot: thresholds.at(COVERAGE, [shot] * way)[0].item() for shot in by_shot}
     transduction = choose_transduction(model, trials, limits, seed)

@@ -37,6 +37,7 @@ class QuerySet(NamedTuple):
     number: int  # of queries of the N classes together
     outliers: float = 0.0
     is_usual: bool = False  # candidates are compared by the usual ones, and must not harm in others
+    alike: bool = False  # the outliers are of one class
 
 
 class Trial(NamedTuple):
@@ -80,6 +81,8 @@ def query_sets(way: int, shot: int, classes: Sequence[ClassFeatures]) -> list[Qu
         QuerySet(alone, min(count, free)),
         QuerySet(two, min(count, 2 * free)),
     ]
+    same = min(count, *(min(one.sizes) for one in classes))
+    found.append(QuerySet(2.0, count, same / (count + same), alike=True))
     # At least so many images are of classes that are not in a task.
     others = min(sum(sorted(one.sizes)[: len(one.sizes) - way]) for one in classes)
     return [one for one in found if one.number * one.outliers / (1 - one.outliers) <= others]
@@ -93,6 +96,7 @@ def choose_transduction(
     ``limits`` are the thresholds of tasks of N classes by the number of examples. Where ``trials``
     have too few classes or images, the defaults are taken.
     """
+    trials = [Trial(memory, _large_classes(others)) for memory, others in trials]
     sizes = [size for trial in trials for size in trial.others.sizes]
     way = min(MOST_WAY, *(len(trial.others.sizes) for trial in trials))
     shots = [shot for shot in SHOTS if shot in limits and (min(sizes) - shot) * way >= FEWEST]
@@ -111,11 +115,17 @@ def choose_transduction(
             except ClassifierError:  # there are no quadratic scores
                 return None
             gains = [estimate(one.accuracy - outcomes[0].accuracy) for one in outcomes]
-            lower = [gain.mean + ONE_SIDED / NORMAL_QUANTILE * gain.ci95 for gain in gains]
-            harmless &= torch.tensor(lower) >= 0
+            upper = [gain.mean + ONE_SIDED / NORMAL_QUANTILE * gain.ci95 for gain in gains]
+            harmless &= torch.tensor(upper) >= 0
             if kind.is_usual:
                 usual[shot].append(outcomes)
     return _most_likely(tried, usual, harmless)
+
+
+def _large_classes(others: ClassFeatures) -> ClassFeatures:
+    """Leave out classes of few images, which would limit all tasks, if enough others are left."""
+    large = others.usable(SHOTS[-1] + FEWEST // MOST_WAY).tolist()
+    return others.only(large) if len(large) > MOST_WAY else others
 
 
 def _most_likely(
@@ -187,5 +197,6 @@ def _draw(
     classes = torch.bucketize(support[..., 0].contiguous(), starts, right=True) - 1
     random = generator(seed, "transduction-choice", *shape, str(kind))
     pools = ClassPools(starts, sizes, classes, support)
-    queries, labels = pools.draw(kind.number, kind.proportions, kind.outliers, random)
+    dealt = (kind.number, kind.proportions, kind.outliers)
+    queries, labels = pools.draw(*dealt, random, kind.alike)
     return (support, queries), labels

@@ -2,7 +2,8 @@
 
 An unlabeled image is of class n with weight w_n, or of no class of the task with weight w_0. How
 well it fits a class is its rejection score s_n, a log ratio of densities, against the threshold t
-that most images of a class stay below:
+that most images of a class stay below. Images that the labeled examples alone put above all
+thresholds are of no class, so that many alike cannot draw a prototype to them; for the others
 
     r_in ∝ w_n · exp(t_n − s_n(h_i; m_n)),    r_i0 ∝ w_0.
 
@@ -20,7 +21,7 @@ answers calibrated. docs/design/transductive.md derives it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -129,6 +130,8 @@ def transduce(
     model = posterior.quadratic_scores(unlabeled, slots)
     start, evidence = posterior.mean, model.evidence
     tasks, way, _ = start.shape
+    if limits is not None and not limits.isfinite().all():
+        limits = None  # of too few scores
     thresholds = start.new_zeros(way + 1)
     if limits is None:
         thresholds[way] = -torch.inf  # no background
@@ -136,6 +139,8 @@ def transduce(
         thresholds[:way] = limits
     expected = settings.prior * count / way + FEW  # a
     mean, shares = start, start.new_zeros(tasks, way + 1)  # log w, up to a constant
+    if limits is not None:
+        model = _without_outliers(model, start, unlabeled, limits)
     for _ in range(steps):
         counts, sums = _assign(model, mean, unlabeled, shares + thresholds)
         more = settings.weight * counts[:, :way].unsqueeze(-1)
@@ -143,6 +148,31 @@ def transduce(
         shares = (counts + expected).log()
     weights = shares[:, :way].log_softmax(-1) + math.log(way)
     return posterior.moved(mean, weights), Assigned(counts[:, :way], counts[:, way])
+
+
+def _fits(
+    model: QuadraticScores, mean: Tensor, unlabeled: Tensor, offsets: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield parts of the images ``[T, U, D]``, and offset − s_n of each class ``[T, N, U]``.
+
+    Classes come before images, since a softmax over the last of few classes is slow.
+    """
+    tasks, way, _ = mean.shape
+    directions = model.scale * mean  # [T, N, D]
+    biases = (offsets - 0.5 * (directions * mean).sum(-1)).unsqueeze(-1)  # [T, N, 1]
+    at_once = max(1, NUMBERS_AT_ONCE // (tasks * way))
+    parts = (unlabeled.split(at_once, 1), model.constant.split(at_once, 1))
+    for rows, constants in zip(*parts, strict=True):
+        yield rows, torch.baddbmm(biases, directions, rows.mT) - constants.mT
+
+
+def _without_outliers(
+    model: QuadraticScores, mean: Tensor, unlabeled: Tensor, limits: Tensor
+) -> QuadraticScores:
+    """Let images whose scores are above all thresholds be infinitely far from every class."""
+    found = _fits(model, mean, unlabeled, limits.to(mean))
+    outlier = torch.cat([(fits < 0).all(1) for _, fits in found], -1)  # [T, U]
+    return model._replace(constant=model.constant.masked_fill(outlier.unsqueeze(-1), torch.inf))
 
 
 def _assign(
@@ -153,17 +183,10 @@ def _assign(
     ``offsets [T, N + 1]`` are log w + t. Sums are of the classes alone ``[T, N, D]``.
     Responsibilities are computed and added up in parts.
     """
-    tasks, way, _ = mean.shape
-    directions = model.scale * mean  # [T, N, D]
-    biases = offsets[:, :way] - 0.5 * (directions * mean).sum(-1)  # [T, N]
+    way = mean.shape[1]
     other = offsets[:, way:].unsqueeze(-1)  # [T, 1, 1]
     counts, sums = torch.zeros_like(offsets), torch.zeros_like(mean)
-    at_once = max(1, NUMBERS_AT_ONCE // (tasks * way))
-    for rows, constants in zip(
-        unlabeled.split(at_once, 1), model.constant.split(at_once, 1), strict=True
-    ):
-        # Classes before images, since a softmax over the last of few classes is slow.
-        fits = torch.baddbmm(biases.unsqueeze(-1), directions, rows.mT) - constants.mT  # [T, N, U]
+    for rows, fits in _fits(model, mean, unlabeled, offsets[:, :way]):
         likely = torch.cat([fits, other.expand(-1, -1, fits.shape[-1])], 1).softmax(1)
         counts += likely.sum(-1)
         sums += likely[:, :way] @ rows

@@ -212,7 +212,8 @@ class TrainedModel:
             for kind in baselines if one is self else ():
                 label = kind if isinstance(kind, str) else kind.label
                 progress.start(f"evaluate {label}", protocol.episodes)
-                measured.append(subject.measure_baseline(kind, protocol, settings, progress))
+                together = replace(protocol, transductive=not isinstance(kind, str))
+                measured.append(subject.measure_baseline(kind, together, settings, progress))
             for transductive in sorted({False, protocol.transductive}):
                 progress.start(f"evaluate {one.name}", protocol.episodes)
                 either = replace(protocol, transductive=transductive)
@@ -479,10 +480,16 @@ class ModelOnData:
     ) -> Measurement:
         """Measure the model, its probabilities calibrated by ``temperature``."""
         trained, joint = self.trained, None
+        if protocol.transductive and protocol.batch_norm != "inductive":
+            raise EpisodeError(
+                "transductive: how queries are used together was chosen with inductive batch norm; "
+                "leave one of the two out"
+            )
         if protocol.transductive:
             slots = None if trained.state is None else trained.state.rejection_slots
             shots = [protocol.shot] * protocol.way
-            temperature *= trained.transduction.temperature(protocol.shot)
+            if trained.transduction.weight:
+                temperature = trained.transduction.temperature(protocol.shot)
 
             def joint(posterior: Posterior, queries: Tensor) -> Posterior:
                 return trained.transduce(posterior, queries, slots, shots)[0]
@@ -545,8 +552,10 @@ class ModelOnData:
         key = (kind.label, protocol.way, protocol.shot, protocol.queries)
         if key not in self.chosen:
             tried = self._tuning_protocol(kind.label, "its hyper-parameters", protocol)
-            way = tried.way
-            shares = USUAL_OUTLIERS[: 1 + (way < len(self.dataset.classes("validation")))]
+            way, classes = tried.way, self.dataset.classes("validation")
+            free = int(self.dataset.class_sizes[classes].min()) - tried.shot
+            tried = replace(tried, queries=min(tried.queries, max(1, free // 2)))
+            shares = USUAL_OUTLIERS[: 1 + (way < len(classes))]
             kinds = len(USUAL_PROPORTIONS) * len(shares)
             few = max(2, TUNING_EPISODES * USUAL_WAY // (2 * max(way, USUAL_WAY) * kinds))
             protocols = [
@@ -567,8 +576,19 @@ class ModelOnData:
                 f"baselines: {label} chooses {what} on validation classes, which these data do "
                 "not have; leave it out, or leave out --split all"
             )
-        way = min(protocol.way, len(self.dataset.classes("validation")))
-        return replace(protocol, split="validation", way=way, episodes=TUNING_EPISODES, seed=0)
+        classes = self.dataset.classes("validation")
+        return replace(
+            protocol,
+            split="validation",
+            way=min(protocol.way, len(classes)),
+            queries=min(
+                protocol.queries, int(self.dataset.class_sizes[classes].min()) - protocol.shot
+            ),
+            episodes=TUNING_EPISODES,
+            seed=0,
+            proportions="balanced",
+            outliers=0.0,
+        )
 
     def _evaluate_baseline(
         self, baseline: Baseline, protocol: EpisodeProtocol, progress: Progress = NULL_PROGRESS

@@ -228,8 +228,10 @@ def describe_query_set(kind: QuerySet) -> str:
         some = sum(one > 0 for one in shares)
         dealt = "of one class" if some == 1 else f"of {some} classes"
     else:
-        dealt = shares if isinstance(shares, str) else f"Dirichlet({shares:g})"
+        even = "of equally likely classes"
+        dealt = even if isinstance(shares, str) else f"Dirichlet({shares:g})"
     outliers = f", {kind.outliers:.0%} outliers" if kind.outliers else ""
+    outliers += " of one class" if kind.alike else ""
     return f"{kind.number} {dealt}{outliers}"
 
 
