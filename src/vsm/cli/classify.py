@@ -90,7 +90,8 @@ class Classify(FewShotOptions):
         if self.transductive and not classifier.encoder.can_use_unlabeled:
             raise SettingsError(
                 "transductive: needs Gaussian inference, or conjugate inference with squared "
-                f"distances, and {self.chosen_model} has neither; leave it out, or use another model"
+                f"distances, but {self.chosen_model} has neither; leave it out, or use another "
+                "model"
             )
         support = classifier.embed(examples)
         quiet = self.json or len(queries) < FEW_QUERIES
