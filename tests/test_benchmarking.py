@@ -485,6 +485,7 @@ PROMISED_RATIOS = {
     *("classifying_vs_embedding", "classifying_vs_embedding_glyphs-5w1s_100"),
     *("explaining_vs_predicting", "explaining_vs_predicting_photos-vsm_75"),
     "pretraining_bfloat16_vs_float32",
+    "using_together_vs_embedding",
 }
 
 

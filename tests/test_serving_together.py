@@ -96,7 +96,7 @@ def test_explanations_do_not_depend_on_how_many_are_made_at_once(
 ) -> None:
     task = add_task(client)
     before = ask(client, task, OWN, transductive="1", explain="1")
-    monkeypatch.setattr("vsm.serve.batching.EXPLAINED_AT_ONCE", 5 * len(LABELS) ** 2)
+    monkeypatch.setattr("vsm.classify.fitted.ELEMENTS_AT_ONCE", 5 * 64 * len(LABELS) ** 2)
     after = ask(client, task, OWN, transductive="1", explain="1")
     for was, now in zip(before, after, strict=True):
         for part in ("probabilities", "std", "uncertainty", "distances"):

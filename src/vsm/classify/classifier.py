@@ -143,7 +143,7 @@ class FewShotClassifier:
                 mixture, or one array of them; rows of features ``[n, D]`` if the encoder is None
                 or takes features; or what :meth:`embed` returned.
             y: a label for each, all strings or all integers. None, or -1 among integers, marks an
-                image that is unlabeled, as in :mod:`sklearn.semi_supervised`.
+                image that is unlabeled, as in ``sklearn.semi_supervised``.
             unlabeled: more images without labels, given as ``images``. Together they tell where
                 the classes lie, and how frequent they are, so that answers for these images, or
                 others of their kind, become more accurate. Some may be of none of the classes.
@@ -411,21 +411,22 @@ def _add_examples(
     features = _embed(trained, images)
     others = features[:0]
     labels = labels.tolist() if isinstance(labels, Tensor) else labels
-    if np.shape(labels) == (len(features),) and not (rows := is_labeled(labels)).all():
+    given = np.asarray(labels, dtype=object)
+    if given.shape == (len(features),) and not (rows := is_labeled(given)).all():
         chosen = torch.from_numpy(rows).to(features.device)
         features, others = features[chosen], features[~chosen]
-        labels = np.asarray(labels, dtype=object)[rows]
+        labels = given[rows]
     if not len(features):
         if known.labels and len(others):
             return known, others
         raise ClassifierError("images: expected at least one example, got none")
-    given = as_labels(labels, len(features))
-    if known.labels and isinstance(known.labels[0], str) != (given.dtype.kind == "U"):
+    checked = as_labels(labels, len(features))
+    if known.labels and isinstance(known.labels[0], str) != (checked.dtype.kind == "U"):
         raise ClassifierError(
-            f"labels: the fitted ones are like {known.labels[0]!r}, got {given[0]!r}; use "
+            f"labels: the fitted ones are like {known.labels[0]!r}, got {checked[0]!r}; use "
             "strings or integers throughout"
         )
-    return known.add(features, given), others
+    return known.add(features, checked), others
 
 
 def _require_numbers(unlabeled: Tensor) -> Tensor:

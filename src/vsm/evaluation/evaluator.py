@@ -47,7 +47,7 @@ class EpisodeProtocol:
     """A seeded list of episodes, the batch norm mode, and how much of the memory is used.
 
     ``transductive`` classifies the queries of an episode together; ``proportions`` and ``outliers``
-    are those of :class:`vsm.data.EpisodeSampler`.
+    are those of ``vsm.data.EpisodeSampler``.
     """
 
     data: str

@@ -173,7 +173,7 @@ def outcomes_of(
             others, shape, kind, seed, episodes // len(trials)
         )
         features = model.project(others.features.to(model.device), memory)
-        support, queries = features[support_rows], features[query_rows]
+        support, queries = (features[rows.to(model.device)] for rows in (support_rows, query_rows))
         random = generator(seed, "transduction-noise", *shape)
         with torch.no_grad():
             posterior = model.infer(SupportSet.of(support), memory, random)

@@ -136,7 +136,7 @@ def transduce(
     if limits is None:
         thresholds[way] = -torch.inf  # no background
     else:
-        thresholds[:way] = limits
+        thresholds[:way] = limits.to(start)
     expected = settings.prior * count / way + FEW  # a
     mean, shares = start, start.new_zeros(tasks, way + 1)  # log w, up to a constant
     if limits is not None:

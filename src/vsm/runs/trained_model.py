@@ -254,7 +254,7 @@ class TrainedModel:
     def transduce(
         self, posterior: Posterior, unlabeled: Tensor, slots: Tensor | None, shots: Sequence[int]
     ) -> tuple[Posterior, Assigned]:
-        """Use projected ``unlabeled [T, U, D]`` images too; see :func:`vsm.memory.transduce`.
+        """Use projected ``unlabeled [T, U, D]`` images too; see ``vsm.memory.transduce``.
 
         ``shots`` are the examples of each of the N classes.
         """
