@@ -298,7 +298,9 @@ def test_a_bad_file_is_named_where_it_was_dropped_and_the_others_are_added(
     page.locator("#photos-coverage input[type=checkbox]").uncheck()
     expect(page.locator(".query .bar.nothing")).to_have_count(0)
     refused = [one for one in seen.console if "422" in one]
-    assert len(refused) == 2  # Chromium tells of every answer that is an error
+    # Chromium tells of every answer that is an error. A file may be asked about once more before
+    # the first answer has named it.
+    assert 2 <= len(refused) <= 3
     seen.console[:] = [one for one in seen.console if one not in refused]
 
 
